@@ -28,6 +28,7 @@ __all__ = [
     "CampaignResult",
     "Earlier",
     "EarlierError",
+    "FindingEvent",
     "Reporter",
     "SilentReporter",
     "Standing",
@@ -246,6 +247,13 @@ class CampaignResult:
         return [finding for finding in self.findings if finding.declaration.target == target]
 
 
+FindingEvent = Literal["found", "confirmed", "unconfirmed", "known", "smaller", "shrunk"]
+"""*Found*: a case failed, and nothing is confirmed yet. *Confirmed*: it failed again and is saved at ``finding.path``.
+*Unconfirmed*: it did not fail again: a flaky finding, which is saved, or nothing. *Known*: it came down to a bug that
+was found before, and is forgotten. *Smaller*: a smaller case fails in the same way, for every step of shrinking.
+*Shrunk*: shrinking has ended."""
+
+
 class Reporter(Protocol):
     """Called by the coordinator, always from the same thread."""
 
@@ -255,23 +263,8 @@ class Reporter(Protocol):
     def progress(self, statistics: Statistics) -> None:
         """Several times a second."""
 
-    def found(self, finding: Finding) -> None:
-        """A case failed; nothing is confirmed yet."""
-
-    def confirmed(self, finding: Finding) -> None:
-        """It failed again and is saved at ``finding.path``."""
-
-    def unconfirmed(self, finding: Finding) -> None:
-        """It did not fail again: a flaky finding, saved at ``finding.path``, or nothing."""
-
-    def known(self, finding: Finding) -> None:
-        """It came down to a bug that was found before, and is forgotten."""
-
-    def smaller(self, finding: Finding) -> None:
-        """A smaller case fails in the same way; called for every step of shrinking."""
-
-    def shrunk(self, finding: Finding) -> None:
-        """Shrinking has ended."""
+    def finding(self, event: FindingEvent, finding: Finding) -> None:
+        """What has become of a finding."""
 
     def finished(self) -> None:
         """The workers have ended; called once, also when the campaign ends by an exception."""
@@ -285,12 +278,7 @@ class SilentReporter:
 
     def started(self, statistics: Statistics) -> None: ...
     def progress(self, statistics: Statistics) -> None: ...
-    def found(self, finding: Finding) -> None: ...
-    def confirmed(self, finding: Finding) -> None: ...
-    def unconfirmed(self, finding: Finding) -> None: ...
-    def known(self, finding: Finding) -> None: ...
-    def smaller(self, finding: Finding) -> None: ...
-    def shrunk(self, finding: Finding) -> None: ...
+    def finding(self, event: FindingEvent, finding: Finding) -> None: ...
     def finished(self) -> None: ...
     def note(self, text: str) -> None: ...
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.messages import Setup
@@ -26,20 +25,17 @@ from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
 __all__ = [
     "CampaignRequest",
-    "asked_oracles",
     "choose_workers",
     "load",
     "load_searchable",
     "run_campaign",
 ]
 
-_ALWAYS_ON = ("crash", "hang")
 _MOST_START_UP_S = 300.0
 """Of the workers: if none is ready by then, the budget begins all the same, so that a campaign ends."""
 _ONLY_GPU = Gpu("")
@@ -72,19 +68,30 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         choice = choose_workers(request, runner, gpus)
         readiness.start_building()
         readiness.wait_for_first()
-        plan = _plan(request, runner, readiness, journal, state_file, gpus=gpus, workers=choice)
+        statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
+        parts = request.resume.parts if request.resume is not None else 0
         scratch = _scratch()
 
         def launch(setup: Setup) -> WorkerProcess:
             return WorkerProcess(setup, runner.zygote, scratch.path)
 
-        coordinator = Coordinator(plan, launch=launch, reporter=reporter)
+        coordinator = Coordinator(
+            request,
+            statistics,
+            launch=launch,
+            reporter=reporter,
+            readiness=readiness,
+            checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
+            journal_folder=journal.path,
+            memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
+            device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
+        )
         result = coordinator.run(interrupts)
         result = replace(result, inferred=readiness.inferred)
         journal.keep = coordinator.has_lost_device
         scratch.remove()
     if state_file.has_state:
-        left = format_duration(plan.statistics.remaining_s())
+        left = format_duration(statistics.remaining_s())
         where = [] if request.python is None else ["--python", str(request.python.path)]
         command = shlex.join(["attnfuzz", "explore", "--resume", *where])
         reporter.note(f"{command} goes on from here ({left} of the budget left)")
@@ -174,33 +181,6 @@ def _say_what_was_left(
         reporter.note("an interrupted campaign was left here; this one replaces what --resume would have gone on with")
 
 
-def _plan(
-    request: CampaignRequest,
-    runner: Runner,
-    readiness: Readiness,
-    journal: JournalFolder,
-    state_file: StateFile,
-    *,
-    gpus: Sequence[Gpu],
-    workers: Choice,
-) -> CampaignPlan:
-    statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=workers)
-    parts = request.resume.parts if request.resume is not None else 0
-    return CampaignPlan(
-        statistics=statistics,
-        oracles=asked_oracles(request.oracles),
-        save_folder=request.save_folder,
-        journal_folder=journal.path,
-        fail_fast=request.fail_fast,
-        tolerance=request.tolerance,
-        memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
-        device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
-        checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
-        resumed=request.resume,
-        readiness=readiness,
-    )
-
-
 def _statistics(
     request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
 ) -> Statistics:
@@ -222,13 +202,6 @@ def _statistics(
     if request.resume is not None:
         request.resume.fill(statistics)
     return statistics
-
-
-def asked_oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
-    """Those that judge where a user has named some, or none: all of them then."""
-    if not asked:
-        return DEFAULT_ORACLES
-    return cast(tuple[OracleName, ...], tuple(name for name in ORACLES if name in asked or name in _ALWAYS_ON))
 
 
 def _scratch() -> PrivateFolder:

@@ -116,12 +116,11 @@ class WorkerLoop:
     def run(self) -> None:
         """Search. Raises ChannelClosed when the coordinator is gone."""
         while not self._is_over():
-            self._look_into_deferred()
+            self._look_into_failures()
             if not self._is_over():
                 self._one_turn(self._kernels[self._schedule.next_target()])
         self._collect()
-        self._investigate()  # no time to look into it, but it is reported
-        self._look_into_deferred()
+        self._look_into_failures()  # no time for that, but they are reported
         self._meter.flush()
 
     def _is_over(self) -> bool:
@@ -171,7 +170,7 @@ class WorkerLoop:
             self._early.append(unfinished)
             return
         case, preceding = unfinished.cases(declaration.problem)
-        self._failures.defer(FailingCase(declaration, case, unfinished.failure, preceding))
+        self._failures.wait(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
         """One round on a kernel, and what follows from it."""
@@ -190,7 +189,6 @@ class WorkerLoop:
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
         )
-        self._investigate()
 
     def _scout(self, declaration: Declaration) -> None:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
@@ -214,7 +212,7 @@ class WorkerLoop:
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        return self._failures.next is None and not self._stopped and time.monotonic() < self._setup.deadline
+        return not self._failures.is_any_ready and not self._stopped and time.monotonic() < self._setup.deadline
 
     def _advance(self, declaration: Declaration) -> None:
         """Have judged what was drawn, as far as batches may be large."""
@@ -328,21 +326,19 @@ class WorkerLoop:
             self._meter.skipped(declaration.target)
         return skipped
 
-    def _look_into_deferred(self) -> None:
-        """Take up failures put off while somebody was at their symptom."""
-        while not self._stopped and self._failures.take_up_deferred():
-            self._investigate()
-
-    def _investigate(self) -> None:
-        """Find out about a failing case, if there is one; what is judged in the background is taken in before."""
-        if self._failures.next is None:
-            return
-        started = time.monotonic()
-        self._collect()
-        if (failing := self._failures.investigate()) is not None:
+    def _look_into_failures(self) -> None:
+        """Find out about each failing case that waits; of a campaign that was stopped, one more is reported."""
+        while self._failures.is_any_ready:
+            started = time.monotonic()
+            self._collect()
+            if (failing := self._failures.take()) is None:
+                break
+            self._failures.investigate(failing)
             target = failing.declaration.target
             self._sizes[target].went_wrong()
             self._schedule.charge(target, time.monotonic() - started)
+            if self._stopped:
+                break
 
 
 _SETUP_WAIT_S = 60.0

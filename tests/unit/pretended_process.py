@@ -19,7 +19,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
-from tests.unit.scripted_runner import ScriptedRunner
+from tests.unit.scripted_runner import scripted
 
 __all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "looked_into"]
 
@@ -86,7 +86,7 @@ class PretendedProcess:
         return Verdict(failure=failure)
 
     def timed(self, deadline: float = 1e12) -> CaseJudge:
-        return CaseJudge(ScriptedRunner(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
+        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
     def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Trials:
         return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Judge", "ScriptedRunner"]
+__all__ = ["Judge", "scripted"]
 
 
 class Judge(Protocol):
@@ -24,19 +25,24 @@ class Judge(Protocol):
     ) -> Verdict: ...
 
 
-class ScriptedRunner:
+def scripted(
+    judge: Judge,
+    *,
+    together: Callable[..., Sequence[Verdict] | None] = lambda declaration, cases, timeout_s: None,
+    find_leak: Callable[..., Failure | None] = lambda declaration, case, timeout_s: None,
+    pid: Callable[[], int | None] = lambda: None,
+) -> Runner:
     """``judge`` is told whether the process is new; each case counts as one of a process that no other ran in."""
+    return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid))
 
-    memory_bytes = 0
-    gpu_share = 0.0
 
+class _ScriptedRunner:
     def __init__(
         self,
         judge: Judge,
-        *,
-        together: Callable[..., Sequence[Verdict] | None] = lambda declaration, cases, timeout_s: None,
-        find_leak: Callable[..., Failure | None] = lambda declaration, case, timeout_s: None,
-        pid: Callable[[], int | None] = lambda: None,
+        together: Callable[..., Sequence[Verdict] | None],
+        find_leak: Callable[..., Failure | None],
+        pid: Callable[[], int | None],
     ) -> None:
         self._judge = judge
         self._together = together

@@ -38,7 +38,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import case_lists
-from tests.unit.scripted_runner import ScriptedRunner
+from tests.unit.scripted_runner import scripted
 
 KERNEL = Declaration(
     name="pretended",
@@ -100,7 +100,7 @@ class Bench:
         return None
 
     def timed(self, deadline: float) -> CaseJudge:
-        return CaseJudge(ScriptedRunner(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
+        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
     def judge(
         self,

@@ -27,7 +27,7 @@ from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
-from tests.unit.scripted_runner import ScriptedRunner
+from tests.unit.scripted_runner import scripted
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -83,7 +83,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
 
     pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
-    timed = CaseJudge(ScriptedRunner(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert last(sent, Minimised).features == features
@@ -99,7 +99,7 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
     ) -> Verdict:
         return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
 
-    timed = CaseJudge(ScriptedRunner(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     is_bug, sent = looked_into(
         PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed
     )

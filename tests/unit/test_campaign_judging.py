@@ -19,7 +19,7 @@ from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
-from tests.unit.scripted_runner import ScriptedRunner
+from tests.unit.scripted_runner import scripted
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
 
@@ -59,7 +59,7 @@ class FakeRunner:
 
     def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> CaseJudge:
         return CaseJudge(
-            ScriptedRunner(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock
+            scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock
         )
 
 
@@ -113,9 +113,7 @@ def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
     ) -> Verdict:
         raise ServiceError("an oracle divided by zero")
 
-    timed = CaseJudge(
-        ScriptedRunner(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append
-    )
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
     for _ in range(5):
         with pytest.raises(Unjudged):
             timed(DECLARATION, CASE)
@@ -137,9 +135,7 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
         seen.append(load_regression(path).case)
         return Verdict()
 
-    CaseJudge(ScriptedRunner(judge), deadline=1e12, longest_s=10.0, journal=Journal(path))(
-        DECLARATION, CASE, afresh=True
-    )
+    CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
     assert seen == [CASE]
 
 
@@ -147,7 +143,7 @@ def test_the_first_case_of_a_format_in_a_process_may_compile() -> None:
     """A kernel whose compiler runs in its own process would be killed in it, once it has run anything else."""
     runner, process = FakeRunner(case_s=0.01), [1]
     judge = CaseJudge(
-        ScriptedRunner(runner.judge, pid=lambda: process[0]),
+        scripted(runner.judge, pid=lambda: process[0]),
         deadline=1e9,
         longest_s=10.0,
         journal=Journal(None),
@@ -184,7 +180,7 @@ def test_a_build_that_the_deadline_ends_is_no_hang() -> None:
         raise DeadlinePassed
 
     with pytest.raises(OutOfTime):
-        CaseJudge(ScriptedRunner(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))(DECLARATION, CASE)
+        CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))(DECLARATION, CASE)
 
 
 class FakeBatches:
@@ -223,7 +219,7 @@ class FakeBatches:
         complain: Callable[[str], None] = lambda text: None,
     ) -> CaseJudge:
         return CaseJudge(
-            ScriptedRunner(self.judge, together=self.together),
+            scripted(self.judge, together=self.together),
             deadline=deadline,
             longest_s=10.0,
             journal=Journal(journal),

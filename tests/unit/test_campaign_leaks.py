@@ -22,7 +22,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case, looked_into
-from tests.unit.scripted_runner import ScriptedRunner
+from tests.unit.scripted_runner import scripted
 from tests.unit.test_campaign_investigation import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
@@ -44,7 +44,7 @@ def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float)
 
 def investigated(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
     timed = CaseJudge(
-        ScriptedRunner(judge, find_leak=leaks_with_groups), deadline=1e12, longest_s=10.0, journal=Journal(None)
+        scripted(judge, find_leak=leaks_with_groups), deadline=1e12, longest_s=10.0, journal=Journal(None)
     )
     suspect = FailingCase(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
     return looked_into(suspect, timed, known)

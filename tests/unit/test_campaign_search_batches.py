@@ -20,7 +20,7 @@ from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
-from tests.unit.scripted_runner import ScriptedRunner
+from tests.unit.scripted_runner import scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
 GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
@@ -39,7 +39,7 @@ class BatchBench(Bench):
 
     def timed(self, deadline: float) -> CaseJudge:
         return CaseJudge(
-            ScriptedRunner(self.judge, together=self.together),
+            scripted(self.judge, together=self.together),
             deadline=deadline,
             longest_s=10.0,
             journal=Journal(None),

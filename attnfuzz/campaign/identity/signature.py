@@ -22,6 +22,7 @@ from attnfuzz.campaign.aspects import (
     is_part_of,
     telling,
 )
+from attnfuzz.campaign.messages import Known
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, NARROW_OFFSETS, Diagnosed, Failure, ends_process, is_fault
 from attnfuzz.problems.cases import Case
@@ -138,6 +139,12 @@ class KnownFindings:
         self._signatures: dict[Symptom, list[Signature]] = {}
         self._flaky: list[Signature] = []
         self._busy: dict[Symptom, int] = {}
+
+    def learn(self, known: Known) -> Signature:
+        """As `add`, of what somebody has found."""
+        signature = Signature(Symptom(known.kernel, known.oracle, known.kind), known.features)
+        self.add(signature, flaky=known.flaky)
+        return signature
 
     def add(self, signature: Signature, *, flaky: bool = False) -> None:
         """Presume later failures that ``signature`` explains to be known. ``flaky``: it does not show in every run."""

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple
 
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.process_memory import History, MemoryWatch
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of
@@ -27,7 +28,6 @@ __all__ = [
     "GRACE_S",
     "AdaptiveTimeout",
     "CaseJudge",
-    "CaseRunner",
     "JudgedBatch",
     "LeakSearch",
     "OutOfTime",
@@ -114,45 +114,6 @@ GRACE_S = 1.0
 _WAIT_FOR_BATCH_S = 0.5
 
 
-class CaseRunner(Protocol):
-    """What is asked of a `Runner`."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process that the next case runs in; None for a new one."""
-
-    @property
-    def restarts(self) -> int:
-        """How many processes have been replaced."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the process."""
-
-    @property
-    def gpu_share(self) -> float:
-        """The part of the GPU memory it may use that it has taken."""
-
-    def judge(
-        self, declaration: Declaration, case: Case, *, timeout_s: float | None = None, relations: Relations = None
-    ) -> Verdict:
-        """The verdict on a case."""
-
-    def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
-    ) -> list[Verdict] | None:
-        """The verdicts on many; None where the batch is lost."""
-
-    def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:
-        """What there is to say of a kernel that keeps more memory with every call."""
-
-    def sibling(self) -> Self:
-        """Another one, with a process of its own."""
-
-    def close(self) -> None:
-        """End the process."""
-
-
 class OutOfTime(Exception):  # noqa: N818 - control flow, like StopIteration
     """The deadline passed before the case was judged; ``after_s`` is how long it had been running."""
 
@@ -183,15 +144,15 @@ class CaseJudge:
 
     def __init__(
         self,
-        runner: CaseRunner,
+        runner: Runner,
         *,
         deadline: float,
         longest_s: float,
         journal: Journal,
         memory: MemoryWatch | None = None,
-        explain: Callable[[Any, Declaration, Case, Failure], Explanation] | None = None,
+        explain: Callable[[Runner, Declaration, Case, Failure], Explanation] | None = None,
         complain: Callable[[str], None] = lambda text: None,
-        renew: Callable[[Any], CaseRunner] | None = None,
+        renew: Callable[[Runner], Runner] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.deadline = deadline
@@ -405,7 +366,7 @@ class CaseJudge:
             raise Unjudged from error
 
 
-def _sibling_of(runner: CaseRunner) -> CaseRunner:
+def _sibling_of(runner: Runner) -> Runner:
     made = runner.sibling()
     runner.close()
     return made
