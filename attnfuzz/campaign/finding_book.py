@@ -6,9 +6,8 @@ import time
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects, needs, telling
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug
+from attnfuzz.campaign.identity.finding import Finding, may_be_the_machine
+from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug, aspects, needs, telling
 from attnfuzz.campaign.messages import (
     Confirmed,
     Duplicate,
@@ -22,7 +21,6 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import SavedFinding
-from attnfuzz.campaign.triage.failing import may_be_the_machine
 from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python

@@ -42,7 +42,6 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from attnfuzz.campaign.triage.undeclared import supports_text
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
@@ -79,9 +78,9 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
+from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 
-__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "numerics_as_text", "supports_as_text", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -142,7 +141,7 @@ class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.ratio <= 1
 
     def __str__(self) -> str:
-        text = numerics_as_text(msgspec.convert(self.fields, Numerics))
+        text = as_call("Numerics", self.fields)
         if self.holds:
             return (
                 f"{text} held in {self.probes} probes (largest error/bound {self.ratio:.2g}); "
@@ -177,37 +176,21 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> str:
         """``Supports(...)`` and, if any, ``Numerics(...)``, to be pasted: what is declared, and what was inferred."""
-        texts = [
-            supports_as_text(self.supports),
-            *([numerics_as_text(self.numerics)] if self.numerics.declared() else []),
-        ]
-        return ", ".join(texts)
+        numerics = self.numerics.declared()
+        supports = as_call("Supports", self.supports.declared())
+        return f"{supports}, {as_call('Numerics', numerics)}" if numerics else supports
 
     def __str__(self) -> str:
         reasons = ", ".join(map(str, self.left_out))
         return f"Possibly outside the contract of {self.target}: {reasons}. To declare that: {self.text}"
 
 
-def supports_as_text(supports: Supports) -> str:
-    """``supports`` as it is written in a program: the fields that are not at their defaults."""
-    fields = {name: getattr(supports, name) for name in supports.__struct_fields__}
-    return supports_text({name: value for name, value in fields.items() if value != getattr(_UNDECLARED, name)})
-
-
-def numerics_as_text(numerics: Numerics) -> str:
-    """``numerics`` as they are written in a program."""
-    fields = ", ".join(f'{name}="{value}"' for name, value in numerics.declared().items())
-    return f"Numerics({fields})"
-
-
 def with_declared(declaration: Declaration, supports: Supports, numerics: Numerics = _ORDINARY) -> Declaration:
     """``declaration`` with what it leaves at the default as in these two, and told to be ``assumed``."""
     fields = {
-        name: getattr(supports, name)
-        for name in supports.__struct_fields__
-        if name != "where"
-        and declaration.supports.leaves_open(name)
-        and getattr(supports, name) != getattr(_UNDECLARED, name)
+        name: value
+        for name, value in supports.declared().items()
+        if name != "where" and declaration.supports.leaves_open(name)
     }
     roundings = {name: value for name, value in numerics.declared().items() if declaration.numerics.leaves_open(name)}
     return msgspec.structs.replace(

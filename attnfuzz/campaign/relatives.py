@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects
-from attnfuzz.campaign.identity.signature import Signature, case_features
-from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.identity.finding import FailingCase
+from attnfuzz.campaign.identity.signature import Signature, aspects, case_features
 from attnfuzz.cases.facets import Changes, facets_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (

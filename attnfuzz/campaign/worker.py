@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -23,8 +23,8 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.draw.drawing import CaseSource, StrategyFor, WorkingSets, derive_seed
-from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
+from attnfuzz.campaign.draw.drawing import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import GRACE_S, CaseJudge, OutOfTime, Pipeline, Unjudged
 from attnfuzz.campaign.judge.process_memory import MemoryWatch
@@ -45,7 +45,6 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.failures import Failures
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
@@ -74,7 +73,8 @@ class WorkerLoop:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
 
     ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
-    of each case is drawn too. ``most_together``: as many cases as are judged in one batch.
+    of each case is drawn too. ``most_together``: as many cases as are judged in one batch. ``mail`` came
+    before the search.
     """
 
     def __init__(
@@ -84,12 +84,14 @@ class WorkerLoop:
         judge: CaseJudge,
         strategy_for: StrategyFor,
         channel: Channel[ToWorker],
+        mail: Iterable[ToWorker] = (),
         formats: WorkingSets | None = None,
         most_together: int = _MOST_TOGETHER,
     ) -> None:
         self._setup = setup
         self._judge = judge
         self._channel = channel
+        self._mail = list(mail)
         self._formats = formats
         self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
@@ -128,7 +130,8 @@ class WorkerLoop:
         return self._stopped or time.monotonic() >= self._setup.deadline
 
     def _read_mail(self) -> None:
-        for message in self._channel.receive():
+        early, self._mail = self._mail, []
+        for message in (*early, *self._channel.receive()):
             match message:
                 case Known():
                     self._failures.learn(message)
@@ -352,10 +355,10 @@ def main(arguments: list[str]) -> int:
     channel_fd, broker_fd = (int(argument) for argument in arguments)
     channel = Channel(socket.socket(fileno=channel_fd), msgspec.json.Decoder(ToWorker))
     try:
-        (setup,) = channel.receive(_SETUP_WAIT_S, most=1)  # what follows is for the search
+        setup, *mail = channel.receive(_SETUP_WAIT_S)
         if not isinstance(setup, Setup):
             raise TypeError(f"the first message is {setup!r}; it must be a Setup")
-        work(setup, channel, socket.socket(fileno=broker_fd))
+        work(setup, mail, channel, socket.socket(fileno=broker_fd))
     except ChannelClosed:
         return 1
     except (ExecutorUnavailable, KernelLoadError) as error:
@@ -369,8 +372,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> None:
-    """Search as ``setup`` says, with executors from the zygote behind ``broker``."""
+def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker: socket.socket) -> None:
+    """Search as ``setup`` says, with executors from the zygote behind ``broker``. ``mail`` has come after ``setup``."""
     sizes = GPU_SIZES if setup.device == "cuda" else CPU_SIZES
     zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
     runner = Runner(
@@ -397,8 +400,8 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         if setup.kernels:  # or the first is still being built
             runner.declarations([declaration.target for declaration in setup.kernels])
         channel.send(Ready())
-        begin = channel.wait_for(Begin, Stop, timeout_s=_SETUP_WAIT_S)
-        if not isinstance(begin, Begin):
+        begin = _await_begin(channel, mail)
+        if begin is None:
             return
         setup = msgspec.structs.replace(setup, deadline=begin.deadline)
         judge.deadline = begin.deadline
@@ -408,8 +411,21 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             judge=judge,
             strategy_for=partial(_strategy, sizes),
             channel=channel,
+            mail=mail,
             formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
         ).run()
+
+
+def _await_begin(channel: Channel[ToWorker], mail: list[ToWorker]) -> Begin | None:
+    """What the search begins with, None if it is over before; ``mail`` gets what is for the search."""
+    until = time.monotonic() + _SETUP_WAIT_S
+    while (now := time.monotonic()) < until:
+        for message in mail:
+            if isinstance(message, Begin | Stop):
+                mail.remove(message)
+                return message if isinstance(message, Begin) else None
+        mail += channel.receive(until - now)
+    raise TimeoutError(f"no Begin came within {_SETUP_WAIT_S:.0f} s")
 
 
 def _strategy(

@@ -145,18 +145,18 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
     from attnfuzz.report.terminal import make_console
     from attnfuzz.report.verified import counting, lines_of, verification_of
 
-    found = counting(result)
-    regression, script = (None, None) if found is None or save_dir is None else _save(result, found, target, save_dir)
+    told = counting(result)
+    files = (None, None) if told is None or save_dir is None else _save(result, told.finding, target, save_dir)
     (searched,) = result.statistics.kernels.values()
     name = searched.declaration.target.rpartition(":")[2]
     place = file if file.endswith(".json") or file.endswith(f":{name}") else f"{file}:{name}"
-    told = verification_of(result, place, regression=regression, script=script)
+    verification = verification_of(result, place, regression=files[0], script=files[1])
     if as_json:
-        _print_document(told)
+        _print_document(verification)
         return
     with while_anyone_reads():
         console = make_console()
-        for line in lines_of(told):
+        for line in lines_of(verification):
             console.print(line, soft_wrap=True)
 
 

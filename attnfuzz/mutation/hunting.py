@@ -14,12 +14,11 @@ from itertools import cycle
 
 import msgspec
 
-from attnfuzz.campaign.draw.drawing import derive_seed, run_round
-from attnfuzz.campaign.draw.schedule import BatchSize
+from attnfuzz.campaign.draw.drawing import BatchSize, derive_seed, run_round
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.triage.confirmation import Trials, confirm
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError

@@ -25,6 +25,7 @@ __all__ = [
     "OptionValue",
     "Supports",
     "VHeadSizes",
+    "as_call",
     "as_written",
     "check_option",
     "check_options",
@@ -167,6 +168,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             field in combination for combination in self.combinations for field in named
         )
 
+    def declared(self) -> dict[str, Any]:
+        """The fields that are not at their defaults."""
+        fields = msgspec.structs.fields(self)
+        return {one.name: value for one in fields if (value := getattr(self, one.name)) != one.default}
+
     def __post_init__(self) -> None:
         if self.where is not None and not callable(self.where):
             msgspec.structs.force_setattr(self, "where", _checked_table(self.where))
@@ -220,6 +226,11 @@ def as_written(value: object) -> str:
         single = {name: one[0] if isinstance(one, tuple) and len(one) == 1 else one for name, one in value.items()}
         return f"{{{', '.join(f'{json.dumps(name)}: {as_written(one)}' for name, one in single.items())}}}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def as_call(name: str, fields: Mapping[str, object]) -> str:
+    """``name(...)`` with ``fields`` by keyword, as it is written in a program."""
+    return f"{name}({', '.join(f'{field}={as_written(value)}' for field, value in fields.items())})"
 
 
 def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:

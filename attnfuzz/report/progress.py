@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.draw.coverage import pairs_met
+from attnfuzz.campaign.counts import pairs_met
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FindingEvent, Statistics
 from attnfuzz.campaign.stopping import format_duration

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.triage.confirmation import Trials
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration

@@ -14,11 +14,11 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import pytest
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict

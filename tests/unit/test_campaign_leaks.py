@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict

@@ -13,8 +13,7 @@ from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Re
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
 from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.report.bench import print_report, summary_of
-from attnfuzz.report.bench_page import bench_page
-from attnfuzz.report.bench_plots import charts_of, plots_png, plots_svg
+from attnfuzz.report.bench_page import bench_page, charts_of, plots_png, plots_svg
 from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 FACTORS = {"paged_split_k": 1.05, "torch:sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from attnfuzz.campaign.identity.finding import FailingCase, may_be_leak
 from attnfuzz.campaign.identity.signature import Symptom
 from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Patience, Unjudged
-from attnfuzz.campaign.triage.failing import FailingCase, may_be_leak
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.leaks import LEAK

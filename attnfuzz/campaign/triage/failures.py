@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
+from attnfuzz.campaign.identity.finding import FailingCase
+from attnfuzz.campaign.identity.signature import ANY_CASE, KnownFindings, Signature, Symptom
 from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Busy, Known
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.oracles.verdict import ends_process

@@ -9,9 +9,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
+from attnfuzz.campaign.identity.finding import FailingCase, Finding
+from attnfuzz.campaign.identity.signature import (
+    NEEDS_PRECEDING,
+    SILENT_ORACLES,
+    KnownFindings,
+    Signature,
+    aspects,
+    case_features,
+)
 from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.relatives import (
@@ -35,7 +41,6 @@ from attnfuzz.campaign.triage.confirmation import (
     still_fails_afresh,
     trials_of,
 )
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.campaign.triage.undeclared import needed_limits
 from attnfuzz.explaining.explanation import Explanation

@@ -10,7 +10,7 @@ or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,15 +33,13 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import DTYPES, Supports, as_written
+from attnfuzz.problems.supports import DTYPES, Supports, as_call
 
 __all__ = [
     "Restriction",
     "are_one_gap",
-    "declared_limits",
     "needed_limits",
     "restriction_of",
-    "supports_text",
     "with_remedy",
 ]
 
@@ -108,7 +106,7 @@ class Restriction:
 
     def __str__(self) -> str:
         findings = "finding goes away" if self.findings == 1 else "findings go away"
-        told = supports_text(declared_limits(self.supports))
+        told = as_call("Supports", self.supports.declared())
         return f"{self.ended} of {self.findings} {findings} if you declare {told}"
 
 
@@ -125,17 +123,6 @@ def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Res
     supports = msgspec.structs.replace(declaration.supports, **limits)
     ended = sum(_ends(supports, finding) for finding in needing)
     return Restriction(declaration, supports, ended, len(findings)) if _has_cases(declaration, supports) else None
-
-
-def supports_text(limits: Mapping[str, Any]) -> str:
-    """``Supports(...)`` as it is written in a program."""
-    return f"Supports({', '.join(f'{name}={as_written(value)}' for name, value in limits.items())})"
-
-
-def declared_limits(supports: Supports) -> Limits:
-    """The fields that do not have their default."""
-    names = supports.__struct_fields__
-    return {name: value for name in names if (value := getattr(supports, name)) != getattr(_UNDECLARED, name)}
 
 
 def _limits(finding: Finding) -> Limits:

@@ -31,10 +31,6 @@ class Facet(Generic[C]):
         """Names of what is away from the simplest value."""
         yield from ()
 
-    def numbers(self, case: C) -> Iterator[tuple[str, int]]:
-        """Names and numbers for learning which cases kill a kernel's process."""
-        yield from ()
-
     def size(self, case: C) -> tuple[Any, ...]:
         """What is compared to tell the simpler of two cases: the smaller is the simpler."""
         return ()

@@ -27,9 +27,6 @@ class VHeadSize(Facet[AttentionCase]):
             if case.v_head_size > case.head_size:
                 yield "v_head_size>head_size"
 
-    def numbers(self, case: AttentionCase) -> Iterator[tuple[str, int]]:
-        yield "v_head_size", case.value_size
-
     def size(self, case: AttentionCase) -> tuple[Any, ...]:
         """One size for both comes first, then the smaller ones, those of K before those of V."""
         return (case.v_head_size is not None, head_size_rank(case.head_size), head_size_rank(case.value_size))
