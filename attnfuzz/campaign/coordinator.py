@@ -320,7 +320,9 @@ class Coordinator:
                 self._workers.broadcast(message, but=number)
             case Found():
                 self._orphans.taken_up(message)
-                self._set_busy(number, message.finding, self._book.found(message).symptom)
+                symptom = self._book.found(message).symptom
+                self._busy[message.finding] = symptom, number
+                self._workers.broadcast(_busy(symptom, True), but=number)
             case Confirmed():
                 self._book.confirmed(message)
             case Unconfirmed():
@@ -378,10 +380,6 @@ class Coordinator:
         if self._checkpoints is not None:
             self._checkpoints.news()
 
-    def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
-        self._busy[finding] = symptom, number
-        self._workers.broadcast(_busy(symptom, True), but=number)
-
     def _clear_busy(self, finding: str) -> None:
         if finding in self._busy:
             symptom, number = self._busy.pop(finding)
@@ -392,19 +390,14 @@ class Coordinator:
         last_words = self._lose(number, hung_up=True)
         if self._stopping or self._statistics.remaining_s() <= 0 or self._environment_fails:
             return
-        if number not in self._in_trouble:
-            self._say_why_it_ended(number, last_words)
-        again = self._workers.start_again(number, killed=last_words.signal_name in _KILLS)
-        if not again and self._workers.working:
-            self._hand_over(self._workers.working[0])
-
-    def _say_why_it_ended(self, number: int, last_words: LastWords) -> None:
-        """A worker that was killed is somebody's doing, or the system's, and nothing to repair here."""
-        if last_words.signal_name in _KILLS:
+        is_killed = last_words.signal_name in _KILLS
+        if number not in self._in_trouble and is_killed:  # somebody's doing, or the system's; nothing to repair here
             self._reporter.note(f"worker {number} was killed ({last_words.signal_name}) and is started again")
-        else:
+        elif number not in self._in_trouble:
             what = last_words.signal_name or last_words.tail or "it said nothing"
             self._note_trouble(f"worker {number} ended early: {what}")
+        if not self._workers.start_again(number, killed=is_killed) and self._workers.working:
+            self._hand_over(self._workers.working[0])
 
     def _lose(self, number: int, *, hung_up: bool = False) -> LastWords:
         last_words = self._workers.lose(number, hung_up=hung_up)

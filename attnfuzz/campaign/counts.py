@@ -345,9 +345,10 @@ class ProgressMeter:
         """Count failures for the finding with the tag ``finding``."""
         _add_counts(self._of(kernel).known_by_finding, {finding: failures})
 
-    def skipped(self, kernel: str) -> None:
-        """Count a case that was not run because it would crash or hang as an earlier one did."""
-        self._of(kernel).skipped += 1
+    def skipped(self, kernel: str, cases: int) -> None:
+        """Count cases that were not run because they would crash or hang as an earlier one did."""
+        if cases:
+            self._of(kernel).skipped += cases
 
     def flush(self) -> None:
         """Report what has not been reported."""

@@ -32,7 +32,6 @@ Cases are made, not drawn: the same kernel gets the same probes wherever it is a
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -312,24 +311,26 @@ class _Inference:
 
     def run(self) -> None:
         self.supports = self.declaration.supports
+        has_pages = "block_table" in CASE_TYPES[self.declaration.problem].tensor_names
         if self.declaration.problem == "merge_states":
             self._find_merge()
         else:
             self._find_point()
             if not self.verifying:
                 self._numerics()
-            self._layouts()
+            if has_pages:
+                self._leave_out_of("layouts", layouts_of(self.supports), ("raises", "wrong", "dies"))
             self._lse()
         self._strides()
         self._empty()
         if self.declaration.problem == "paged_attention":
             self._padding_tokens()
         self._freed_pages()
-        self._dtypes()
+        self._leave_out_of("dtypes", dtypes_of(self.supports), ("raises",))
         self._sizes("head_sizes", (*HEAD_SIZES, 32), head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
         if self.declaration.problem != "merge_states":
             self._sizes("gqa_ratios", GQA_RATIOS, lambda ratio: ratio, (2, 8, 16, 3, 6))
-        if "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
+        if has_pages:
             self._block_sizes()
         if self.works and not self.verifying and self.declaration.problem != "merge_states":
             self._stricter()
@@ -589,15 +590,9 @@ class _Inference:
         if failing and kept:
             self._leave_out(name, kept, tuple(failing), next(iter(failing.values())))
 
-    def _dtypes(self) -> None:
-        if self._is_open("dtypes"):
-            dtypes = dtypes_of(self.supports)
-            self._drop("dtypes", dtypes, self._values("dtypes", dtypes, ("raises",)))
-
-    def _layouts(self) -> None:
-        if self._is_open("layouts") and "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
-            layouts = layouts_of(self.supports)
-            self._drop("layouts", layouts, self._values("layouts", layouts, ("raises", "wrong", "dies")))
+    def _leave_out_of(self, name: str, all_values: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+        if self._is_open(name):
+            self._drop(name, all_values, self._values(name, all_values, outcomes))
 
     def _sizes(self, name: str, sizes: tuple[int, ...], rank: Callable[[int], Any], sample: tuple[int, ...]) -> None:
         """Powers of two and other sizes: where those of ``sample`` are at one, they speak for their like."""
@@ -822,16 +817,15 @@ def _points(declaration: Declaration) -> Iterator[Supports]:
             values |= {name: combination[field] for name, field in named.items() if field in combination}
         ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
         for name, preferred in ordinary.items():
-            values[name] = tuple(sorted(values[name], key=functools.partial(_is_not_among, preferred)))
+            values[name] = (
+                *(value for value in values[name] if value in preferred),
+                *(value for value in values[name] if value not in preferred),
+            )
         first = {name: choices[:1] for name, choices in values.items()}
         yield msgspec.structs.replace(one, **first)
         for name, choices in values.items():
             for choice in choices[1:4]:
                 yield msgspec.structs.replace(one, **{**first, name: (choice,)})
-
-
-def _is_not_among(values: tuple[int, ...], value: int) -> bool:
-    return value not in values
 
 
 def _lacks_lse(failure: Failure) -> bool:

@@ -176,16 +176,23 @@ class WorkerLoop:
         self._failures.wait(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
-        """One round on a kernel, and what follows from it."""
+        """One round on a kernel: drawn cases are judged as soon as there are enough for a batch."""
         target = declaration.target
         started = time.monotonic()
         cases_before = self._meter.cases(target)
         self._scout(declaration)
         if self._goes_on():
-            until = started + self._slice_s(target, started)
+            until = started + self._schedule.slice_s(target, max(0.0, self._setup.deadline - started))
+            drawn = self._drawn[target]
 
             def visit(case: Case) -> bool:  # asked once at least, or the slice might end before the first case is drawn
-                return self._visit(declaration, case) and time.monotonic() < until
+                drawn.append(case)
+                if len(drawn) >= (size := self._sizes[target].size):
+                    self._read_mail()
+                    cases = drawn[:size]
+                    del drawn[:size]
+                    self._have_judged(declaration, cases)
+                return self._goes_on() and time.monotonic() < until
 
             self._drawing.round(declaration, visit, until=self._setup.deadline)
             self._meter.flush()
@@ -203,27 +210,8 @@ class WorkerLoop:
         if not self._formats.any_for(declaration):
             self._collect()
 
-    def _slice_s(self, target: str, now: float) -> float:
-        return self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
-
-    def _visit(self, declaration: Declaration, case: Case) -> bool:
-        """Take a drawn case, and have it judged once there are enough for a batch; False ends the round."""
-        target = declaration.target
-        self._drawn[target].append(case)
-        if len(self._drawn[target]) >= self._sizes[target].size:
-            self._advance(declaration)
-        return self._goes_on()
-
     def _goes_on(self) -> bool:
         return not self._failures.is_any_ready and not self._stopped and time.monotonic() < self._setup.deadline
-
-    def _advance(self, declaration: Declaration) -> None:
-        """Have judged what was drawn, as far as batches may be large."""
-        self._read_mail()
-        drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
-        cases = drawn[:size]
-        del drawn[:size]
-        self._have_judged(declaration, cases)
 
     def _have_judged(self, declaration: Declaration, cases: list[Case]) -> None:
         """Take in what has been judged, then have ``cases`` judged: a batch in the background, a single one at once."""
@@ -231,8 +219,9 @@ class WorkerLoop:
         if not self._goes_on():
             self._drawn[declaration.target].extend(cases)
             return
-        cases = [case for case in cases if not self._skips(declaration, case)]
-        deaths = self._failures.deaths
+        target, deaths = declaration.target, self._failures.deaths
+        drawn, cases = cases, [case for case in cases if not deaths.forbids(declaration, case)]
+        self._meter.skipped(target, len(drawn) - len(cases))  # each would cost an executor
         alone = [case for case in cases if len(cases) == 1 or deaths.expects_death(declaration, case)]
         alone += [case for case in cases if case not in alone and deaths.faults.covers(declaration, case)]
         self._judge_alone(declaration, alone)
@@ -307,27 +296,15 @@ class WorkerLoop:
         self._failures.deaths.judged(declaration, case, failure)
         if ends_process(failure):
             self._sizes[declaration.target].went_wrong()
-        else:
-            self._publish_format(declaration, case, seconds)
+        elif self._formats is not None and (new := self._formats.judged(declaration, case, seconds)) is not None:
+            self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
         if failure is not None:
             self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
-
-    def _publish_format(self, declaration: Declaration, case: Case, seconds: float) -> None:
-        format_ = None if self._formats is None else self._formats.judged(declaration, case, seconds)
-        if format_ is not None:
-            self._channel.send(FormatCompiled(kernel=declaration.target, format=format_))
 
     def _weigh(self, failing: FailingCase, seconds: float) -> None:
         self._read_mail()
         if not self._stopped:
             self._failures.weigh(failing, seconds)
-
-    def _skips(self, declaration: Declaration, case: Case) -> bool:
-        """Whether to leave out the case because it would die, which costs an executor."""
-        skipped = self._failures.deaths.forbids(declaration, case)
-        if skipped:
-            self._meter.skipped(declaration.target)
-        return skipped
 
     def _look_into_failures(self) -> None:
         """Find out about each failing case that waits; of a campaign that was stopped, one more is reported."""

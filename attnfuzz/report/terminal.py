@@ -104,9 +104,9 @@ def print_result(console: Console, result: CampaignResult) -> None:
         before = place
         for line in _finding_lines(told):
             console.print(line, soft_wrap=True)
-    remarks = (_side_lines, _restrictions, _outside, _precision, _unbuilt, _not_runnable)
-    for line in (line for remark in remarks for line in remark(result)):
-        console.print(line, soft_wrap=True)
+    for remark in _remarks_on(result):
+        console.print()
+        console.print(remark, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
         console.print(Text(_unreached(result), style="bold yellow"), soft_wrap=True)
@@ -131,16 +131,6 @@ def _remedy(result: CampaignResult) -> str:
     """More time helps only where that ran out, and nothing else kept cases from being judged."""
     kept = result.troubles or any(result.statistics.kernels[target].not_runnable for target in result.unreached)
     return "; raise --budget" if result.stop_reason == "budget" and not kept else ""
-
-
-def _not_runnable(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel that could not run some case here, how many and why: their number is in no other."""
-    for target, kernel in result.statistics.kernels.items():
-        if kernel.not_runnable:
-            yield Text()
-            number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])
-            were = "case was" if number == 1 else "cases were"
-            yield Text(f"{target}: {number} {were} left out, not runnable here: {why}; use a GPU", style="yellow")
 
 
 def verdict_sentence(result: CampaignResult) -> str:
@@ -199,55 +189,36 @@ def _how_small(finding: Finding) -> str:
     return "shrinking was cut off" if finding.steps or not finding.is_flaky else "not shrunk"
 
 
-def _restrictions(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel that rests on more than it declares, the declaration to copy."""
-    kernels = result.statistics.kernels
-    for target, kernel in kernels.items():
-        restriction = restriction_of(kernel.declaration, result.findings_of(target))
-        if restriction is not None:
-            yield Text()
-            whose = f"{target}: " if len(kernels) > 1 else ""
-            yield Text(f"{whose}{restriction}", style="yellow")
-
-
-def _outside(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel, what it was not searched for, and the declaration that makes that its contract."""
-    for inferred in result.limited:
-        yield Text()
-        yield Text(str(inferred), style="yellow")
-
-
-def _precision(result: CampaignResult) -> Iterator[Text]:
-    """Of each kernel that rounds more than stricter declarations would allow, which rounding explains that."""
-    for inferred in result.inferred:
-        if more := [str(one) for one in inferred.stricter if not one.holds]:
-            yield Text()
-            yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", style="dim")
-
-
-def _unbuilt(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel that was still being built, how far that had come: no more of it was searched."""
-    for target, how_far in result.unbuilt.items():
-        yield Text()
-        yield Text(f"{target}: {how_far}; no more of it was searched", style="yellow")
-
-
 def _doubt(finding: Finding) -> str:
     if finding.runs:
         return f"it did not fail again in {count(finding.runs, 'run')}"
     return "time ran out before a second run; raise --budget"
 
 
-def _side_lines(result: CampaignResult) -> Iterator[Text]:
+def _remarks_on(result: CampaignResult) -> Iterator[Text]:
+    """What else there is to know, a paragraph each."""
+    kernels = result.statistics.kernels
     for finding in result.unconfirmed:
-        yield Text()
-        title = f"not confirmed: {finding.declaration.target} {finding.signature}"
-        yield Text(f"{title}; {_doubt(finding)}", style="yellow")
-        yield Text(f"   {finding.failure.message}")
+        title = f"not confirmed: {finding.declaration.target} {finding.signature}; {_doubt(finding)}"
+        yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
-        yield Text()
-        yield Text(f"{told}: {trouble.strip()}", style="yellow")
+        yield Text(f"{told}: {trouble.strip()}", "yellow")
+    for target, kernel in kernels.items():  # that rest on more than they declare: the declaration to copy
+        if (restriction := restriction_of(kernel.declaration, result.findings_of(target))) is not None:
+            yield Text((f"{target}: " if len(kernels) > 1 else "") + str(restriction), "yellow")
+    for inferred in result.limited:  # what was not searched, and the declaration that makes that the contract
+        yield Text(str(inferred), "yellow")
+    for inferred in result.inferred:  # which rounding keeps a kernel from what stricter declarations would allow
+        if more := [str(one) for one in inferred.stricter if not one.holds]:
+            yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", "dim")
+    for target, how_far in result.unbuilt.items():
+        yield Text(f"{target}: {how_far}; no more of it was searched", "yellow")
+    for target, kernel in kernels.items():
+        if kernel.not_runnable:  # their number is in no other
+            number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])
+            were = "case was" if number == 1 else "cases were"
+            yield Text(f"{target}: {number} {were} left out, not runnable here: {why}; use a GPU", "yellow")
 
 
 _Row = tuple[KernelStatistics, int]

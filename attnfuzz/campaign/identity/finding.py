@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -88,6 +89,7 @@ def may_be_the_machine(failure: Failure) -> bool:
 
 
 _MAX_ALSO = 8
+Declared = TypeVar("Declared", Supports, Numerics)
 
 
 @dataclass(slots=True, eq=False)
@@ -221,22 +223,18 @@ class Finding:
             kernel=self.declaration.target,
             case=self.case,
             preceding=self.preceding,
-            assumed=_assumed(self.declaration),
-            assumed_numerics=_assumed_numerics(self.declaration),
+            assumed=_assumed(self.declaration, self.declaration.supports),
+            assumed_numerics=_assumed(self.declaration, self.declaration.numerics),
             finding=record,
             note=self.certainty(),
             environment=msgspec.structs.replace(environment, versions=versions),
         )
 
 
-def _assumed(declaration: Declaration) -> Supports | None:
-    names = [name for name in declaration.assumed if name in Supports.__struct_fields__]
-    return Supports(**{name: getattr(declaration.supports, name) for name in names}) if names else None
-
-
-def _assumed_numerics(declaration: Declaration) -> Numerics | None:
-    names = [name for name in declaration.assumed if name in Numerics.__struct_fields__]
-    return Numerics(**{name: getattr(declaration.numerics, name) for name in names}) if names else None
+def _assumed(declaration: Declaration, declared: Declared) -> Declared | None:
+    """What of ``declared`` was inferred; None if nothing was."""
+    names = [name for name in declaration.assumed if name in declared.__struct_fields__]
+    return type(declared)(**{name: getattr(declared, name) for name in names}) if names else None
 
 
 def one_of_each(sights: Iterable[Sight]) -> tuple[Sight, ...]:

@@ -150,7 +150,9 @@ class MemoryWatch:
         if target not in self._ran_while_growing or 0.0 < growth >= now.mean_growth(target):
             self._ran_while_growing[target] = declaration, cases
         if share >= _TOO_FULL and self._suspect is None:
-            self._accuse(max(now.grown, key=lambda one: now.grown[one]))
+            most = max(now.grown, key=lambda one: now.grown[one])
+            if most not in self._leaking and self._innocent[most] < _MAX_CHECKS:
+                self._suspect = most
 
     @property
     def suspect(self) -> tuple[Declaration, Case] | None:
@@ -202,10 +204,6 @@ class MemoryWatch:
         usual = growths[: max(1, len(growths) - 1)]  # without the largest: a process that is new grows once
         growth = sum(usual) / len(usual)
         return int(_MOST_TO_FILL * room / growth) if growth > 0 else 1 << 30
-
-    def _accuse(self, target: str) -> None:
-        if target not in self._leaking and self._innocent[target] < _MAX_CHECKS:
-            self._suspect = target
 
     def _share(self, now: _Process, memory_bytes: int) -> float:
         if self._limit_bytes is None or self._limit_bytes <= now.began_with:

@@ -18,7 +18,7 @@ import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -138,12 +138,9 @@ def _limits(finding: Finding) -> Limits:
         return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
-    return _of_refusals(case, features) if _is_refusal(failure) else {}
-
-
-def _is_refusal(failure: Failure) -> bool:
-    """Whether the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake."""
-    return failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+    # the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake
+    is_refusal = failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+    return _of_refusals(case, features) if is_refusal else {}
 
 
 def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -> Limits:
