@@ -18,7 +18,7 @@ import msgspec
 
 from attnfuzz import safe_start
 from attnfuzz.bench.throughput import MeasuredCampaign, measure_campaign
-from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.result import Reporter, Statistics
 from attnfuzz.campaign.workers import cores
 
 __all__ = ["HOSTILE", "Endurance", "MemorySample", "Summary", "measure_endurance", "resident_bytes_of_tree"]
@@ -138,7 +138,7 @@ def measure_endurance(
     return Endurance(tuple(kernels), summary, together, tuple(memory.samples))
 
 
-class _Memory(SilentReporter):
+class _Memory(Reporter):
     """Samples the memory of the process tree while a campaign runs."""
 
     def __init__(self, *, but_for: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnfuzz.bench.plain_loop import run_plain_loop
-from attnfuzz.campaign.result import CampaignResult, SilentReporter, Statistics
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.startup import CampaignRequest, load_searchable, run_campaign
 from attnfuzz.campaign.workers import cores
 from attnfuzz.isolation.devices import find_gpus
@@ -134,13 +134,13 @@ def measure_campaign(
     device: str = "auto",
     seed: int = 0,
     environment: Mapping[str, str] | None = None,
-    watch: SilentReporter | None = None,
+    watch: Reporter | None = None,
 ) -> MeasuredCampaign:
     """Run ``kernels`` for ``warmup_s`` and then ``seconds``, both from when the first case has been judged.
 
     Findings are saved nowhere. ``environment`` is set for the campaign's processes; ``watch`` hears of its progress.
     """
-    progress = _Progress(warmup_s, seconds, watch or SilentReporter())
+    progress = _Progress(warmup_s, seconds, watch or Reporter())
     with tempfile.TemporaryDirectory(prefix="attnfuzz-bench-") as folder, _environment(environment or {}):
         request = CampaignRequest(
             kernels=tuple(kernels),
@@ -160,8 +160,8 @@ _STARTUP_ALLOWANCE_S = 600.0
 """How long it may take until the first case is judged; from then on the deadline is known."""
 
 
-class _Progress(SilentReporter):
-    def __init__(self, warmup_s: float, seconds: float, watch: SilentReporter) -> None:
+class _Progress(Reporter):
+    def __init__(self, warmup_s: float, seconds: float, watch: Reporter) -> None:
         self._warmup_s = warmup_s
         self._seconds = seconds
         self._watch = watch

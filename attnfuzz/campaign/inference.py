@@ -121,7 +121,7 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     said: str
 
     def __str__(self) -> str:
-        return _words(self)
+        return _words(self.name, self.kept, self.values, _HOW[self.how])
 
 
 class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -852,8 +852,7 @@ _EXPONENTIALS = {
 }
 
 
-def _words(left_out: LeftOut) -> str:
-    name, kept, values, how = left_out.name, left_out.kept, left_out.values, _HOW[left_out.how]
+def _words(name: str, kept: Any, values: Values, how: str) -> str:
     if name in _NOUNS:
         return f"it {how} for {_NOUNS[name]}{'s' if len(values) > 1 else ''} {_listed(values)}"
     if name == "strides":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -30,7 +30,6 @@ __all__ = [
     "EarlierError",
     "FindingEvent",
     "Reporter",
-    "SilentReporter",
     "Standing",
     "Statistics",
     "StopReason",
@@ -254,8 +253,8 @@ was found before, and is forgotten. *Smaller*: a smaller case fails in the same 
 *Shrunk*: shrinking has ended."""
 
 
-class Reporter(Protocol):
-    """Called by the coordinator, always from the same thread."""
+class Reporter:
+    """Called by the coordinator, always from the same thread; this one says nothing."""
 
     def started(self, statistics: Statistics) -> None:
         """The kernels are known and the workers start."""
@@ -271,16 +270,6 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """Anything else worth a line."""
-
-
-class SilentReporter:
-    """Says nothing; also the base of reporters that do not care for everything."""
-
-    def started(self, statistics: Statistics) -> None: ...
-    def progress(self, statistics: Statistics) -> None: ...
-    def finding(self, event: FindingEvent, finding: Finding) -> None: ...
-    def finished(self) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 class _Forgiving:

@@ -49,19 +49,33 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
     like this, and Interrupted.
     """
     reporter = forgiving(reporter)
+    python = None if request.python is None else request.python.path
     with (
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
-        Runner(device=request.device, python=None if request.python is None else request.python.path) as runner,
+        Runner(device=request.device, python=python) as runner,
         JournalFolder(state_folder) as journal,
         ExitStack() as entered,
     ):
         declarations = _load_asked(runner, request)
-        if request.verifying:
-            _check_one(declarations, request.kernels)
+        if request.verifying and len(declarations) > 1:
+            names = ", ".join(declaration.name for declaration in declarations)
+            raise KernelLoadError(
+                f"{' '.join(request.kernels)} names {len(declarations)} kernels ({names}), and one is verified at a "
+                "time; name it as FILE:NAME"
+            )
         if request.resume is not None:
             request.resume.check_kernels(declarations)
-        readiness = entered.enter_context(_readiness(request, runner, declarations, reporter))
+        readiness = entered.enter_context(
+            Readiness(
+                runner,
+                declarations,
+                make_runner=lambda: Runner(device=runner.device, python=python),
+                note=reporter.note,
+                infers=not request.pedantic,
+                verifying=request.verifying,
+            )
+        )
         readiness.look()
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
@@ -92,34 +106,10 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         scratch.remove()
     if state_file.has_state:
         left = format_duration(statistics.remaining_s())
-        where = [] if request.python is None else ["--python", str(request.python.path)]
+        where = [] if python is None else ["--python", str(python)]
         command = shlex.join(["attnfuzz", "explore", "--resume", *where])
         reporter.note(f"{command} goes on from here ({left} of the budget left)")
     return result
-
-
-def _check_one(declarations: Sequence[Declaration], named: Sequence[str]) -> None:
-    """Raise KernelLoadError for several kernels where one is to be verified."""
-    if len(declarations) > 1:
-        names = ", ".join(declaration.name for declaration in declarations)
-        raise KernelLoadError(
-            f"{' '.join(named)} names {len(declarations)} kernels ({names}), and one is verified at a time; "
-            "name it as FILE:NAME"
-        )
-
-
-def _readiness(
-    request: CampaignRequest, runner: Runner, declarations: Sequence[Declaration], reporter: Reporter
-) -> Readiness:
-    python = None if request.python is None else request.python.path
-    return Readiness(
-        runner,
-        declarations,
-        make_runner=lambda: Runner(device=runner.device, python=python),
-        note=reporter.note,
-        infers=not request.pedantic,
-        verifying=request.verifying,
-    )
 
 
 def _load_asked(runner: Runner, request: CampaignRequest) -> list[Declaration]:

@@ -62,7 +62,7 @@ def command(
     precision are not. Nothing is written but what --save-dir asks for.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.result import SilentReporter
+    from attnfuzz.campaign.result import Reporter
     from attnfuzz.campaign.startup import CampaignRequest, run_campaign
 
     status = _COULD_NOT_BE_JUDGED
@@ -83,7 +83,7 @@ def command(
                 verifying=True,
             )
             with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
-                result = run_campaign(request, SilentReporter(), state_folder=Path(scratch))
+                result = run_campaign(request, Reporter(), state_folder=Path(scratch))
             status = 1 if result.fails else exit_status(result)
             if status not in (0, 1) or (status == 0 and result.unbuilt):
                 status = _COULD_NOT_BE_JUDGED

@@ -234,17 +234,6 @@ _SYMBOLS: dict[Mark, tuple[str, str]] = {
 _GUTTER = 12
 
 
-def _cells(slots: tuple[Mark, ...], *, width: int) -> Text:
-    """One character per slot, or per several slots where there are more than ``width``."""
-    return Text.assemble(*(_SYMBOLS[mark] for mark in squeeze(slots, cells=width)))
-
-
-def _legend() -> Text:
-    """What the characters mean."""
-    pairs = ((_SYMBOLS[mark], f" {meaning}   ") for mark, meaning in MARKS.items())
-    return Text.assemble(*(part for pair in pairs for part in pair))
-
-
 @dataclass(frozen=True, slots=True)
 class _TextBox:
     """A titled box around ``content``; ``style`` colours its border."""
@@ -299,15 +288,11 @@ def _field_table(case: Case, *, defaults: bool = False) -> Table:
     """The fields of ``case`` with their values; with ``defaults`` those too that have theirs, but less bright."""
     table = Table("field", "value", box=None, pad_edge=False, header_style="bold")
     changed = dict(_flat(msgspec.to_builtins(case)))
-    for name, value in _flat(_all_fields(case)) if defaults else changed.items():
+    fields = {name: msgspec.to_builtins(getattr(case, name)) for name in case.__struct_fields__}
+    for name, value in _flat(fields) if defaults else changed.items():
         style = "bold" if name in changed else "dim"
         table.add_row(name, Text(msgspec.json.encode(value).decode()), style=style)
     return table
-
-
-def _all_fields(case: Case) -> dict[str, Any]:
-    """As ``to_builtins``, with the fields that still have their default."""
-    return {name: msgspec.to_builtins(getattr(case, name)) for name in case.__struct_fields__}
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -345,7 +330,8 @@ def picture(case: Case, finding: FindingRecord | None = None, *, defaults: bool 
 def _sequences(drawing: Drawing) -> Iterator[RenderableType]:
     if not drawing.sequences:
         return
-    yield _legend()
+    pairs = ((_SYMBOLS[mark], f" {meaning}   ") for mark, meaning in MARKS.items())
+    yield Text.assemble(*(part for pair in pairs for part in pair))
     for sequence in drawing.sequences:
         labels = (
             f"seq {sequence.number}" + (" ✗" if sequence.fails else ""),
@@ -358,7 +344,8 @@ def _box(box: Box) -> _TextBox:
     if box.skipped:
         return _TextBox(box.title, Text(count(box.skipped, "page"), "dim"), "dim")
     is_page = box.title.startswith("page")
-    content = _cells(box.slots, width=_CELLS_PER_PAGE if is_page else _CELLS_PER_ROW)
+    cells = squeeze(box.slots, cells=_CELLS_PER_PAGE if is_page else _CELLS_PER_ROW)
+    content = Text.assemble(*map(_SYMBOLS.__getitem__, cells))
     return _TextBox(box.title, content, "red" if "fails" in box.slots and is_page else "")
 
 

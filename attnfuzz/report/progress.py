@@ -14,7 +14,7 @@ from rich.text import Text
 
 from attnfuzz.campaign.counts import pairs_met
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.result import FindingEvent, Statistics
+from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.findings import count, found_so_far, largest_ratio, one_line, restarts_of
 from attnfuzz.report.terminal import kernel_table
@@ -50,7 +50,7 @@ def describe(what: str, finding: Finding, *, message: bool = True) -> str:
     return f"{line}: {finding.failure.message}{where}" if message else f"{line}{where}"
 
 
-class LineReporter:
+class LineReporter(Reporter):
     """One line every five seconds and one for every event; of a case that shrinks, one every other second."""
 
     def __init__(self, console: Console) -> None:
@@ -83,9 +83,6 @@ class LineReporter:
             self._last_smaller = time.monotonic()
             steps = count(finding.steps, "step")
             self.note(f"shrinking #{finding.tag} {finding.declaration.target}, {steps}: {one_line(finding.case)}")
-
-    def finished(self) -> None:
-        return
 
     def note(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)

@@ -17,7 +17,7 @@ from rich.text import Text
 from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.undeclared import restriction_of
 from attnfuzz.isolation.pythons import Python
@@ -80,7 +80,7 @@ class _LastingConsole(Console):
 def make_reporter(console: Console, *, quiet: bool) -> Reporter:
     """A live panel on a terminal, plain lines where nothing can be redrawn, nothing if ``quiet``."""
     if quiet:
-        return SilentReporter()
+        return Reporter()
     if console.is_terminal and not console.is_dumb_terminal:
         from attnfuzz.report.progress import LiveReporter
 

@@ -24,7 +24,7 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest
-from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.workers import LastWords
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -124,7 +124,7 @@ def campaign(
         request,
         statistics,
         launch=launch,
-        reporter=reporter or SilentReporter(),
+        reporter=reporter or Reporter(),
         readiness=readiness,
         device_ids=device_ids,
     )

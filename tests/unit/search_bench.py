@@ -29,7 +29,7 @@ from attnfuzz.campaign.messages import (
     ToWorker,
     Unconfirmed,
 )
-from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.worker import WorkerLoop
 from attnfuzz.declaration import Declaration
@@ -156,7 +156,7 @@ def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 2500) -
         most_cases=cases,
     )
     saver = SaveFolder(folder, device="cpu", warn=pytest.fail)
-    book = FindingBook({kernel.target: kernel}, started=time.monotonic(), folder=saver, reporter=SilentReporter())
+    book = FindingBook({kernel.target: kernel}, started=time.monotonic(), folder=saver, reporter=Reporter())
     for message in campaign.run().sent:
         match message:
             case Found():

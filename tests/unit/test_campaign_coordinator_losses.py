@@ -16,7 +16,7 @@ from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
 from attnfuzz.campaign.request import CampaignRequest
-from attnfuzz.campaign.result import FindingEvent, SilentReporter, Statistics
+from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
 from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
@@ -110,7 +110,7 @@ def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: 
         workers=2, seed=7,
     )  # fmt: skip
     request = CampaignRequest(kernels=(KERNEL.target,), started=now, budget_s=60.0, save_folder=tmp_path)
-    result = Coordinator(request, statistics, launch=refused, reporter=SilentReporter()).run()
+    result = Coordinator(request, statistics, launch=refused, reporter=Reporter()).run()
     assert result.stop_reason == "environment"
     assert "Resource temporarily unavailable" in result.troubles[0]
 
@@ -142,7 +142,7 @@ def test_a_worker_without_a_thread_to_serve_it_ends(tmp_path: Path, monkeypatch:
 def test_output_that_is_gone_does_not_end_the_campaign(tmp_path: Path) -> None:
     """A closed terminal, or a log on a full disk, would lose the night's search."""
 
-    class Gone(SilentReporter):
+    class Gone(Reporter):
         def progress(self, statistics: Statistics) -> None:
             raise OSError(errno.EIO, "Input/output error")
 

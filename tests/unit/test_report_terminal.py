@@ -15,7 +15,7 @@ from rich.console import Console
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, SilentReporter, Statistics, StopReason
+from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -320,7 +320,7 @@ def test_all_lines_about_a_finding_carry_one_hash() -> None:
         (True, False, "xterm-256color", LiveReporter),
         (True, False, "dumb", LineReporter),
         (False, False, "xterm-256color", LineReporter),
-        (True, True, "xterm-256color", SilentReporter),
+        (True, True, "xterm-256color", Reporter),
     ],
 )
 def test_the_reporter_fits_where_it_prints(
