@@ -21,13 +21,13 @@ from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.row import MeasuredRow, Reading, joined, row_name, scope
 from attnfuzz.explaining.rows_to_draw import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.words import number, ranges
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.told import number, ranges
 from attnfuzz.said import text_of, type_name
+from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["explain_case", "summarise"]

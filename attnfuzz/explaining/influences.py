@@ -16,10 +16,10 @@ from torch import Tensor
 from attnfuzz.explaining.places import Places, key_slots, name_of, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.explaining.row import row_name
-from attnfuzz.judging.comparison import axes_of
-from attnfuzz.judging.words import ranges, shape_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.told import ranges, shape_of
+from attnfuzz.trials.comparison import axes_of
 
 __all__ = ["Unwritten", "dead_influences", "find_unwritten", "foreign_influences", "table_influences"]
 

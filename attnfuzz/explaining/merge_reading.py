@@ -13,9 +13,9 @@ from torch import Tensor
 from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.row import Reading, weight
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis import lse_mistakes, output_mistakes
 from attnfuzz.problems.cases import MergeStatesCase
+from attnfuzz.problems.told import number
 from attnfuzz.values import LogicalStates
 
 __all__ = ["MergedRow", "read_merged_row"]

@@ -14,12 +14,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from attnfuzz.explaining.reruns import Reruns
-from attnfuzz.judging.words import plural
 from attnfuzz.memory.arena import Region
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views
+from attnfuzz.problems.told import plural
 
 __all__ = ["Places", "name_of"]
 

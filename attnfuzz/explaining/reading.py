@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.row import Counts, MeasuredRow, Reading, count_tokens, descriptions, row_name, weight
-from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis import explain_lse, explain_row
 from attnfuzz.oracles.diagnosis.formulas import is_written, wrong_scales
 from attnfuzz.oracles.diagnosis.row import first_match
 from attnfuzz.problems.block_table import block_table_rows, num_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.told import number
 from attnfuzz.problems.variants import PLAIN_VARIANT
 
 __all__ = ["RULES", "another_page", "read_row", "split_mistakes"]

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.judging.words import number, ranges, row_words, tokens_name
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.told import number, ranges, row_words, tokens_name
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalAttention
 

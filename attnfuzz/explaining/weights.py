@@ -16,13 +16,13 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
-from attnfuzz.judging.comparison import natural_lse
-from attnfuzz.judging.expectations import expectations
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.reference import row_weights
+from attnfuzz.trials.comparison import natural_lse
+from attnfuzz.trials.expectations import expectations
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import token_table
 

@@ -15,11 +15,6 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.comparison import Reference
-from attnfuzz.judging.expectations import DistantExpectations, Expectation, expectations
-from attnfuzz.judging.observation import KernelRaised, Observation, call
-from attnfuzz.judging.symptoms import Seen, Symptoms, look
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
@@ -31,6 +26,11 @@ from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.comparison import Reference
+from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations
+from attnfuzz.trials.observation import KernelRaised, Observation, call
+from attnfuzz.trials.symptoms import Seen, Symptoms, look
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values.tokens import token_table
 
 __all__ = ["Asked", "Batch", "Entry", "asked_of", "entries_of"]

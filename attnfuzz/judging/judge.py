@@ -17,9 +17,6 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.batch import Asked, Batch
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.symptoms import Symptoms
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
@@ -33,6 +30,9 @@ from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_siz
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.said import text_of
+from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.symptoms import Symptoms
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["BatchLost", "Judging", "judge", "judge_many"]
 

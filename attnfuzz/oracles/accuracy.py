@@ -6,10 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from attnfuzz.cases.edits import with_lengths
-from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.diagnosis import Compared, explain
 from attnfuzz.oracles.relations.relation import Changed, run_on
@@ -23,6 +19,10 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
+from attnfuzz.problems.told import element, number, ratio
+from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
+from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["check", "objection"]
 

@@ -1,11 +1,11 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
-from attnfuzz.judging.observation import Observation
-from attnfuzz.judging.trial import Trial, cause_of_difference
 from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
+from attnfuzz.trials.observation import Observation
+from attnfuzz.trials.trial import Trial, cause_of_difference
 
 __all__ = ["check"]
 

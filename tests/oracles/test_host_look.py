@@ -14,10 +14,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.batch import Batch
-from attnfuzz.judging.symptoms import Symptoms
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.image import plan_of
 from attnfuzz.problems.cases import Case
+from attnfuzz.trials.symptoms import Symptoms
+from attnfuzz.trials.trial import Trial
 
 PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
 

@@ -32,7 +32,8 @@ RANKS = {
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
-    "attnfuzz.judging": 2,
+    "attnfuzz.trials": 1,  # runs of a kernel on a case
+    "attnfuzz.judging": 3,
     "attnfuzz.explaining": 2,
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,

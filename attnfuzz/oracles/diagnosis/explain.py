@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.oracles.diagnosis import formulas, tokens
 from attnfuzz.oracles.diagnosis.formulas import column_mistakes, scale_mistakes, variant_mistakes
@@ -25,6 +24,7 @@ from attnfuzz.oracles.diagnosis.row import (
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
 __all__ = [

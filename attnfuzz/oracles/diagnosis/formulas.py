@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis.roundings import merged_states
 from attnfuzz.oracles.diagnosis.row import AttentionRow, Suspect, softmax_average
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.problems.told import number
 
 __all__ = [
     "column_mistakes",

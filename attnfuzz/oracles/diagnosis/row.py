@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.judging.words import token_name, tokens_name
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.told import token_name, tokens_name
 from attnfuzz.values import LogicalAttention
 
 __all__ = [

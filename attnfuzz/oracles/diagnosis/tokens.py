@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.judging.words import row_words
 from attnfuzz.oracles.diagnosis.row import AttentionRow, Suspect, softmax_average
 from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.told import row_words
 
 __all__ = [
     "another_head",

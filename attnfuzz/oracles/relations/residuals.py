@@ -19,10 +19,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.comparison import Comparison, Reference, compare
-from attnfuzz.judging.expected_rows import arithmetic_of, changes_scores
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import number
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
 from attnfuzz.oracles.diagnosis.explain import row_of
 from attnfuzz.oracles.diagnosis.roundings import Mistake, mistakes
@@ -40,6 +36,10 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
+from attnfuzz.problems.told import number
+from attnfuzz.trials.comparison import Comparison, Reference, compare
+from attnfuzz.trials.expected_rows import arithmetic_of, changes_scores
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values.draws import NORMAL_EXPONENT
 
 __all__ = ["RESIDUALS"]

@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.judging.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.judging.observation import Observation, observe, observe_guarded
-from attnfuzz.judging.symptoms import Symptoms, elements_differ
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, holds_prefill
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
+from attnfuzz.trials.observation import Observation, observe, observe_guarded
+from attnfuzz.trials.symptoms import Symptoms, elements_differ
 
 __all__ = ["Cause", "Trial", "cause_of_difference"]
 

@@ -12,15 +12,15 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import Expectation, expectations, on_device
-from attnfuzz.judging.observation import Observation
-from attnfuzz.judging.words import element, number, ranges
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.told import element, number, ranges
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.expectations import Expectation, expectations, on_device
+from attnfuzz.trials.observation import Observation
 
 __all__ = [
     "Comparison",
