@@ -12,15 +12,17 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
-from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
+from attnfuzz.explaining.measured_row import MeasuredRow, Reading
+from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
 from attnfuzz.explaining.places import Places, key_slots
 from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
-from attnfuzz.explaining.row import MeasuredRow, Reading, joined, row_name, scope
-from attnfuzz.explaining.rows_to_draw import rows_to_draw, tokens_to_blame
+from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
+from attnfuzz.explaining.words import joined, row_name, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
@@ -204,8 +206,8 @@ class _Explaining:
         if isinstance(self.reruns.case, OpenCase):
             return None
         if isinstance(self.reruns.case, MergeStatesCase):
-            return read_merged_row(MergedRow(self.reruns.case, self.places, weights, self._states(), row))
-        measured = MeasuredRow(self.reruns.case, self.places, weights, *self._read_from, row)
+            return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._states(), row))
+        measured = MeasuredRow.of(Query.numbered(self.reruns.case, row), self.places, weights, *self._read_from)
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
             exact = "; ".join(mistakes[:2])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
+from attnfuzz.explaining.row import Query
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.freed import freed_tokens
@@ -290,11 +291,10 @@ def expected_weights(reruns: Reruns, places: Places) -> Float64[Tensor, "rows pl
     values = values.dequantised()
     found = torch.zeros((case.num_rows * case.num_q_heads, places.count), dtype=torch.float64, device="cpu")
     for number in range(len(found)):
-        row, head = divmod(number, case.num_q_heads)
-        seq, length, kv_head = case.row_seqs[row], case.row_lens[row], head // case.gqa_ratio
-        keys = values.sequence(seq)[0][:length, kv_head].cpu().double()
-        scores = case.scale * (keys @ values.q[row, head].cpu().double())
-        found[number].index_add_(0, places.own(seq, kv_head)[:length], row_weights(case, head, scores)[0])
+        query = Query.numbered(case, number)
+        keys = values.sequence(query.seq)[0][: query.num_tokens, query.kv_head].cpu().double()
+        scores = case.scale * (keys @ values.q[query.row, query.head].cpu().double())
+        found[number].index_add_(0, places.of_query(query), row_weights(case, query.head, scores)[0])
     return found
 
 

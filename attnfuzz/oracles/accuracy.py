@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from attnfuzz.cases.edits import with_lengths
+from attnfuzz.explaining.diagnose import Compared, explain
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.diagnosis import Compared, explain
 from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
 from attnfuzz.problems.cases import (

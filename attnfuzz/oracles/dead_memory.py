@@ -1,6 +1,7 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
+from attnfuzz.explaining.diagnose import explain, past_the_end_within_bounds
+from attnfuzz.explaining.mistakes import Diagnosis
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of

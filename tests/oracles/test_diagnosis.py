@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.explaining.row import AttentionRow, softmax_average
+from attnfuzz.explaining.tokens import another_page
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
-from attnfuzz.oracles.diagnosis.tokens import another_page
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.values import attention_values
@@ -163,7 +163,9 @@ def test_every_exchange_of_pages_is_foreseen(length: int, paged: PagedDecodeCase
     case = msgspec.structs.replace(paged, seq_lens=(5, length, 16), values=Values(keys="normal", values="normal"))
     values = attention_values(case)
     nothing = torch.zeros(case.value_size, dtype=torch.float64)
-    row = AttentionRow(case, values, 1, 2, got=nothing, got_lse=0.0, bound=nothing, lse_bound=0.0, poison=0.0)
+    row = AttentionRow(
+        case=case, values=values, row=1, head=2, got=nothing, got_lse=0.0, bound=nothing, lse_bound=0.0, poison=0.0
+    )
     foreseen = {
         suspect.words(i): (suspect.out[i], suspect.lse[i])
         for suspect in another_page(row)
@@ -247,7 +249,7 @@ def test_fault_in_the_diagnosis_costs_no_finding(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(sys.modules["attnfuzz.oracles.diagnosis.explain"], "first_match", fail)
+    monkeypatch.setattr(sys.modules["attnfuzz.explaining.diagnose"], "first_match", fail)
     message = failure_of(plant(average=lambda w, v: w @ v + 1), dense).message
     assert message.endswith("; (attnfuzz could not diagnose this: ZeroDivisionError: planted)")
 

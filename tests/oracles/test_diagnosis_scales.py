@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.oracles.diagnosis.explain import explain_lse, explain_row
-from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.explaining.diagnose import explain_lse, explain_row
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Values

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.oracles.diagnosis.explain import explain_lse, explain_row
-from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.explaining.diagnose import explain_lse, explain_row
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.reference import row_weights

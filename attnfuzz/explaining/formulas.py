@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.roundings import merged_states
-from attnfuzz.oracles.diagnosis.row import AttentionRow, Suspect, softmax_average
+from attnfuzz.explaining.low_precision import merged_states
+from attnfuzz.explaining.mistakes import Family, Outcome, family
+from attnfuzz.explaining.row import AttentionRow, Row, softmax_average
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -26,6 +27,7 @@ __all__ = [
     "column_mistakes",
     "fitted_scale",
     "is_written",
+    "lse_bases",
     "lse_formulas",
     "partial_bases",
     "rescaled_output",
@@ -43,7 +45,7 @@ _ZOOMS = 6
 _TINY = 1e-30
 
 
-def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
+def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
     """Scores multiplied by a wrong constant."""
     scale, size = row.case.scale, row.case.head_size
     padded = 1 << (size - 1).bit_length()
@@ -66,16 +68,16 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
     scores = torch.tensor(list(wrong), dtype=torch.float64, device="cpu")[:, None] * row.scores
     out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
     names = list(wrong.values())
-    yield Suspect("scale", out, lse, lambda i: names[i])
-    yield Suspect("scale", out, None, lambda i: names[i])
+    yield Family("scale", out, lse, lambda i: names[i])
+    yield Family("scale", out, None, lambda i: names[i])
 
 
-def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
+def fitted_scale(row: AttentionRow) -> Iterator[Family]:
     """Scores multiplied by the constant that explains the row best, if somebody may have written it."""
     factor = _best_scale(row)
     if is_written(factor):
         out, lse = softmax_average(factor * row.scores[None], row.v[None])
-        yield Suspect("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones", is_fitted=True)
+        yield Family("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones", is_fitted=True)
 
 
 def is_written(factor: float) -> bool:
@@ -97,7 +99,7 @@ def _best_scale(row: AttentionRow) -> float:
     return best
 
 
-def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
+def rescaled_output(row: AttentionRow) -> Iterator[Family]:
     """A right output times a constant, which is fitted."""
     norm = float(row.expected @ row.expected)
     if not norm or len(row.got) == 1:
@@ -109,41 +111,48 @@ def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
     out = (factor * row.expected)[None]
     words = _factor_words(factor, total)
     if words is not None:
-        yield Suspect("normalisation", out, None, lambda _: words)
+        yield Family("normalisation", out, None, lambda _: words)
     elif is_written(factor):
-        yield Suspect(
+        yield Family(
             "normalisation", out, None, lambda _: f"the output is {number(factor)} x the right one", is_fitted=True
         )
 
 
-def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
-    """Wrong log-sum-exps, each with its mistake by name and in words."""
-    log_total = float(row.weights.sum().log())
-    yield row.lse * _LOG2_E, "lse_base2", "lse is in base 2, but the kernel declares natural logarithms"
-    yield row.lse / _LOG2_E, "lse_natural", "lse is natural, but the kernel declares base 2"
-    yield log_total, "lse_formula", "lse is the logarithm of the sum, without the maximum"
-    yield row.top, "lse_formula", "lse is the maximum of the scores alone"
-    yield row.top - log_total, "lse_formula", "lse is the maximum minus the logarithm of the sum, not plus it"
-    yield row.top + math.exp(log_total), "lse_formula", "lse is the maximum plus the sum itself, not its logarithm"
-    yield math.exp(min(row.lse, 700.0)), "lse_formula", "lse is the sum of exp(score) itself, not its logarithm"
-    yield (
-        float((row.scores / row.case.scale).logsumexp(0)),
-        "lse_formula",
-        "lse is that of the scores before they are scaled",
-    )
-    yield row.top * _LOG2_E + log_total, "lse_formula", "lse adds a maximum in base 2 to a natural logarithm of the sum"
-    yield row.top / _LOG2_E + log_total, "lse_formula", "lse adds a natural maximum to a logarithm of the sum in base 2"
-    yield -math.inf, "treated_as_empty", "the sequence is treated as empty"
+def lse_bases(row: Row) -> Iterator[Family]:
+    """Log-sum-exps in the base that was not declared."""
+    for cause, lse, words in (
+        ("lse_base2", row.lse * _LOG2_E, "lse is in base 2, but the kernel declares natural logarithms"),
+        ("lse_natural", row.lse / _LOG2_E, "lse is natural, but the kernel declares base 2"),
+    ):
+        yield from family(cause, [(row.expected, lse, words)])
 
 
-def partial_bases(row: AttentionRow) -> Iterator[Suspect]:
+def lse_formulas(row: AttentionRow) -> Iterator[Family]:
+    """Log-sum-exps by a wrong formula."""
+    top, log_total = row.top, float(row.weights.sum().log())
+    lses = {
+        "lse is the logarithm of the sum, without the maximum": log_total,
+        "lse is the maximum of the scores alone": top,
+        "lse is the maximum minus the logarithm of the sum, not plus it": top - log_total,
+        "lse is the maximum plus the sum itself, not its logarithm": top + math.exp(log_total),
+        "lse is the sum of exp(score) itself, not its logarithm": math.exp(min(row.lse, 700.0)),
+        "lse is that of the scores before they are scaled": float((row.scores / row.case.scale).logsumexp(0)),
+        "lse adds a maximum in base 2 to a natural logarithm of the sum": top * _LOG2_E + log_total,
+        "lse adds a natural maximum to a logarithm of the sum in base 2": top / _LOG2_E + log_total,
+    }
+    yield from lse_bases(row)
+    yield from family("lse_formula", ((row.expected, lse, words) for words, lse in lses.items()))
+    yield from family("treated_as_empty", [(row.expected, -math.inf, "the sequence is treated as empty")])
+
+
+def partial_bases(row: AttentionRow) -> Iterator[Family]:
     """States whose log-sum-exps have one base, merged as if they had another; into how many parts is fitted."""
     out, lse = _merged_states(row, _LOG2_E)
     words = "partial log-sum-exps in base 2 are merged as natural ones"
-    yield Suspect("partial_lse", out, lse, lambda _: words, is_fitted=True)
+    yield Family("partial_lse", out, lse, lambda _: words, is_fitted=True)
     out, lse = _merged_states(row, 1 / _LOG2_E)
     others = "natural partial log-sum-exps are merged as in base 2"
-    yield Suspect("partial_lse", out, lse * _LOG2_E, lambda _: others, is_fitted=True)
+    yield Family("partial_lse", out, lse * _LOG2_E, lambda _: others, is_fitted=True)
 
 
 def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:
@@ -159,26 +168,14 @@ def _factor_words(factor: float, total: float) -> str | None:
     return None
 
 
-Outcome = tuple[Float64[Tensor, " v_head_size"], float, str]
-
-
-def scale_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+def scale_mistakes(row: AttentionRow) -> Iterator[Family]:
     """All mistakes as one family, since there are few; nothing for a plain cache."""
-    yield from _family("kv_scales", [*_wrong_factors(row), *_another_format(row)])
+    yield from family("kv_scales", (*_wrong_factors(row), *_another_format(row)))
 
 
-def wrong_scales(row: AttentionRow) -> Iterator[Suspect]:
+def wrong_scales(row: AttentionRow) -> Iterator[Family]:
     """Those that look at no cached number: of a row whose V is not what its cache holds."""
-    yield from _family("kv_scales", [*_wrong_factors(row)])
-
-
-def _family(cause: str, found: list[Outcome]) -> Iterator[Suspect]:
-    """Mistakes of which there are few, as one family; none where there is none."""
-    if found:
-        outs, lses, words = zip(*found, strict=True)
-        yield Suspect(
-            cause, torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
-        )
+    yield from family("kv_scales", _wrong_factors(row))
 
 
 def _wrong_factors(row: AttentionRow) -> Iterator[Outcome]:
@@ -249,22 +246,22 @@ _MOST_COUNTS = 8
 """Splits that may each add a sink."""
 
 
-def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+def variant_mistakes(row: AttentionRow) -> Iterator[Family]:
     """All mistakes as one family, since there are few; nothing for a plain case."""
-    found = [*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row)]
-    yield from _family("variant", found)
+    found = (*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row))
+    yield from family("variant", found)
 
 
-def column_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+def column_mistakes(row: AttentionRow) -> Iterator[Family]:
     """Those with rows that are keys and values at once; nothing where V is a tensor of its own."""
     if not row.case.values_in_keys:
         return
-    yield from _family("score_columns", [*_wrong_columns_scored(row)])
+    yield from family("score_columns", _wrong_columns_scored(row))
     size = row.case.value_size
     weights, _ = row_weights(row.case, row.head, row.scores)
     outs = (weights @ row.k).unfold(0, size, 1)[1:]
     if len(outs):
-        yield Suspect("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
+        yield Family("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
 
 
 def _wrong_columns_scored(row: AttentionRow) -> Iterator[Outcome]:
