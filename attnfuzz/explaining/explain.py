@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -30,7 +31,8 @@ from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.told import number, ranges
 from attnfuzz.said import text_of, type_name
 from attnfuzz.trials.observation import KernelRaised
-from attnfuzz.values import LogicalAttention, LogicalStates
+from attnfuzz.values import LogicalAttention
+from attnfuzz.values.tokens import values_on
 
 __all__ = ["explain_case", "summarise"]
 
@@ -206,7 +208,7 @@ class _Explaining:
         if isinstance(self.reruns.case, OpenCase):
             return None
         if isinstance(self.reruns.case, MergeStatesCase):
-            return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._states(), row))
+            return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._values, row))
         measured = MeasuredRow.of(Query.numbered(self.reruns.case, row), self.places, weights, *self._read_from)
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
@@ -217,25 +219,16 @@ class _Explaining:
     @functools.cached_property
     def _read_from(self) -> tuple[LogicalAttention, Tensor]:
         """Values on the host, and the key of every place, times its scale in an 8-bit cache."""
-        values = self.reruns.values
-        scales = None if values.kv_scales is None else values.kv_scales.cpu()
-        logical = LogicalAttention(values.q.cpu(), values.k.cpu(), values.v.cpu(), values.starts, scales)
+        values = self._values
         keys = key_slots(self.reruns.reset()).reshape(self.places.count, self.reruns.case.head_size).double().cpu()
-        if scales is not None:
-            keys *= scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
-        return logical, keys
+        if values.kv_scales is not None:
+            keys *= values.kv_scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
+        return values, keys
 
-    def _states(self) -> LogicalStates:
-        """Those of a merge, on the host."""
-        values = self.reruns.values
-        return LogicalStates(
-            prefix_output=values.prefix_output.cpu(),
-            suffix_output=values.suffix_output.cpu(),
-            prefix_lse=values.prefix_lse.cpu(),
-            suffix_lse=values.suffix_lse.cpu(),
-            lse_base2=values.lse_base2,
-            empty_are_zeros=values.empty_are_zeros,
-        )
+    @functools.cached_property
+    def _values(self) -> Any:
+        """Logical values of the case, on the host."""
+        return values_on(self.reruns.values, "cpu")
 
     def _dimensions(self, weights: Weights) -> Iterator[str]:
         if bool(weights.dims_differ.all()):

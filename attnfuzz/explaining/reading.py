@@ -36,6 +36,9 @@ RULES = _NEXT, _BEFORE, _FIRST, _NUMBER, _OTHER_ROW = (
     "pages are read through another sequence's row of the block table",
 )
 
+_NOBODYS = "a physical page is read that no sequence owns"
+_ANOTHER = "a page is read that is not the one in the block table"
+
 _SHOWN_PAGES = 2
 
 
@@ -243,33 +246,23 @@ def another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readin
         tokens = row.tokens([page * case.block_size + offset for offset in wanted[page]])
         is_are = "are" if len(wanted[page]) > 1 else "is"
         texts.append(f"{tokens} {is_are} read from physical page {read}, where the table says {table[row.seq][page]}")
-        general.append(set(_origins(row, table, page, read)))
+        general.append(set(_origins(row, case, page, read)))
     common = set.intersection(*general)
     return Reading("; ".join(texts), tuple(origin for origin in _ORIGINS if origin in common))
 
 
-_ORIGINS = (
-    *RULES,
-    "a physical page is read that no sequence owns",
-    "a page is read that is not the one in the block table",
-)
+_ORIGINS = (*RULES, _NOBODYS, _ANOTHER)
+"""The most telling first."""
 
 
-def _origins(row: MeasuredRow, table: tuple[tuple[int, ...], ...], page: int, read: int) -> Iterator[str]:
-    own = table[row.seq]
-    if page + 1 < len(own) and own[page + 1] == read:
-        yield _ORIGINS[0]
-    if page and own[page - 1] == read:
-        yield _ORIGINS[1]
-    if own[0] == read:
-        yield _ORIGINS[2]
-    if page == read:
-        yield _ORIGINS[3]
-    if any(read in other for seq, other in enumerate(table) if seq != row.seq):
-        yield _ORIGINS[4]
+def _origins(row: MeasuredRow, case: PagedDecodeCase, page: int, read: int) -> Iterator[str]:
+    """Rules by which physical page `read` may have been found in place of a page of the sequence."""
+    yield from (words for words, pages in _rules(case, row.seq, page + 1) if pages[page:] == [read])
+    if any(read in other for seq, other in enumerate(block_table_rows(case)) if seq != row.seq):
+        yield _OTHER_ROW
     if not any(slot[0] == read for slot in row.places.owners):
-        yield _ORIGINS[5]
-    yield _ORIGINS[6]
+        yield _NOBODYS
+    yield _ANOTHER
 
 
 def _paired(wanted: dict[int, list[int]], found: dict[int, list[int]]) -> list[tuple[int, int]] | None:

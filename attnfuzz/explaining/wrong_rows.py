@@ -252,9 +252,7 @@ def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
 
 def _is_left_right(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether a row that is right would be nearly that with the rounding, too."""
-    got, _, bound, ways = rounding.beside(row)
-    missed = (ways - got).abs().nan_to_num(torch.inf)
-    return bool((missed <= _REFUTED * bound).all(-1).any())
+    return bool((rounding.left_open(row) <= _REFUTED).any())
 
 
 def _is_near(row: AttentionRow, rounding: Rounding) -> bool:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from attnfuzz.problems.told import element, number, ranges
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 from attnfuzz.trials.observation import Observation
+from attnfuzz.values.tokens import values_on
 
 __all__ = [
     "Comparison",
@@ -141,9 +142,7 @@ class Reference:
 
     def values_on(self, device: str) -> Any:
         """`values` in the memory of `device`."""
-        parts = {field.name: getattr(self.values, field.name) for field in fields(self.values)}
-        moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
-        return replace(self.values, **moved)
+        return values_on(self.values, device)
 
     @property
     def expected(self) -> Expected:
