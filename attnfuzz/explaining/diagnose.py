@@ -13,7 +13,7 @@ from torch import Tensor
 from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.formulas import column_mistakes, scale_mistakes, variant_mistakes
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
-from attnfuzz.explaining.merges import explain_merge
+from attnfuzz.explaining.merges import diagnose_merge
 from attnfuzz.explaining.mistakes import Diagnosis, Family, chain, first_match, first_match_of_lse
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
@@ -25,9 +25,9 @@ from attnfuzz.trials.comparison import Comparison, Reference
 
 __all__ = [
     "Compared",
-    "explain",
-    "explain_lse",
-    "explain_row",
+    "diagnose",
+    "diagnose_lse",
+    "diagnose_row",
     "past_the_end_within_bounds",
 ]
 
@@ -74,7 +74,7 @@ _MOST_RIGHT = 2
 _MOST_REFITTED = 2
 
 
-def explain(
+def diagnose(
     reference: Reference,
     poison: Fill,
     comparisons: list[Comparison],
@@ -89,12 +89,12 @@ def explain(
     infinities and NaN. A finding is not lost to a fault in here: the fault is what is told then.
     """
     try:
-        return _explain(reference, poison, comparisons, failed, index, nearby)
+        return _diagnose(reference, poison, comparisons, failed, index, nearby)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
 
 
-def _explain(
+def _diagnose(
     reference: Reference,
     poison: Fill,
     comparisons: list[Comparison],
@@ -106,10 +106,10 @@ def _explain(
     if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
         return None
     if isinstance(case, MergeStatesCase):
-        return explain_merge(reference, comparisons, failed, index)
+        return diagnose_merge(reference, comparisons, failed, index)
     number, head = index[:2]
     if case.row_lens[number] == 0:
-        return _explain_empty(case, failed, number, head)
+        return _diagnose_empty(case, failed, number, head)
     if failed.name not in ("out", "lse"):
         return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
     held = poison_value(getattr(torch, case.kv_dtype), poison)
@@ -126,7 +126,7 @@ def _explain(
     if exact is not None and rounded.is_telling:
         return _or_at_an_edge(exact, rounded)
     row = row_of(reference, case, comparisons, number, head, held)
-    found, near = _explain_here(row, failed), exact or rounded.nearly()
+    found, near = _diagnose_here(row, failed), exact or rounded.nearly()
     also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
     if found is not None and any(_contradicts(found, row, other, failed) for other in also_wrong):
         found = None
@@ -153,7 +153,7 @@ def _or_at_an_edge(exact: Diagnosis, rounded: WrongRows) -> Diagnosis:
     return replace(first, words=f"{first.words}, or {other.words}", maybe=(*exact.maybe, other.cause))
 
 
-def _explain_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
+def _diagnose_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
     lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
     words = f"sequence {number} is empty: expected out = 0 and lse = {lse}"
     if failed.name == "lse" and lse == "-inf" and -math.inf < float(failed.got[number, head]) < LOWEST_EXPONENT:
@@ -188,13 +188,13 @@ def _is_wrong(comparisons: list[Comparison]) -> Tensor:
     return wrong
 
 
-def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
+def _diagnose_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
     """What one wrong row points to by itself."""
     if not row.got.isfinite().all():
-        return _explain_not_finite(row)
+        return _diagnose_not_finite(row)
     if failed.name == "lse":
-        return explain_lse(row)
-    return explain_row(row)
+        return diagnose_lse(row)
+    return diagnose_row(row)
 
 
 def _contradicts(found: Diagnosis, row: AttentionRow, other: AttentionRow, failed: Comparison) -> bool:
@@ -203,7 +203,7 @@ def _contradicts(found: Diagnosis, row: AttentionRow, other: AttentionRow, faile
     is_barely_wrong = float(((row.got - row.expected).abs() / row.bound).nan_to_num(torch.inf).max()) < _BARELY
     if not found.is_fitted and failed.name != "lse" and not is_barely_wrong:
         return False
-    there = _explain_here(other, failed)
+    there = _diagnose_here(other, failed)
     if found.is_fitted or row.seq == other.seq:
         return there != found
     return there is None or there.cause != found.cause
@@ -245,7 +245,7 @@ def past_the_end_within_bounds(
     return None
 
 
-def explain_row(row: AttentionRow) -> Diagnosis | None:
+def diagnose_row(row: AttentionRow) -> Diagnosis | None:
     """The mistake that gives this output, and this LSE if there is one."""
     return first_match(row, chain(_families(row), row))
 
@@ -282,7 +282,7 @@ def _here(tensor: Tensor) -> Tensor:
     return tensor.double().cpu()
 
 
-def _explain_not_finite(row: AttentionRow) -> Diagnosis | None:
+def _diagnose_not_finite(row: AttentionRow) -> Diagnosis | None:
     largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
     if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
         words = f"the sum of exp(score - maximum) x V reaches {largest:.4g}, and float16 ends at 65504"
@@ -290,7 +290,7 @@ def _explain_not_finite(row: AttentionRow) -> Diagnosis | None:
     return None
 
 
-def explain_lse(row: AttentionRow) -> Diagnosis | None:
+def diagnose_lse(row: AttentionRow) -> Diagnosis | None:
     """The mistake that gives this LSE beside a right output."""
     if row.kv_scales is not None and (found := first_match_of_lse(row, scale_mistakes(row))):
         return found

@@ -25,6 +25,7 @@ from attnfuzz.problems.told import number
 
 __all__ = [
     "column_mistakes",
+    "divisor_words",
     "fitted_scale",
     "is_written",
     "lse_bases",
@@ -109,9 +110,9 @@ def rescaled_output(row: AttentionRow) -> Iterator[Family]:
     if abs(factor) <= _SMALLEST_FACTOR:
         return
     out = (factor * row.expected)[None]
-    words = _factor_words(factor, total)
+    words = divisor_words(factor, total, rel_tol=1e-3)
     if words is not None:
-        yield Family("normalisation", out, None, lambda _: words)
+        yield Family("normalisation", out, None, lambda _: f"the output is {words} ({number(total)})")
     elif is_written(factor):
         yield Family(
             "normalisation", out, None, lambda _: f"the output is {number(factor)} x the right one", is_fitted=True
@@ -160,11 +161,12 @@ def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:
     return torch.stack(outs), torch.stack(lses)
 
 
-def _factor_words(factor: float, total: float) -> str | None:
-    if math.isclose(factor, total, rel_tol=1e-3):
-        return f"the output is not divided by the sum of the weights ({number(total)})"
-    if math.isclose(factor, 1 / total, rel_tol=1e-3):
-        return f"the output is divided twice by the sum of the weights ({number(total)})"
+def divisor_words(factor: float, total: float, *, rel_tol: float) -> str | None:
+    """What makes an output `factor` times too large, where the weights exp(score - maximum) sum up to `total`."""
+    if math.isclose(factor, total, rel_tol=rel_tol):
+        return "not divided by the sum of the weights"
+    if math.isclose(factor, 1 / total, rel_tol=rel_tol):
+        return "divided twice by the sum of the weights"
     return None
 
 

@@ -33,7 +33,7 @@ from attnfuzz.problems.told import number
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
-__all__ = ["MeasuredMerge", "MergedRow", "explain_merge", "read_merged_row"]
+__all__ = ["MeasuredMerge", "MergedRow", "diagnose_merge", "read_merged_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def natural_lse_of(states: LogicalStates, side: int, token: int, head: int) -> f
     return -math.inf if math.isinf(lse) else lse * (math.log(2) if states.lse_base2 else 1.0)
 
 
-def explain_merge(
+def diagnose_merge(
     reference: Reference, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
 ) -> Diagnosis | None:
     """What the row of the wrong element points to."""

@@ -77,6 +77,27 @@ class Beside(NamedTuple):
     bound: Float64[Tensor, " elements"]
     replayed: Float64[Tensor, "results elements"]
 
+    @property
+    def error(self) -> Float64[Tensor, " elements"]:
+        """How far what came out is from what should have."""
+        return (self.got - self.expected).abs()
+
+    @property
+    def worst(self) -> int:
+        """The element that is furthest beyond its bound."""
+        return int((self.error / self.bound.clamp(min=_TINY)).argmax())
+
+    @property
+    def missed(self) -> Float64[Tensor, "results elements"]:
+        """How far each result is from what came out; infinite where one of them is no number."""
+        return (self.replayed - self.got).abs().nan_to_num(torch.inf)
+
+    @property
+    def unexplained(self) -> Float64[Tensor, " results"]:
+        """Which part of the squares of all errors, in bounds, each result leaves."""
+        bound = self.bound.clamp(min=_TINY)
+        return (self.missed / bound).square().sum(-1) / (self.error / bound).square().sum()
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -107,8 +128,8 @@ class Replay:
 
     def left_open(self, row: Row) -> Float64[Tensor, " results"]:
         """The largest part of the row's error, in bounds, that each result leaves open."""
-        got, _, bound, results = self.beside(row)
-        return ((results - got).abs() / bound.clamp(min=_TINY)).amax(1).nan_to_num(torch.inf)
+        beside = self.beside(row)
+        return (beside.missed / beside.bound.clamp(min=_TINY)).amax(1).nan_to_num(torch.inf)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.diagnose import explain_lse, explain_row
-from attnfuzz.explaining.formulas import is_written, wrong_scales
+from attnfuzz.explaining.diagnose import diagnose_lse, diagnose_row
+from attnfuzz.explaining.formulas import divisor_words, is_written, wrong_scales
 from attnfuzz.explaining.measured_row import Counts, MeasuredRow, Reading
 from attnfuzz.explaining.mistakes import first_match
 from attnfuzz.explaining.row import Query
@@ -349,9 +349,9 @@ def read_variant(row: MeasuredRow) -> Reading | None:
 
 
 def diagnosed(row: MeasuredRow) -> str | None:
-    """What mistake, of those that `explain_row` replays, gives all of these weights."""
+    """What mistake, of those that `diagnose_row` replays, gives all of these weights."""
     full = row.diagnosable()
-    found = None if full is None else explain_row(full)
+    found = None if full is None else diagnose_row(full)
     return None if found is None else found.words or None
 
 
@@ -365,6 +365,8 @@ def _outside_the_window(row: MeasuredRow) -> list[int]:
     return found
 
 
+_LEAST_FACTOR = 0.02
+"""By which a factor must differ from 1, and by which it may from a divisor."""
 _FEWEST = 4
 _LEAST_SPREAD = 0.1
 """Of scores, and between them: for two tokens, some factor always fits."""
@@ -521,17 +523,14 @@ def _often(times: int) -> str:
 def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:
     """All weights too large or too small by the same factor."""
     total = 1 / max(float(row.expected.max()), row.beside_tokens)  # of exp(score - largest score)
-    names = {
-        total: f"not divided by the sum of the weights ({weight(total)})",
-        1 / total: f"divided twice by the sum of the weights ({weight(total)})",
-        math.exp(float(row.weights.expected_lse[row.number])): "not divided by the sum of exp(score)",
-    }
-    for factor, words in names.items():
-        if abs(factor - 1) > 0.02 and math.isclose(counts.factor, factor, rel_tol=2e-2):
-            return Reading(
-                f"all weights are {weight(counts.factor)} x the right ones: {words}",
-                (f"the output is {words.partition(' (')[0]}",),
-            )
+    of_exp = math.exp(float(row.weights.expected_lse[row.number]))
+    words, shown = divisor_words(counts.factor, total, rel_tol=_LEAST_FACTOR), f" ({weight(total)})"
+    if words is None or abs(total - 1) <= _LEAST_FACTOR:
+        is_of_exp = abs(of_exp - 1) > _LEAST_FACTOR and math.isclose(counts.factor, of_exp, rel_tol=_LEAST_FACTOR)
+        words, shown = "not divided by the sum of exp(score)" if is_of_exp else None, ""
+    if words is not None:
+        text = f"all weights are {weight(counts.factor)} x the right ones: {words}{shown}"
+        return Reading(text, (f"the output is {words}",))
     diagnosed = _by_diagnosis(row)
     if diagnosed is not None and "past the end" in diagnosed.exact:
         return diagnosed
@@ -577,7 +576,7 @@ def _rescaled(row: MeasuredRow) -> Reading | None:
 
 
 def _by_diagnosis(row: MeasuredRow) -> Reading | None:
-    """What mistake, of those that `explain_row` replays, gives all of these weights."""
+    """What mistake, of those that `diagnose_row` replays, gives all of these weights."""
     words = diagnosed(row)
     return None if words is None else Reading(words, (words.replace(f" of sequence {row.seq}", ""),))
 
@@ -593,7 +592,7 @@ def _lse_alone(row: MeasuredRow) -> Reading | None:
     if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
         return None
     full = row.diagnosable()
-    found = explain_lse(full) if full is not None else None
+    found = diagnose_lse(full) if full is not None else None
     words = None if found is None else found.words
     got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
     text = f"the weights are right, but lse = {got}, expected {expected}"

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS, Rounding, roundings
-from attnfuzz.explaining.mistakes import Diagnosis
+from attnfuzz.explaining.mistakes import Beside, Diagnosis
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
@@ -213,35 +213,26 @@ def _is_exact(row: AttentionRow, rounding: Rounding) -> bool:
 
     Of a small error, the worst element alone comes out by chance. What is not finite must be so in the same elements.
     """
-    return len(rounding.beside(row)[-1]) <= _MOST_EXACT_WAYS and _is_given(row, rounding)
+    return len(rounding.out) <= _MOST_EXACT_WAYS and _is_given(row, rounding)
 
 
 def _is_given(row: AttentionRow, rounding: Rounding) -> bool:
     """The same, of however many ways."""
-    got, expected, bound, ways = rounding.beside(row)
-    alike = _same_where_not_finite(ways, got)
-    finite = got.isfinite()
+    beside = rounding.beside(row)
+    finite, worst = beside.got.isfinite(), beside.worst
+    is_right = (beside.missed <= _BOUNDS * beside.bound)[:, finite].all(-1)
     if not bool(finite.all()):
-        missed = (ways - got).abs()[:, finite]
-        return bool((alike & (missed <= _BOUNDS * bound[finite]).all(-1)).any())
-    missed = (ways - got).abs().nan_to_num(torch.inf)
-    worst = _worst(got, expected, bound)
-    is_right = (missed <= _BOUNDS * bound).all(-1) & (missed[:, worst] <= _UNEXPLAINED * (got - expected)[worst].abs())
-    slack = bound.clamp(min=torch.finfo(torch.float64).tiny)
-    left, error = (missed / slack).square().sum(-1), ((got - expected) / slack).square().sum()
-    return bool((is_right & (left <= _UNEXPLAINED * error)).any())
+        return bool((is_right & _same_where_not_finite(beside.replayed, beside.got)).any())
+    is_right &= beside.missed[:, worst] <= _UNEXPLAINED * beside.error[worst]
+    return bool((is_right & (beside.unexplained <= _UNEXPLAINED)).any())
 
 
 def _accounts_for(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether one of the ways gives nearly all errors of the row, once it is stored, down to the last bits."""
     if not row.is_finite or len(torch.unique(row.v, dim=1)[0]) < _ENOUGH_NUMBERS:
         return False
-    got, expected, bound, ways = rounding.beside(row)
-    stored = ways.clone()
-    stored[:, : len(row.got)] = rounding.out.to(getattr(torch, row.case.dtype)).double()
-    slack = bound.clamp(min=torch.finfo(torch.float64).tiny)
-    left, error = ((stored - got) / slack).square().sum(-1), ((got - expected) / slack).square().sum()
-    return bool((left.nan_to_num(torch.inf) <= _ACCOUNTED * error).any())
+    stored = replace(rounding, out=rounding.out.to(row.dtype).double())
+    return bool((stored.beside(row).unexplained <= _ACCOUNTED).any())
 
 
 def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
@@ -264,10 +255,10 @@ def _is_near(row: AttentionRow, rounding: Rounding) -> bool:
         return False
     if not row.is_finite:
         return rounding.overflows
-    got, expected, bound, ways = rounding.beside(row)
-    worst = _worst(got, expected, bound)
-    reach = (ways[:, worst] - expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
-    return _is_among(row, rounding) and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
+    beside = rounding.beside(row)
+    worst = beside.worst
+    reach = (beside.replayed[:, worst] - beside.expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
+    return _is_among(beside) and bool(reach >= (1 - _BESIDE) * beside.error[worst])
 
 
 def _is_of_its_size(row: AttentionRow) -> bool:
@@ -316,16 +307,11 @@ def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
     return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= each + _BOUNDS * row.lse_bound)
 
 
-def _is_among(row: AttentionRow, rounding: Rounding) -> bool:
-    """Whether the row lies among what the ways give, which are many, or not far beside."""
-    got, _, bound, ways = rounding.beside(row)
-    ways = ways[ways.isfinite().all(-1)]
+def _is_among(beside: Beside) -> bool:
+    """Whether what came out lies among what the ways give, which are many, or not far beside."""
+    ways = beside.replayed[beside.replayed.isfinite().all(-1)]
     if len(ways) <= _FEW_WAYS:
         return False
     low, high = ways.amin(0), ways.amax(0)
-    slack = _BOUNDS * bound + _BESIDE * (high - low)
-    return bool(((low - slack <= got) & (got <= high + slack)).all())
-
-
-def _worst(got: Tensor, expected: Tensor, bound: Tensor) -> int:
-    return int(((got - expected).abs() / bound.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
+    slack = _BOUNDS * beside.bound + _BESIDE * (high - low)
+    return bool(((low - slack <= beside.got) & (beside.got <= high + slack)).all())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from attnfuzz.cases.edits import with_lengths
-from attnfuzz.explaining.diagnose import Compared, explain
+from attnfuzz.explaining.diagnose import Compared, diagnose
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
@@ -43,12 +43,12 @@ def objection(
     *,
     nearby: Callable[[], Iterable[Compared]] = tuple,
 ) -> Failure | None:
-    """As `check`, to results that somebody has; see `explain`."""
+    """As `check`, to results that somebody has; see `diagnose`."""
     comparison = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if comparison is None:
         return None
     kind, index = _worst(comparison)
-    found = explain(reference, poison, comparisons, comparison, index, nearby=nearby)
+    found = diagnose(reference, poison, comparisons, comparison, index, nearby=nearby)
     blame = blame_of(reference.case, comparison.axes, index)
     return Failure(
         oracle="accuracy",
