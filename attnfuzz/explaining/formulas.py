@@ -16,8 +16,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import merged_states
-from attnfuzz.explaining.mistakes import Family, Outcome, family
-from attnfuzz.explaining.row import AttentionRow, Row, softmax_average
+from attnfuzz.explaining.mistakes import Family, Predicted, family
+from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -119,7 +119,7 @@ def rescaled_output(row: AttentionRow) -> Iterator[Family]:
         )
 
 
-def lse_bases(row: Row) -> Iterator[Family]:
+def lse_bases(row: AveragedRow) -> Iterator[Family]:
     """Log-sum-exps in the base that was not declared."""
     for cause, lse, words in (
         ("lse_base2", row.lse * _LOG2_E, "lse is in base 2, but the kernel declares natural logarithms"),
@@ -180,7 +180,7 @@ def wrong_scales(row: AttentionRow) -> Iterator[Family]:
     yield from family("kv_scales", _wrong_factors(row))
 
 
-def _wrong_factors(row: AttentionRow) -> Iterator[Outcome]:
+def _wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
     """What K and V are multiplied with beside or instead of their scales."""
     if row.kv_scales is None:
         return
@@ -210,7 +210,7 @@ def _wrong_factors(row: AttentionRow) -> Iterator[Outcome]:
             yield _with_scales(row, 1.0, other_v / v, whose.format("the scale of V"))
 
 
-def _another_format(row: AttentionRow) -> Iterator[Outcome]:
+def _another_format(row: AttentionRow) -> Iterator[Predicted]:
     """The bytes of the cache taken for numbers of another 8-bit format."""
     if row.kv_scales is None or row.case.kv is None:
         return
@@ -232,7 +232,7 @@ def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Floa
     return codes.view(getattr(torch, read)).double()
 
 
-def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, words: str) -> Outcome:
+def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, words: str) -> Predicted:
     weights, lse = row_weights(row.case, row.head, row.scores * k_factor)
     return (weights @ row.v) * v_factor, float(lse), words
 
@@ -266,7 +266,7 @@ def column_mistakes(row: AttentionRow) -> Iterator[Family]:
         yield Family("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
 
 
-def _wrong_columns_scored(row: AttentionRow) -> Iterator[Outcome]:
+def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
     """Part of the products, or a scale that goes by the size of that part."""
     scale, size, last = row.case.scale, row.case.value_size, row.case.head_size - 1
     of_values, of_rest = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
@@ -280,7 +280,7 @@ def _wrong_columns_scored(row: AttentionRow) -> Iterator[Outcome]:
             yield _outcome(row, words, dots=dots)
 
 
-def _left_out(row: AttentionRow) -> Iterator[Outcome]:
+def _left_out(row: AttentionRow) -> Iterator[Predicted]:
     for name in row.case.variant.names:
         yield _outcome(row, _LEFT_OUT[name], case=_with(row.case, **{name: None}))
         if name == "sinks":
@@ -289,7 +289,7 @@ def _left_out(row: AttentionRow) -> Iterator[Outcome]:
             yield out, lse, "the LSE leaves out the sink"
 
 
-def _other_windows(row: AttentionRow) -> Iterator[Outcome]:
+def _other_windows(row: AttentionRow) -> Iterator[Predicted]:
     window = row.case.variant.window
     if window is None:
         return
@@ -298,7 +298,7 @@ def _other_windows(row: AttentionRow) -> Iterator[Outcome]:
         yield _outcome(row, "the window is one key too short", case=_with(row.case, window=window - 1))
 
 
-def _of_other_heads(row: AttentionRow) -> Iterator[Outcome]:
+def _of_other_heads(row: AttentionRow) -> Iterator[Predicted]:
     names = [name for name in ("alibi", "sinks") if getattr(row.case.variant, name) is not None]
     what = {"alibi": "slope", "sinks": "sink"}
     for head in range(row.case.num_q_heads) if names else ():
@@ -307,7 +307,7 @@ def _of_other_heads(row: AttentionRow) -> Iterator[Outcome]:
             yield _outcome(row, f"the {' and '.join(what[name] for name in names)} is that of {whose}", head=head)
 
 
-def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
+def _other_formulas(row: AttentionRow) -> Iterator[Predicted]:
     cap = row.case.variant.soft_cap
     if cap is not None:
         before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
@@ -322,7 +322,7 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
         yield _outcome(row, "ALiBi is subtracted", dots=row.scores - twice)
 
 
-def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Outcome]:
+def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Predicted]:
     """Beyond float32, or counted often: with weight p, n times over it adds (n - 1) p to the denominator."""
     weights, lse = row_weights(row.case, row.head, row.scores)
     above = sink - float(row_log_weights(row.case, row.head, row.scores)[0].max())
@@ -345,7 +345,7 @@ def _outcome(
     case: AttentionCase | None = None,
     head: int | None = None,
     dots: Float64[Tensor, " length"] | None = None,
-) -> Outcome:
+) -> Predicted:
     dots = row.scores if dots is None else dots
     weights, lse = row_weights(case or row.case, row.head if head is None else head, dots)
     return weights @ row.v, float(lse), words

@@ -18,14 +18,14 @@ from attnfuzz.explaining.measured_row import Reading
 from attnfuzz.explaining.mistakes import (
     Diagnosis,
     Family,
-    Outcome,
+    Predicted,
     families_of_one,
     family,
     first_match,
     first_match_of_lse,
 )
 from attnfuzz.explaining.places import SIDES, Places
-from attnfuzz.explaining.row import Row
+from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
 from attnfuzz.problems.cases import MergeStatesCase
@@ -37,7 +37,7 @@ __all__ = ["MeasuredMerge", "MergedRow", "diagnose_merge", "read_merged_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergedRow(Row):
+class MergedRow(AveragedRow):
     """A token and head of a merge. `lses` are natural, -inf for an empty state, prefix first as in `outputs`."""
 
     stored: torch.dtype
@@ -105,7 +105,7 @@ def _output_mistakes(row: MergedRow) -> Iterator[Family]:
     return families_of_one("merge", _wrong_outputs(row))
 
 
-def _wrong_outputs(row: MergedRow) -> Iterator[Outcome]:
+def _wrong_outputs(row: MergedRow) -> Iterator[Predicted]:
     a, b = row.outputs
     yield a, None, "the output is the prefix alone"
     yield b, None, "the output is the suffix alone"
@@ -256,7 +256,7 @@ def _mistake(row: MeasuredMerge) -> str | None:
     return None if found is None else found.words
 
 
-def _lse_of_another_row(row: MeasuredMerge) -> Iterator[Outcome]:
+def _lse_of_another_row(row: MeasuredMerge) -> Iterator[Predicted]:
     token, head = row.at
     for i in range(row.case.num_tokens * row.case.num_q_heads):
         other = divmod(i, row.case.num_q_heads)

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.row import Row
+from attnfuzz.explaining.row import AveragedRow
 
 __all__ = [
     "Beside",
     "Diagnosis",
     "Family",
-    "Outcome",
+    "Predicted",
     "Replay",
     "chain",
     "families_of_one",
@@ -29,7 +29,7 @@ __all__ = [
     "first_match_of_lse",
 ]
 
-_Row = TypeVar("_Row", bound=Row)
+_Row = TypeVar("_Row", bound=AveragedRow)
 
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
@@ -110,7 +110,7 @@ class Replay:
     out: Float64[Tensor, "results v_head_size"]
     lse: Float64[Tensor, " lses"] | None
 
-    def lse_of(self, row: Row) -> Float64[Tensor, " results"]:
+    def lse_of(self, row: AveragedRow) -> Float64[Tensor, " results"]:
         """One for each row of `out`."""
         if self.lse is None:
             return torch.full((len(self.out),), row.lse, dtype=torch.float64, device="cpu")
@@ -118,7 +118,7 @@ class Replay:
             return self.lse
         return self.lse.repeat(-(-len(self.out) // len(self.lse)))[: len(self.out)]
 
-    def beside(self, row: Row) -> Beside:
+    def beside(self, row: AveragedRow) -> Beside:
         """These results beside what came out."""
         if row.got_lse is None:
             return Beside(row.got, row.expected, row.bound, self.out)
@@ -126,7 +126,7 @@ class Replay:
         got, expected, bound = (torch.cat(pair) for pair in zip((row.got, row.expected, row.bound), lse, strict=True))
         return Beside(got, expected, bound, torch.cat((self.out, self.lse_of(row)[:, None]), 1))
 
-    def left_open(self, row: Row) -> Float64[Tensor, " results"]:
+    def left_open(self, row: AveragedRow) -> Float64[Tensor, " results"]:
         """The largest part of the row's error, in bounds, that each result leaves open."""
         beside = self.beside(row)
         return (beside.missed / beside.bound.clamp(min=_TINY)).amax(1).nan_to_num(torch.inf)
@@ -148,11 +148,11 @@ class Family(Replay):
         return Diagnosis(self.words(i) + remark, self.cause, self.tokens(i), is_fitted=self.is_fitted)
 
 
-Outcome = tuple[Float64[Tensor, " v_head_size"], float | None, str]
+Predicted = tuple[Float64[Tensor, " v_head_size"], float | None, str]
 """What a mistake gives, its LSE None if that stays right, and what it is in words."""
 
 
-def family(cause: str, found: Iterable[Outcome]) -> Iterator[Family]:
+def family(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
     """Mistakes of which there are few, as one family; none where there is none."""
     if listed := list(found):
         outs, lses, words = zip(*listed, strict=True)
@@ -160,14 +160,14 @@ def family(cause: str, found: Iterable[Outcome]) -> Iterator[Family]:
         yield Family(cause, torch.stack(outs), lse, words.__getitem__)
 
 
-def families_of_one(cause: str, found: Iterable[Outcome]) -> Iterator[Family]:
+def families_of_one(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
     """Mistakes that are so different that each is a family, the likeliest first."""
     for out, value, words in found:
         lse = None if value is None else torch.tensor([value], dtype=torch.float64, device="cpu")
         yield Family(cause, out[None], lse, [words].__getitem__)
 
 
-def first_match(row: Row, families: Iterable[Family]) -> Diagnosis | None:
+def first_match(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | None:
     """The mistake of the first family that predicts this row, LSE included.
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
@@ -191,7 +191,7 @@ def first_match(row: Row, families: Iterable[Family]) -> Diagnosis | None:
     return in_out_alone or (Diagnosis("") if is_ambiguous else None)
 
 
-def first_match_of_lse(row: Row, families: Iterable[Family]) -> Diagnosis | None:
+def first_match_of_lse(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | None:
     """The mistake of the first family that predicts the LSE and leaves the output as it is.
 
     An output that is right is near what such a mistake gives: with many ranges of tokens to choose from, some come near
@@ -207,14 +207,14 @@ def first_match_of_lse(row: Row, families: Iterable[Family]) -> Diagnosis | None
     return None
 
 
-def _explains_lse(row: Row, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
+def _explains_lse(row: AveragedRow, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
     """Whether these are much nearer to what the kernel returned than the right one is: else they explain nothing."""
     got = float("nan") if row.got_lse is None else row.got_lse
     missed = (lse - got).abs() <= _UNEXPLAINED * abs(got - row.lse)
     return (lse == got) | (lse.isfinite() & missed)
 
 
-def _fit(row: Row, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tensor, " mistakes"]:
+def _fit(row: AveragedRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tensor, " mistakes"]:
     """How badly each mistake explains the output; at most 1 for one that does."""
     roundoff = torch.finfo(row.dtype).eps
     tolerance = _BOUNDS * row.bound + roundoff * (out.abs() + row.expected.abs())
@@ -225,13 +225,13 @@ def _fit(row: Row, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tens
     return fits.nan_to_num(torch.inf)
 
 
-def _stands_out(row: Row, candidates: Family, fits: Float64[Tensor, " mistakes"]) -> bool:
+def _stands_out(row: AveragedRow, candidates: Family, fits: Float64[Tensor, " mistakes"]) -> bool:
     """Whether no other mistake of the family predicts much the same as the best, so that it fits not by chance."""
     apart = ((candidates.out - candidates.out[int(fits.argmin())]).abs() / row.bound).nan_to_num(torch.inf).amax(-1)
     return not bool((fits.isfinite() & (apart > _SAME_BOUNDS) & (apart < _BOUNDS)).any())
 
 
-def _agrees(row: Row, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
+def _agrees(row: AveragedRow, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
     if row.got_lse is None:
         return torch.ones_like(lse, dtype=torch.bool)
     close = (lse - row.got_lse).abs() <= _BOUNDS * row.lse_bound + 1e-6 * (1 + lse.abs())

@@ -16,7 +16,7 @@ from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.told import tokens_name
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["AttentionRow", "Query", "Row", "softmax_average"]
+__all__ = ["AttentionRow", "AveragedRow", "Query", "softmax_average"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class AveragedRow:
     """What a row averages, what came out, and what should have. Everything in float64 on the CPU.
 
     `got_lse` is None for a kernel that returns none. `bound [v_head_size]` and `lse_bound` are error bounds.
@@ -132,7 +132,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRow(Query, Row):
+class AttentionRow(Query, AveragedRow):
     """A row of attention.
 
     `poison` is the number that dead memory held in this run. `values`: for which an 8-bit cache's numbers stand;

@@ -19,7 +19,6 @@ from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
-from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
 from attnfuzz.oracles.verdict import Timing
 from attnfuzz.problems.cases import AttentionCase, Case
@@ -119,15 +118,6 @@ def _placed(runs: Sequence[Changed]) -> list[Contents]:
         for i, placement in zip(unplaced, placements(cases, token_table(cases, "cpu")), strict=True):
             contents[i] = replace(contents[i], placement=placement)
     return contents
-
-
-class _HostTrial(Trial):
-    """A trial whose runs are looked at on the host, further ones included."""
-
-    def _observe(self, poison: Fill, prefill: Fill) -> Observation:
-        super()._observe(poison, prefill)
-        self.observations[-1] = self.observations[-1].on_host()
-        return self.observations[-1]
 
 
 @dataclass
@@ -382,24 +372,18 @@ class Batch:
 
     def _trial(self, number: int) -> Trial:
         entry = self._entries[number]
-        make = Trial if self.home == self.device else _HostTrial
-        trial = make(
+        reference = Reference(self.kernel.declaration, entry.case, device=self.home, tolerance=self.tolerance)
+        reference.values, reference.expectation = entry.contents.values, self._expectations[number]
+        reference.seconds = self._expect_s / len(self.cases)
+        trial = Trial(
             self.kernel,
             entry.case,
             device=self.device,
             tolerance=self.tolerance,
+            reference=reference,
             twice=entry.runs > 1,
             compile_clock=self._compile_clock,
         )
-        trial.reference = Reference.known(
-            self.kernel.declaration,
-            entry.case,
-            device=self.home,
-            tolerance=self.tolerance,
-            values=entry.contents.values,
-            expectation=self._expectations[number],
-        )
-        trial.reference.seconds = self._expect_s / len(self.cases)
         trial.adopt([self._observation(number, i, run) for i, run in enumerate(self._attempts[number].runs)])
         return trial
 

@@ -114,22 +114,6 @@ class Reference:
         self.tolerance = tolerance
         self.seconds = 0.0
 
-    @classmethod
-    def known(
-        cls,
-        declaration: Declaration,
-        case: Case,
-        *,
-        device: str,
-        tolerance: Tolerance,
-        values: Any,
-        expectation: Expectation,
-    ) -> "Reference":
-        """One whose values and expectation have been worked out, on `device`."""
-        found = cls(declaration, case, device=device, tolerance=tolerance)
-        found.values, found.expectation = values, expectation
-        return found
-
     @cached_property
     def values(self) -> Any:
         """`LogicalAttention`, or `LogicalStates` of a merge."""

@@ -32,12 +32,16 @@ class Trial:
         *,
         device: str,
         tolerance: Tolerance,
+        reference: Reference | None = None,
         twice: bool = True,
         guard: Guard | None = None,
         wait: bool = True,
         compile_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`twice`: whether there is a second run. `guard`: see `second`. `wait` and `compile_clock`: see `observe`."""
+        """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
+
+        `guard`: see `second`. `wait` and `compile_clock`: see `observe`.
+        """
         self.kernel = kernel
         self.case = case
         self.device = device
@@ -45,7 +49,7 @@ class Trial:
         self.guard = guard
         self.wait = wait
         self.compile_clock = compile_clock
-        self.reference = Reference(kernel.declaration, case, device=device, tolerance=tolerance)
+        self.reference = reference or Reference(kernel.declaration, case, device=device, tolerance=tolerance)
         self.observations: list[Observation] = []
         self._clean_in_guard: Observation | None = None
 
@@ -203,6 +207,7 @@ class Trial:
             wait=self.wait,
             compile_clock=self.compile_clock,
         )
+        seen = seen if self.reference.device == self.device else seen.on_host()
         self.observations.append(seen)
         return seen
 
