@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.judging.batch import Asked, Batch
+from attnfuzz.judging.batch import Asked, Batch, Candidate
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
@@ -109,20 +109,6 @@ def judge_many(kernel: Kernel, cases: Sequence[Case], *, device: str, **how: Unp
     return _Judge(kernel=kernel, device=device, **how).together(cases)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A case, the plan of its memory, the relations that have a word on it if all else is well, and see `guard_of`."""
-
-    case: Case
-    plan: Plan
-    relations: list[Relation]
-    guard: Guard | None
-
-    def by_itself(self) -> _Candidate:
-        """With relations that make their runs one by one."""
-        return replace(self, relations=[replace(relation, further=None) for relation in self.relations])
-
-
 def _survived(verdict: Verdict) -> Verdict:
     """`verdict`, after which this process can go on. Raises `BatchLost`."""
     if verdict.fatal:
@@ -175,7 +161,7 @@ class _Judge:
             return [_survived(self.alone(case)) for case in cases]
         for case in cases:
             check_size(case, self.size_limit)
-        candidates = [_Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
+        candidates = [Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
         small = [i for i, one in enumerate(candidates) if _is_small(one.plan)]
         large = sorted(set(range(len(cases))) - set(small))
         sizes = [candidates[i].plan.nbytes * (_MOST_RELATED if candidates[i].relations else 1) for i in small]
@@ -276,7 +262,7 @@ class _Judge:
             raise raised.error from None
         return exception.verdict(raised, self.oracles if oracles is None else oracles)
 
-    def _at_home(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+    def _at_home(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts on `candidates`, filled and looked at on the device `home`."""
         started = time.perf_counter()
         try:
@@ -290,19 +276,16 @@ class _Judge:
         shared_s = time.perf_counter() - started - sum(verdict.timing.total_s for verdict in verdicts)
         return [_with_share(verdict, shared_s / len(candidates)) for verdict in verdicts]
 
-    def _of_batch(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+    def _of_batch(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts with the time that each case took for itself."""
         batch = Batch(
             self.kernel,
-            [one.case for one in candidates],
-            plans=[one.plan for one in candidates],
+            candidates,
             device=self.device,
             home=home,
             tolerance=self.tolerance,
             twice=self._runs_twice,
             compile_clock=self.compile_clock,
-            relations=[one.relations for one in candidates],
-            guards=[one.guard for one in candidates],
         )
         batch.launch()
         batch.expect()
@@ -311,7 +294,7 @@ class _Judge:
     def _of_case(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         launched = batch.timing(case)
         launched_s = launched.compile_s + launched.kernel_s
-        is_done = batch.guards[case] is None and not batch.asked[case]
+        is_done = batch.candidates[case].guard is None and not batch.asked[case]
         if isinstance(found, Symptoms) and not found.any() and is_done:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
@@ -332,8 +315,8 @@ class _Judge:
         if isinstance(found, KernelRaised):
             return self._raised(found)
         if any(found.damaged):  # perhaps by another case, whose memory lies beside
-            return self.alone(batch.cases[case])
-        is_guarded = batch.guards[case] is not None
+            return self.alone(batch.candidates[case].case)
+        is_guarded = batch.candidates[case].guard is not None
         trial = partial(batch.trial, case)
         asked = (partial(self._of_runs, batch=batch, case=case, asked=one) for one in batch.asked[case])
 
