@@ -41,6 +41,7 @@ _CACHES: dict[str, Any] = {
     "lse": "base2",
     "variants": ("window", "soft_cap"),
 }
+_QUANTISED: dict[str, Any] = {**_CACHES, "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"), "kv_scales": ("tensor",)}
 _NUMERICS = attnfuzz.Numerics(partials="float32", tanh="approximate")
 
 
@@ -86,12 +87,13 @@ def _planned(wrapper: Any, i: Any, *first: Tensor, **others: Any) -> Callable[[]
         *first, *_pages(i), *_heads(i), sm_scale=i.scale, window_left=_window_left(i), logits_soft_cap=i.soft_cap,
         q_data_type=i.q.dtype, kv_data_type=i.k_cache.dtype, **others,
     )  # fmt: skip
-    return lambda: wrapper.run(i.q, (i.k_cache, i.v_cache), out=i.out, lse=i.lse, return_lse=True)
+    scales = {} if i.k_scale is None else {"k_scale": i.k_scale.item(), "v_scale": i.v_scale.item()}
+    return lambda: wrapper.run(i.q, (i.k_cache, i.v_cache), out=i.out, lse=i.lse, return_lse=True, **scales)
 
 
 def _decodes(headers: Path, **others: Any) -> attnfuzz.Supports:
     del others
-    return attnfuzz.Supports(**_CACHES, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE"))
+    return attnfuzz.Supports(**_QUANTISED, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE"))
 
 
 @FLASHINFER.kernel(
@@ -124,7 +126,7 @@ def batch_decode_fixed_split(i: Any, *, make: Any, fixed_split_size: int) -> Cal
 @FLASHINFER.kernel(
     "paged_attention",
     needs=_PREFILL,
-    supports=attnfuzz.Supports(**_CACHES),
+    supports=attnfuzz.Supports(**_QUANTISED),
     numerics=_NUMERICS,
     gpu_only=True,
 )

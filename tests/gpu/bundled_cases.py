@@ -13,6 +13,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
+    LatentDecodeCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
@@ -54,6 +55,9 @@ _PAGED: dict[str, Any] = {
 CASES: dict[Problem, Case] = {
     "dense_decode": DenseDecodeCase(**_SHAPE, seq_lens=(5, 0, 37), extra_rows=2, values=_VALUES),
     "paged_decode": PagedDecodeCase(**_PAGED),
+    "latent_decode": LatentDecodeCase(
+        **_PAGED | {"num_kv_heads": 1, "values": msgspec.structs.replace(_VALUES, needles=())}, v_head_size=12
+    ),
     "split_decode": SplitDecodeCase(**_PAGED, num_splits=4),
     "merge_states": MergeStatesCase(
         num_q_heads=4, head_size=16, num_tokens=9, lse_pairs=(("finite", "-inf"), ("high", "equal"))

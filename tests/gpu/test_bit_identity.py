@@ -23,6 +23,7 @@ from attnfuzz.problems.cases import (
     CASE_TYPES,
     Case,
     DenseDecodeCase,
+    LatentDecodeCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
@@ -127,6 +128,15 @@ def test_paged_inputs(problem: Problem, layout: Layout, dtype: Dtype) -> None:
     fields: dict[str, Any] = {"block_size": 4, "pages": PAGES, "layout": layout, "dtype": dtype}
     for case in attention_cases(CASE_TYPES[problem], **fields, **more.get(str(problem), {})):
         check_inputs(case, Supports())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latent_inputs(dtype: Dtype) -> None:
+    """As above, for keys and values in one cache."""
+    shape = ATTENTION | {"num_kv_heads": 1, "v_head_size": 12, "block_size": 4, "pages": PAGES, "dtype": dtype}
+    for values in recipes():
+        if not values.needles:  # some of them lie in the second KV head
+            check_inputs(LatentDecodeCase(**shape, values=values), Supports())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

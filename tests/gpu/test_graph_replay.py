@@ -21,6 +21,7 @@ from attnfuzz.problems.cases import (
     PROBLEMS,
     Case,
     DenseDecodeCase,
+    LatentDecodeCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
@@ -40,6 +41,9 @@ LENGTHS = (5, 0, 37)
 CASES: dict[str, Case] = {
     "dense_decode": DenseDecodeCase(**SIZES, seq_lens=LENGTHS, extra_rows=2, values=VALUES),
     "paged_decode": PagedDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES),
+    "latent_decode": LatentDecodeCase(
+        **SIZES | {"num_kv_heads": 1}, v_head_size=12, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES
+    ),
     "split_decode": SplitDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES, num_splits=3),
     "merge_states": MergeStatesCase(
         num_q_heads=4, head_size=16, num_tokens=3, lse_pairs=(("finite", "-inf"), ("high", "low"))

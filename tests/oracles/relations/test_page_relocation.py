@@ -18,6 +18,7 @@ from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
+    LatentDecodeCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
@@ -33,6 +34,7 @@ ROWS: dict[str, Any] = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "s
 PAGED = PagedDecodeCase(**ROWS, block_size=4)
 DENSE = DenseDecodeCase(**ROWS)
 SPLIT = SplitDecodeCase(**ROWS, block_size=4, num_splits=3)
+LATENT = LatentDecodeCase(**ROWS | {"num_q_heads": 2}, v_head_size=12, block_size=4)
 MERGE = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=5)
 OTHER_LAYOUTS: list[dict[str, Any]] = [
     {"layout": "HND", "dtype": "float32", "head_size": 80, "block_size": 24, "seq_lens": (33,)},
@@ -46,6 +48,7 @@ RIGHT: list[tuple[Case, list[str]]] = [
     (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
     (DENSE, ["dense_naive", "dense_eager"]),
     (SPLIT, ["split_k_partials", "split_k_partials_eager"]),
+    (LATENT, ["latent_grouped", "latent_eager"]),
     (MERGE, ["merge_states_triton", "merge_states_eager"]),
     (QUERIES, ["paged_attention_naive", "paged_attention_eager"]),
 ]
@@ -108,6 +111,13 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
         Edit(WALK, "+ i_off * stride_vt", "+ i_off.to(tl.int32) * stride_vt"),
         "strides of v_cache",
         "v_cache.stride(2) enlarged",
+    ),
+    "page_of_latent_vectors": (
+        "latent_grouped",
+        LATENT,
+        Edit("latent/latent_decode.py", "mask=m_t, other=0).to(tl.int64)  # [TILE]", "mask=m_t, other=0)  # [TILE]"),
+        "page ids",
+        "past 2^31 elements",
     ),
     "token_stride": (
         "dense_naive",
