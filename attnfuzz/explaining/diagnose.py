@@ -69,7 +69,7 @@ _LSE_FAMILIES = (
 _BARELY = 2.0
 """Error bounds."""
 _SAME_BOUNDS = 2.0
-"""What a token left out may leave open of each error, to be told beside a rounded."""
+"""What a token left out may leave open of each error, to be told beside a rounding."""
 _MOST_RIGHT = 2
 _MOST_REFITTED = 2
 

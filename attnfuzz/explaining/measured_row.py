@@ -256,6 +256,7 @@ class MeasuredRow(Query):
         slack = _BOUNDS * (bound + bound.amax()) + _ROUNDOFF * torch.maximum(predicted.abs(), got.abs())
         return bool((missed <= slack).all()) and bool(missed.max() <= _UNEXPLAINED * (expected - got).abs().max())
 
+    @functools.cached_property
     def diagnosable(self) -> AttentionRow | None:
         """The row as mistakes are replayed on it, with a dimension for each token; None if that is too large.
 

@@ -338,21 +338,14 @@ def read_variant(row: MeasuredRow) -> Reading | None:
     """A mistake in what the case asks for beyond plain attention; None if the weights point to none."""
     if row.case.variant == PLAIN_VARIANT:
         return None
-    mistake = diagnosed(row)
-    named = () if mistake is None else (mistake,)
+    mistake = _mistake(row)
+    named = (mistake,) if mistake else ()
     if outside := _outside_the_window(row):
         lies, has = ("lies", "has") if len(outside) == 1 else ("lie", "have")
         total = weight(row.got[row.own[outside]].sum())
         text = f"{row.tokens(outside)} {lies} outside the window of {row.case.variant.window} and {has} weight {total}"
         return Reading("; ".join((f"{text}, expected 0", *named)), (*named, "tokens outside the window are read"))
-    return None if mistake is None else Reading(mistake, named)
-
-
-def diagnosed(row: MeasuredRow) -> str | None:
-    """What mistake, of those that `diagnose_row` replays, gives all of these weights."""
-    full = row.diagnosable()
-    found = None if full is None else diagnose_row(full)
-    return None if found is None else found.words or None
+    return Reading(mistake, named) if mistake else None
 
 
 def _outside_the_window(row: MeasuredRow) -> list[int]:
@@ -576,14 +569,19 @@ def _rescaled(row: MeasuredRow) -> Reading | None:
 
 
 def _by_diagnosis(row: MeasuredRow) -> Reading | None:
-    """What mistake, of those that `diagnose_row` replays, gives all of these weights."""
-    words = diagnosed(row)
-    return None if words is None else Reading(words, (words.replace(f" of sequence {row.seq}", ""),))
+    words = _mistake(row)
+    return Reading(words, (words.replace(f" of sequence {row.seq}", ""),)) if words else None
+
+
+def _mistake(row: MeasuredRow) -> str:
+    """What mistake, of those that `diagnose_row` replays, gives all of these weights; empty if none does."""
+    found = None if row.diagnosable is None else diagnose_row(row.diagnosable)
+    return "" if found is None else found.words
 
 
 def _by_scales(row: MeasuredRow) -> Reading | None:
     """Scales of an 8-bit cache that are not this row's own: before anything else, which would see odd weights."""
-    full = row.diagnosable() if row.values.kv_scales is not None else None
+    full = row.diagnosable if row.values.kv_scales is not None else None
     found = None if full is None else first_match(full, wrong_scales(full))
     return None if found is None else Reading(found.words, (found.words,))
 
@@ -591,7 +589,7 @@ def _by_scales(row: MeasuredRow) -> Reading | None:
 def _lse_alone(row: MeasuredRow) -> Reading | None:
     if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
         return None
-    full = row.diagnosable()
+    full = row.diagnosable
     found = diagnose_lse(full) if full is not None else None
     words = None if found is None else found.words
     got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
