@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow, softmax_average
 from attnfuzz.explaining.tokens import another_page
 from attnfuzz.judging.judge import judge
@@ -321,6 +322,23 @@ def test_merges(
     message = failure_of(plant("merge_states", **bugs), states).message
     assert words in message
     assert more in message
+
+
+def test_a_merge_that_is_stored_in_16_bits(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
+    """A mistake would have to give an output that rounding has moved by more than the bound of its sum."""
+    exchanged = plant("merge_states", weights=lambda s: s.flip(0).softmax(0))
+    for dtype in ("float16", "bfloat16"):
+        failure = failure_of(exchanged, msgspec.structs.replace(states, dtype=dtype))
+        assert failure.message.endswith("the weights of prefix and suffix are exchanged")
+        assert failure.cause == "merge"
+
+
+def test_an_infinite_lse_of_a_merge_is_told_from_one_of_another_base(plant: Any, states: MergeStatesCase) -> None:
+    """Beside an LSE of -inf, any other would pass for near, and whoever reads it would look for a wrong base."""
+    kernel = plant("merge_states", lse=lambda s: s.logsumexp(0) if len(s) == 2 else torch.tensor(-math.inf))
+    lines = explain_case(kernel, states, device="cpu", seconds=60.0).lines
+    assert any("lse = -inf, " in line and line.endswith(": lse is that of the suffix alone") for line in lines), lines
+    assert not any("in base 2" in line for line in lines)
 
 
 def test_one_empty_side(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
