@@ -209,7 +209,8 @@ class _Explaining:
             return None
         if isinstance(self.reruns.case, MergeStatesCase):
             return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._values, row))
-        measured = MeasuredRow.of(Query.numbered(self.reruns.case, row), self.places, weights, *self._read_from)
+        query, (values, keys) = Query.numbered(self.reruns.case, row), self._read_from
+        measured = MeasuredRow(**vars(query), places=self.places, weights=weights, values=values, keys=keys)
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
             exact = "; ".join(mistakes[:2])

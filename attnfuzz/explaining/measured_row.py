@@ -145,19 +145,6 @@ class MeasuredRow(Query):
     values: LogicalAttention
     keys: Float64[Tensor, "places head_size"]
 
-    @classmethod
-    def of(
-        cls,
-        query: Query,
-        places: Places,
-        weights: Weights,
-        values: LogicalAttention,
-        keys: Float64[Tensor, "places head_size"],
-    ) -> MeasuredRow:
-        """The row of a query."""
-        case, row, head = query.case, query.row, query.head
-        return cls(case=case, row=row, head=head, places=places, weights=weights, values=values, keys=keys)
-
     @functools.cached_property
     def own(self) -> Int64[Tensor, " seq_len"]:
         """The places that it must read."""

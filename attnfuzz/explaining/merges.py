@@ -66,14 +66,19 @@ def natural_lse_of(states: LogicalStates, side: int, token: int, head: int) -> f
     return -math.inf if math.isinf(lse) else lse * (math.log(2) if states.lse_base2 else 1.0)
 
 
+def empty_sides(states: LogicalStates, token: int, head: int) -> dict[str, float]:
+    """The sides that are empty, each with the LSE, of either sign, that says so."""
+    lses = {side: float(getattr(states, f"{side}_lse")[token, head]) for side in SIDES}
+    return {side: lse for side, lse in lses.items() if math.isinf(lse)}
+
+
 def diagnose_merge(
     reference: Reference, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
 ) -> Diagnosis | None:
     """What the row of the wrong element points to."""
     token, head = index[:2]
     states = reference.values
-    sides = {name: float(getattr(states, f"{name}_lse")[token, head]) for name in SIDES}
-    empty = [f"{name} (lse = {lse:+})" for name, lse in sides.items() if math.isinf(lse)]
+    empty = [f"{side} (lse = {lse:+})" for side, lse in empty_sides(states, token, head).items()]
     if len(empty) == 2:
         return Diagnosis(f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf")
     got, bound = (part[token, head].double().cpu() for part in (comparisons[0].got, comparisons[0].bound))
@@ -166,10 +171,6 @@ class MeasuredMerge:
         """Weights of prefix and suffix."""
         return self.weights.got[self.number][self.own]
 
-    def natural(self, side: int, token: int, head: int) -> float:
-        """A side's natural log-sum-exp, -inf if it is empty."""
-        return natural_lse_of(self.states, side, token, head)
-
     def diagnosable(self, *, with_lse: bool) -> MergedRow:
         """The row with a unit vector for each state, so that an output is the weights of both."""
         lse = self.weights.lse
@@ -180,7 +181,7 @@ class MeasuredMerge:
             bound=bound.expand(2),
             got_lse=None if lse is None or not with_lse else float(lse[self.number]),
             lse_bound=float(self.weights.lse_bound[self.number]),
-            lses=_lses(self.natural(side, *self.at) for side in range(2)),
+            lses=_lses(natural_lse_of(self.states, side, *self.at) for side in range(2)),
             outputs=torch.eye(2, dtype=torch.float64, device="cpu"),
         )
 
@@ -189,7 +190,7 @@ def read_merged_row(row: MeasuredMerge) -> Reading | None:
     """What is wrong with a row; None if its weights and its LSE are right."""
     weights, number_of = row.weights, row.number
     got, bound = weights.got[number_of], weights.bound[number_of]
-    both_empty = all(math.isinf(row.natural(side, *row.at)) for side in range(2))
+    both_empty = len(empty_sides(row.states, *row.at)) == 2
     lse_is_right = not bool(weights.wrong_lse[number_of])
     is_right = not bool(weights.wrong[number_of].any())
     if both_empty and not (is_right and lse_is_right and bool((weights.constant[number_of] == 0).all())):
@@ -206,12 +207,12 @@ def read_merged_row(row: MeasuredMerge) -> Reading | None:
 
 
 def _not_finite(row: MeasuredMerge) -> Reading:
-    empty = [side for i, side in enumerate(SIDES) if math.isinf(row.natural(i, *row.at))]
+    empty = empty_sides(row.states, *row.at)
     text = "weights are NaN or infinite, although all memory holds finite numbers"
     if not empty:
         return Reading(text, ("weights are NaN or infinite",))
-    lse = float(getattr(row.states, f"{empty[0]}_lse")[row.at])
-    return Reading(f"the {empty[0]} is empty (lse = {lse:+}), and {text}", (f"an empty {empty[0]} gives NaN",))
+    side, lse = next(iter(empty.items()))
+    return Reading(f"the {side} is empty (lse = {lse:+}), and {text}", (f"an empty {side} gives NaN",))
 
 
 def _another_state(row: MeasuredMerge, foreign: list[int]) -> Reading:
@@ -236,8 +237,8 @@ def _other_weights(row: MeasuredMerge) -> Reading:
     words = _mistake(row)
     if words is None:
         return Reading(text, ("the weights of prefix and suffix are wrong",), vague=True)
-    empty = [side for i, side in enumerate(SIDES) if math.isinf(row.natural(i, *row.at))]
-    general = f"an empty {empty[0]} is given weight" if empty else words
+    empty = next(iter(empty_sides(row.states, *row.at)), None)
+    general = f"an empty {empty} is given weight" if empty else words
     return Reading(f"{text}: {words}", (_without_rows(words), general))
 
 
@@ -247,10 +248,9 @@ def _without_rows(words: str) -> str:
 
 def _mistake(row: MeasuredMerge) -> str | None:
     """What gives these weights."""
-    for i in range(2):
-        if math.isinf(row.natural(i, *row.at)) and float(row.sides[i]) != 0:
-            lse = float(getattr(row.states, f"{SIDES[i]}_lse")[row.at])
-            return f"the {SIDES[i]} is empty (lse = {lse:+}), but has weight"
+    for side, lse in empty_sides(row.states, *row.at).items():
+        if float(row.sides[SIDES.index(side)]) != 0:
+            return f"the {side} is empty (lse = {lse:+}), but has weight"
     merged = row.diagnosable(with_lse=False)
     found = first_match(merged, families_of_one("merge", (*_lse_of_another_row(row), *_wrong_outputs(merged))))
     return None if found is None else found.words
@@ -263,7 +263,7 @@ def _lse_of_another_row(row: MeasuredMerge) -> Iterator[Predicted]:
         if i == row.number:
             continue
         for changed in ((0,), (1,), (0, 1)):
-            lses = _lses(row.natural(side, *(other if side in changed else row.at)) for side in range(2))
+            lses = _lses(natural_lse_of(row.states, side, *(other if side in changed else row.at)) for side in range(2))
             if bool(lses.isfinite().any()):
                 what = " and ".join(SIDES[side] for side in changed)
                 exchanged = ", as if its axes were exchanged" if other == (head, token) else ""
