@@ -9,9 +9,9 @@ import torch
 
 import attnfuzz
 from attnfuzz.environment import interpreter_problem
-from attnfuzz.judging.observation import KernelRaised, ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.said import Place, cause_of, places, text_of, type_name
+from attnfuzz.trials.observation import KernelRaised, ResultError
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 

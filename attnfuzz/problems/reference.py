@@ -1,7 +1,7 @@
 """The float64 reference of attention: the definition, row by row, on logical positions.
 
 It knows no cache, no block table, no mask and no tile: a row's keys are simply all there is to attend to. Oracles
-take their references from `attnfuzz.judging.expectations`, many cases at once, which is tested against this one.
+take their references from `attnfuzz.trials.expectations`, many cases at once, which is tested against this one.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from pathlib import Path
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.words import plural
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.told import plural
 from attnfuzz.sanitizer.report import Report
 from attnfuzz.sanitizer.running import Note, Outcome, Place, Sanitizer
 from attnfuzz.sanitizer.tool import Tool

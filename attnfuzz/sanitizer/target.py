@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.judging.observation import call_options
 from attnfuzz.overlay import install_overlay
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import filled, problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.said import text_of, type_name
 from attnfuzz.sanitizer.running import Note, Place, Work
+from attnfuzz.trials.observation import call_options
 
 __all__ = ["exact_tensors", "main"]
 

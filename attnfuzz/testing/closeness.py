@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Numerics, Supports
-from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.oracles.accuracy import objection
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.layouts import token_views
@@ -20,6 +19,7 @@ from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvScales, QuantisedKv
 from attnfuzz.problems.supports import Layout
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
+from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["assert_close"]

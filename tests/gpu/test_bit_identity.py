@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.problems.allocation import PlainAllocator
@@ -43,6 +42,7 @@ from attnfuzz.problems.recipes import (
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Supports
+from attnfuzz.trials.expectations import bound_of
 
 SUPPORTS = (Supports(), Supports(lse="base2"))
 PAGES = Pages(order="shuffled", spare_blocks=2, shared_blocks=1, extra_columns=2, padding="garbage", seed=5)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.judging.row_batches import BlockSize, Bucket, buckets
+from attnfuzz.trials.row_batches import BlockSize, Bucket, buckets
 
 SIZES = st.builds(
     BlockSize,

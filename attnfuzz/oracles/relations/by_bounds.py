@@ -34,15 +34,15 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.comparison import Comparison, Reference, compare, extent, first_index
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.told import element, number, ratio
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.observation import KernelRaised, call
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits
@@ -43,6 +41,8 @@ from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.said import text_of, type_name
+from attnfuzz.trials.observation import KernelRaised, call
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 

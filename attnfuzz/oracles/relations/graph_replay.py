@@ -24,16 +24,6 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.comparison import Comparison, Reference, compare, extent, first_index
-from attnfuzz.judging.observation import (
-    KernelRaised,
-    Observation,
-    call,
-    call_options,
-    results_of_call,
-)
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -47,6 +37,16 @@ from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.told import element, number, ratio
+from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.trials.observation import (
+    KernelRaised,
+    Observation,
+    call,
+    call_options,
+    results_of_call,
+)
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["GRAPH_REPLAY", "MOST_BYTES", "CapturedCall", "Content", "captured_call", "contents_of", "with_room"]
 

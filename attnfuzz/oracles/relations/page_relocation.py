@@ -35,10 +35,6 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.memory_faults import installed
-from attnfuzz.judging.comparison import Comparison, blame_of, extent, first_index
-from attnfuzz.judging.observation import KernelRaised, Observation, build_through_host, call
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable, at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -56,7 +52,11 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import Layout
+from attnfuzz.problems.told import element, number, ratio
 from attnfuzz.said import text_of
+from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
+from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
+from attnfuzz.trials.trial import Trial
 
 __all__ = [
     "PAGE_RELOCATION",

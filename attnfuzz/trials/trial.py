@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.judging.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.judging.observation import Observation, observe, observe_guarded
-from attnfuzz.judging.symptoms import Symptoms, elements_differ
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, holds_prefill
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
+from attnfuzz.trials.observation import Observation, observe, observe_guarded
+from attnfuzz.trials.symptoms import Symptoms, elements_differ
 
 __all__ = ["Cause", "Trial", "cause_of_difference"]
 
@@ -32,12 +32,16 @@ class Trial:
         *,
         device: str,
         tolerance: Tolerance,
+        reference: Reference | None = None,
         twice: bool = True,
         guard: Guard | None = None,
         wait: bool = True,
         compile_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`twice`: whether there is a second run. `guard`: see `second`. `wait` and `compile_clock`: see `observe`."""
+        """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
+
+        `guard`: see `second`. `wait` and `compile_clock`: see `observe`.
+        """
         self.kernel = kernel
         self.case = case
         self.device = device
@@ -45,7 +49,7 @@ class Trial:
         self.guard = guard
         self.wait = wait
         self.compile_clock = compile_clock
-        self.reference = Reference(kernel.declaration, case, device=device, tolerance=tolerance)
+        self.reference = reference or Reference(kernel.declaration, case, device=device, tolerance=tolerance)
         self.observations: list[Observation] = []
         self._clean_in_guard: Observation | None = None
 
@@ -203,6 +207,7 @@ class Trial:
             wait=self.wait,
             compile_clock=self.compile_clock,
         )
+        seen = seen if self.reference.device == self.device else seen.on_host()
         self.observations.append(seen)
         return seen
 

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.judging.words import row_words
-from attnfuzz.oracles.diagnosis.row import AttentionRow, Suspect, softmax_average
+from attnfuzz.explaining.mistakes import Family
+from attnfuzz.explaining.row import AttentionRow, Query, softmax_average
 from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.told import row_words
 
 __all__ = [
     "another_head",
@@ -39,13 +40,13 @@ _TILES = (16, 32, 64, 128)
 Ranges = Int64[Tensor, "ranges 2"]
 
 
-def dropped(row: AttentionRow) -> Iterator[Suspect]:
+def dropped(row: AttentionRow) -> Iterator[Family]:
     """A range of tokens left out of weights and sum."""
-    for ranges in _families(row):
+    for ranges in _ranges(row):
         yield _reweighted("tokens_dropped", row, ranges, -1.0, "is dropped", "are dropped")
 
 
-def at_an_edge(row: AttentionRow) -> Suspect:
+def at_an_edge(row: AttentionRow) -> Family:
     """The last token left out, those of the last page or tile, or the first token: hardly one fits by chance."""
     length = row.num_tokens
     size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
@@ -55,7 +56,7 @@ def at_an_edge(row: AttentionRow) -> Suspect:
     )
 
 
-def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
+def behind_the_query(row: AttentionRow) -> Iterator[Family]:
     """Tokens of the sequence that come after the query token, from the next one on."""
     k, v = row.keys_of(row.seq, row.kv_head), row.values_of(row.seq, row.kv_head)
     last = min(len(k), row.num_tokens + _MAX_EXTRA)
@@ -65,7 +66,7 @@ def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
     ends = torch.arange(row.num_tokens + 1, last + 1, device="cpu")
     seen = scores.masked_fill(torch.arange(last, device="cpu") >= ends[:, None], -torch.inf)
     out, lse = softmax_average(seen, v[:last].expand(len(ends), -1, -1))
-    yield Suspect(
+    yield Family(
         "keys_behind_the_query",
         out,
         lse,
@@ -76,21 +77,21 @@ def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
 
 def _behind(row: AttentionRow, end: int) -> str:
     verb = "takes" if end - row.num_tokens == 1 else "take"
-    return f"{row.tokens(row.num_tokens, end)} of sequence {row.seq}, behind the query, {verb} weight"
+    return f"{row.tokens(range(row.num_tokens, end))} of sequence {row.seq}, behind the query, {verb} weight"
 
 
-def counted_twice(row: AttentionRow) -> Iterator[Suspect]:
+def counted_twice(row: AttentionRow) -> Iterator[Family]:
     """A range of tokens counted twice."""
-    for ranges in _families(row):
+    for ranges in _ranges(row):
         yield _reweighted("tokens_counted_twice", row, ranges, 1.0, "is counted twice", "are counted twice")
 
 
-def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
+def dropped_from_v(row: AttentionRow) -> Iterator[Family]:
     """Tokens whose weight is in the sum, but whose value is not in the output."""
-    for ranges in _families(row):
+    for ranges in _ranges(row):
         _, sums = _range_sums(row, ranges)
         out = row.expected - sums / row.weights.sum()
-        yield Suspect(
+        yield Family(
             "values_dropped",
             out,
             None,
@@ -99,7 +100,7 @@ def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
         )
 
 
-def periodic(row: AttentionRow) -> Iterator[Suspect]:
+def periodic(row: AttentionRow) -> Iterator[Family]:
     """The same place of every page or tile left out or, where tiles overlap, counted twice."""
     periods = {tile: f"tile of {tile}" for tile in _TILES} | {tile - 1: f"{tile - 1} tokens" for tile in _TILES}
     if isinstance(row.case, PagedDecodeCase):
@@ -117,7 +118,7 @@ def periodic(row: AttentionRow) -> Iterator[Suspect]:
             )
 
 
-def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
+def past_the_end(row: AttentionRow) -> Iterator[Family]:
     """Tokens past the sequence's end: zeros that a masked load gave, or whatever the memory holds."""
     counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
     for number, source in (
@@ -129,7 +130,7 @@ def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
         own = float((row.scores - top).exp().sum())
         mass = counts * (score - top).exp()
         out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
-        yield Suspect("past_the_end", out, top + (own + mass).log(), _extra_words(source))
+        yield Family("past_the_end", out, top + (own + mass).log(), _extra_words(source))
 
 
 def _extra_words(source: str) -> Callable[[int], str]:
@@ -141,7 +142,7 @@ def _extra_words(source: str) -> Callable[[int], str]:
     return words
 
 
-def _families(row: AttentionRow) -> Iterator[Ranges]:
+def _ranges(row: AttentionRow) -> Iterator[Ranges]:
     """Single tokens, suffixes, prefixes, then ranges between any tokens, or between pages of a long sequence."""
     num_tokens = row.num_tokens
     i = torch.arange(num_tokens, device="cpu")
@@ -166,12 +167,12 @@ def _range_sums(
     return parts[:, -1], parts[:, :-1]
 
 
-def _reweighted(cause: str, row: AttentionRow, ranges: Ranges, by: float, one: str, several: str) -> Suspect:
+def _reweighted(cause: str, row: AttentionRow, ranges: Ranges, by: float, one: str, several: str) -> Family:
     masses, sums = _range_sums(row, ranges)
     total = row.weights.sum()
     left = (total + by * masses).clamp(min=0)
     out = (total * row.expected + by * sums) / left[:, None]
-    return Suspect(
+    return Family(
         cause,
         out,
         row.top + left.log(),
@@ -183,15 +184,15 @@ def _reweighted(cause: str, row: AttentionRow, ranges: Ranges, by: float, one: s
 def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callable[[int], str]:
     def words(i: int) -> str:
         start, end = (int(edge) for edge in ranges[i])
-        return f"{row.tokens(start, end)} of sequence {row.seq} {one if end - start == 1 else several}"
+        return f"{row.tokens(range(start, end))} of sequence {row.seq} {one if end - start == 1 else several}"
 
     return words
 
 
-def _scaled(cause: str, row: AttentionRow, factors: Float64[Tensor, "mistakes seq_len"], words: str) -> Suspect:
+def _scaled(cause: str, row: AttentionRow, factors: Float64[Tensor, "mistakes seq_len"], words: str) -> Family:
     weights = row.weights * factors
     total = weights.sum(-1)
-    return Suspect(cause, (weights @ row.v) / total[:, None], row.top + total.log(), lambda i: f"token {i} {words}")
+    return Family(cause, (weights @ row.v) / total[:, None], row.top + total.log(), lambda i: f"token {i} {words}")
 
 
 def _places(row: AttentionRow, ranges: Ranges) -> Callable[[int], tuple[tuple[int, int], ...]]:
@@ -210,7 +211,7 @@ Keys = Float64[Tensor, "seq_len head_size"]
 Values = Float64[Tensor, "seq_len v_head_size"]
 
 
-def another_head(row: AttentionRow) -> Iterator[Suspect]:
+def another_head(row: AttentionRow) -> Iterator[Family]:
     """K and V, or one of them, of another KV head."""
     heads = [head for head in range(row.case.num_kv_heads) if head != row.kv_head]
     if not heads:
@@ -235,7 +236,7 @@ def another_head(row: AttentionRow) -> Iterator[Suspect]:
     )
 
 
-def another_sequence(row: AttentionRow) -> Iterator[Suspect]:
+def another_sequence(row: AttentionRow) -> Iterator[Family]:
     """K and V of another sequence: all of it, or as many tokens as this one has."""
     others = [seq for seq, length in enumerate(row.case.seq_lens) if seq != row.seq and length]
     if others:
@@ -243,7 +244,7 @@ def another_sequence(row: AttentionRow) -> Iterator[Suspect]:
         yield _attend_sequences(row, others, row.num_tokens, f"the first {row.num_tokens} tokens")
 
 
-def another_page(row: AttentionRow) -> Iterator[Suspect]:
+def another_page(row: AttentionRow) -> Iterator[Family]:
     """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns.
 
     The result is that of all other pages, merged with the page's: nothing is computed again for each pair of pages.
@@ -283,8 +284,8 @@ def another_page(row: AttentionRow) -> Iterator[Suspect]:
         seq, other = sources[int(source[i])]
         return f"page {int(page[i])} of sequence {row.seq} is read from page {other} of sequence {seq}"
 
-    yield Suspect("another_page", out, lse, name)
-    yield Suspect("another_page", v_out, right_lse, lambda i: f"V of {name(i)}")
+    yield Family("another_page", out, lse, name)
+    yield Family("another_page", v_out, right_lse, lambda i: f"V of {name(i)}")
 
 
 def _in_pages(
@@ -305,7 +306,7 @@ def _states(
     return lse, out
 
 
-def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
+def another_tensor(row: AttentionRow) -> Iterator[Family]:
     """K and V confused, as far as their heads are large enough for that, or V shifted against K."""
     if row.v.shape[1] <= row.k.shape[1]:
         yield _attend("another_tensor", row, [row.k], [row.k[:, : row.v.shape[1]]], lambda _: "K is read in place of V")
@@ -318,37 +319,39 @@ def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
     )
 
 
-def single_token(row: AttentionRow) -> Iterator[Suspect]:
+def single_token(row: AttentionRow) -> Iterator[Family]:
     """The output is the value of one token."""
     for seq in [row.seq, *(seq for seq in range(row.case.num_seqs) if seq != row.seq)]:
         if row.case.seq_lens[seq]:
             values = torch.cat([row.values_of(seq, head) for head in range(row.case.num_kv_heads)])
-            yield Suspect("single_token", values, None, _token_words(row, seq))
+            yield Family("single_token", values, None, _token_words(row, seq))
 
 
-def another_row(row: AttentionRow) -> Iterator[Suspect]:
+def another_row(row: AttentionRow) -> Iterator[Family]:
     """The result of another query."""
     case = row.case
     near = range(max(0, row.row - _MAX_ROWS), min(case.num_rows, row.row + _MAX_ROWS))
-    places = [(number, head) for number in near for head in range(case.num_q_heads) if case.row_lens[number]]
-    results = [_result(row, number, head) for number, head in places]
-    out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
-    yield Suspect(
-        "another_row", out, lse, lambda i: f"this is the result of {row_words(case, places[i][0])}, head {places[i][1]}"
+    queries = [Query(case=case, row=other, head=head) for other in near for head in range(case.num_q_heads)]
+    others = [query for query in queries if query.num_tokens]
+    out, lse = (torch.stack(parts) for parts in zip(*(_result(row, other) for other in others), strict=True))
+    yield Family(
+        "another_row",
+        out,
+        lse,
+        lambda i: f"this is the result of {row_words(case, others[i].row)}, head {others[i].head}",
     )
     zero = torch.zeros_like(out[:1])
-    yield Suspect(
+    yield Family(
         "treated_as_empty", zero, torch.full_like(zero[:, 0], -torch.inf), lambda _: "the sequence is treated as empty"
     )
 
 
-def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:
-    seq, length, kv_head = row.case.row_seqs[number], row.case.row_lens[number], head // row.case.gqa_ratio
-    scores = row.case.scale * (row.keys_of(seq, kv_head)[:length] @ row.values.q[number, head].double())
-    return softmax_average(scores, row.values_of(seq, kv_head)[:length])
+def _result(row: AttentionRow, other: Query) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:
+    k, v = (of(other.seq, other.kv_head)[: other.num_tokens] for of in (row.keys_of, row.values_of))
+    return softmax_average(row.case.scale * (k @ row.values.q[other.row, other.head].double()), v)
 
 
-def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Suspect:
+def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Family:
     keys = [row.keys_of(seq, row.kv_head)[:count] for seq in others]
     values = [row.values_of(seq, row.kv_head)[:count] for seq in others]
     return _attend(
@@ -358,10 +361,10 @@ def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, w
 
 def _attend(
     cause: str, row: AttentionRow, keys: list[Keys], values: list[Values], words: Callable[[int], str]
-) -> Suspect:
+) -> Family:
     results = [softmax_average(row.case.scale * (k @ row.q), v) for k, v in zip(keys, values, strict=True)]
     out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
-    return Suspect(cause, out, lse, words)
+    return Family(cause, out, lse, words)
 
 
 def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:
@@ -383,6 +386,6 @@ def _live(row: AttentionRow, seq: int, page: int) -> int:
 def _token_words(row: AttentionRow, seq: int) -> Callable[[int], str]:
     def words(i: int) -> str:
         head, position = divmod(i, row.case.seq_lens[seq])
-        return f"the output is V of {row.token(position)} of sequence {seq}, KV head {head}, alone"
+        return f"the output is V of {row.tokens([position])} of sequence {seq}, KV head {head}, alone"
 
     return words

@@ -19,13 +19,13 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import Expectation
 from attnfuzz.memory.image import RUNS
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.merge_states import tokens_first
 from attnfuzz.problems.reference import merge_all
+from attnfuzz.trials.expectations import Expectation
 
 __all__ = ["Seen", "Symptoms", "elements_differ", "look"]
 

@@ -10,9 +10,11 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
+from attnfuzz.explaining.measured_row import counts_of
 from attnfuzz.explaining.places import SIDES, Places
-from attnfuzz.explaining.row import count_tokens, row_name
+from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import Weights
+from attnfuzz.explaining.words import row_name
 from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
@@ -39,11 +41,9 @@ def tokens_to_blame(case: Case, places: Places, weights: Weights, wrong: list[in
     if not isinstance(case, AttentionCase):
         return Blame(rows=tuple(rows))
     tokens = []
-    for row, (number, head) in zip(wrong, rows, strict=False):
-        seq = case.row_seqs[number]
-        blamed = to_blame(case, places, weights, row)
-        own = places.own(seq, head // case.gqa_ratio)[: case.row_lens[number]]
-        tokens += [(seq, position) for position in blamed[own].nonzero()[:, 0].tolist()]
+    for query in [Query.numbered(case, row) for row in wrong[:_MOST_ROWS]]:
+        blamed = to_blame(case, places, weights, query.number)[places.of_query(query)]
+        tokens += [(query.seq, position) for position in blamed.nonzero()[:, 0].tolist()]
     seqs = tuple(dict.fromkeys(case.row_seqs[number] for number, _ in rows))
     return Blame(tokens=tuple(dict.fromkeys(tokens))[:MOST_PLACES], seqs=seqs, rows=tuple(rows))
 
@@ -52,17 +52,10 @@ def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Ten
     """Weights that are wrong by themselves, where that can be told from those that are the others' complement."""
     wrong = weights.wrong[row].clone()
     if isinstance(case, AttentionCase):
-        number, head = divmod(row, case.num_q_heads)
-        own = places.own(case.row_seqs[number], head // case.gqa_ratio)[: case.row_lens[number]]
-        counts = count_tokens(
-            weights.got[row][own],
-            weights.expected[row][own],
-            weights.bound[row][own],
-            weights.lse_error(row),
-            max(0.0, 1 - float(weights.expected[row].sum())) if case.variant.sinks is not None else 0.0,
-        )
+        query = Query.numbered(case, row)
+        counts = counts_of(query, places, weights)
         if counts is not None and bool((counts.times != 1).any()):
-            wrong[own] = counts.times != 1
+            wrong[places.of_query(query)] = counts.times != 1
     return wrong
 
 
@@ -98,12 +91,11 @@ def _boxes(row: _Row) -> Iterator[WeightBox]:
             yield row.box(side, [place])
         yield from _others(row, set(own))
         return
-    number, head = divmod(row.number, case.num_q_heads)
-    seq = case.row_seqs[number]
+    query = Query.numbered(case, row.number)
     drawn: set[int] = set()
     boxes = []
-    for title, slots in _pages(case, seq):
-        own = [places.number(*slot, head // case.gqa_ratio) for slot in slots]
+    for title, slots in _pages(case, query.seq):
+        own = [places.number(*slot, query.kv_head) for slot in slots]
         drawn.update(own)
         boxes.append(row.box(title, own, _unit(case), [b for _, b in slots]))
     yield from _with_gaps(boxes)

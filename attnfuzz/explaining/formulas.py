@@ -15,17 +15,20 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.judging.words import number
-from attnfuzz.oracles.diagnosis.roundings import merged_states
-from attnfuzz.oracles.diagnosis.row import AttentionRow, Suspect, softmax_average
+from attnfuzz.explaining.low_precision import merged_states
+from attnfuzz.explaining.mistakes import Family, Predicted, family
+from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.problems.told import number
 
 __all__ = [
     "column_mistakes",
+    "divisor_words",
     "fitted_scale",
     "is_written",
+    "lse_bases",
     "lse_formulas",
     "partial_bases",
     "rescaled_output",
@@ -43,7 +46,7 @@ _ZOOMS = 6
 _TINY = 1e-30
 
 
-def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
+def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
     """Scores multiplied by a wrong constant."""
     scale, size = row.case.scale, row.case.head_size
     padded = 1 << (size - 1).bit_length()
@@ -66,16 +69,16 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
     scores = torch.tensor(list(wrong), dtype=torch.float64, device="cpu")[:, None] * row.scores
     out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
     names = list(wrong.values())
-    yield Suspect("scale", out, lse, lambda i: names[i])
-    yield Suspect("scale", out, None, lambda i: names[i])
+    yield Family("scale", out, lse, lambda i: names[i])
+    yield Family("scale", out, None, lambda i: names[i])
 
 
-def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
+def fitted_scale(row: AttentionRow) -> Iterator[Family]:
     """Scores multiplied by the constant that explains the row best, if somebody may have written it."""
     factor = _best_scale(row)
     if is_written(factor):
         out, lse = softmax_average(factor * row.scores[None], row.v[None])
-        yield Suspect("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones", is_fitted=True)
+        yield Family("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones", is_fitted=True)
 
 
 def is_written(factor: float) -> bool:
@@ -97,7 +100,7 @@ def _best_scale(row: AttentionRow) -> float:
     return best
 
 
-def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
+def rescaled_output(row: AttentionRow) -> Iterator[Family]:
     """A right output times a constant, which is fitted."""
     norm = float(row.expected @ row.expected)
     if not norm or len(row.got) == 1:
@@ -107,43 +110,50 @@ def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
     if abs(factor) <= _SMALLEST_FACTOR:
         return
     out = (factor * row.expected)[None]
-    words = _factor_words(factor, total)
+    words = divisor_words(factor, total, rel_tol=1e-3)
     if words is not None:
-        yield Suspect("normalisation", out, None, lambda _: words)
+        yield Family("normalisation", out, None, lambda _: f"the output is {words} ({number(total)})")
     elif is_written(factor):
-        yield Suspect(
+        yield Family(
             "normalisation", out, None, lambda _: f"the output is {number(factor)} x the right one", is_fitted=True
         )
 
 
-def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
-    """Wrong log-sum-exps, each with its mistake by name and in words."""
-    log_total = float(row.weights.sum().log())
-    yield row.lse * _LOG2_E, "lse_base2", "lse is in base 2, but the kernel declares natural logarithms"
-    yield row.lse / _LOG2_E, "lse_natural", "lse is natural, but the kernel declares base 2"
-    yield log_total, "lse_formula", "lse is the logarithm of the sum, without the maximum"
-    yield row.top, "lse_formula", "lse is the maximum of the scores alone"
-    yield row.top - log_total, "lse_formula", "lse is the maximum minus the logarithm of the sum, not plus it"
-    yield row.top + math.exp(log_total), "lse_formula", "lse is the maximum plus the sum itself, not its logarithm"
-    yield math.exp(min(row.lse, 700.0)), "lse_formula", "lse is the sum of exp(score) itself, not its logarithm"
-    yield (
-        float((row.scores / row.case.scale).logsumexp(0)),
-        "lse_formula",
-        "lse is that of the scores before they are scaled",
-    )
-    yield row.top * _LOG2_E + log_total, "lse_formula", "lse adds a maximum in base 2 to a natural logarithm of the sum"
-    yield row.top / _LOG2_E + log_total, "lse_formula", "lse adds a natural maximum to a logarithm of the sum in base 2"
-    yield -math.inf, "treated_as_empty", "the sequence is treated as empty"
+def lse_bases(row: AveragedRow) -> Iterator[Family]:
+    """Log-sum-exps in the base that was not declared."""
+    for cause, lse, words in (
+        ("lse_base2", row.lse * _LOG2_E, "lse is in base 2, but the kernel declares natural logarithms"),
+        ("lse_natural", row.lse / _LOG2_E, "lse is natural, but the kernel declares base 2"),
+    ):
+        yield from family(cause, [(row.expected, lse, words)])
 
 
-def partial_bases(row: AttentionRow) -> Iterator[Suspect]:
+def lse_formulas(row: AttentionRow) -> Iterator[Family]:
+    """Log-sum-exps by a wrong formula."""
+    top, log_total = row.top, float(row.weights.sum().log())
+    lses = {
+        "lse is the logarithm of the sum, without the maximum": log_total,
+        "lse is the maximum of the scores alone": top,
+        "lse is the maximum minus the logarithm of the sum, not plus it": top - log_total,
+        "lse is the maximum plus the sum itself, not its logarithm": top + math.exp(log_total),
+        "lse is the sum of exp(score) itself, not its logarithm": math.exp(min(row.lse, 700.0)),
+        "lse is that of the scores before they are scaled": float((row.scores / row.case.scale).logsumexp(0)),
+        "lse adds a maximum in base 2 to a natural logarithm of the sum": top * _LOG2_E + log_total,
+        "lse adds a natural maximum to a logarithm of the sum in base 2": top / _LOG2_E + log_total,
+    }
+    yield from lse_bases(row)
+    yield from family("lse_formula", ((row.expected, lse, words) for words, lse in lses.items()))
+    yield from family("treated_as_empty", [(row.expected, -math.inf, "the sequence is treated as empty")])
+
+
+def partial_bases(row: AttentionRow) -> Iterator[Family]:
     """States whose log-sum-exps have one base, merged as if they had another; into how many parts is fitted."""
     out, lse = _merged_states(row, _LOG2_E)
     words = "partial log-sum-exps in base 2 are merged as natural ones"
-    yield Suspect("partial_lse", out, lse, lambda _: words, is_fitted=True)
+    yield Family("partial_lse", out, lse, lambda _: words, is_fitted=True)
     out, lse = _merged_states(row, 1 / _LOG2_E)
     others = "natural partial log-sum-exps are merged as in base 2"
-    yield Suspect("partial_lse", out, lse * _LOG2_E, lambda _: others, is_fitted=True)
+    yield Family("partial_lse", out, lse * _LOG2_E, lambda _: others, is_fitted=True)
 
 
 def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:
@@ -151,37 +161,26 @@ def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:
     return torch.stack(outs), torch.stack(lses)
 
 
-def _factor_words(factor: float, total: float) -> str | None:
-    if math.isclose(factor, total, rel_tol=1e-3):
-        return f"the output is not divided by the sum of the weights ({number(total)})"
-    if math.isclose(factor, 1 / total, rel_tol=1e-3):
-        return f"the output is divided twice by the sum of the weights ({number(total)})"
+def divisor_words(factor: float, total: float, *, rel_tol: float) -> str | None:
+    """What makes an output `factor` times too large, where the weights exp(score - maximum) sum up to `total`."""
+    if math.isclose(factor, total, rel_tol=rel_tol):
+        return "not divided by the sum of the weights"
+    if math.isclose(factor, 1 / total, rel_tol=rel_tol):
+        return "divided twice by the sum of the weights"
     return None
 
 
-Outcome = tuple[Float64[Tensor, " v_head_size"], float, str]
-
-
-def scale_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+def scale_mistakes(row: AttentionRow) -> Iterator[Family]:
     """All mistakes as one family, since there are few; nothing for a plain cache."""
-    yield from _family("kv_scales", [*_wrong_factors(row), *_another_format(row)])
+    yield from family("kv_scales", (*_wrong_factors(row), *_another_format(row)))
 
 
-def wrong_scales(row: AttentionRow) -> Iterator[Suspect]:
+def wrong_scales(row: AttentionRow) -> Iterator[Family]:
     """Those that look at no cached number: of a row whose V is not what its cache holds."""
-    yield from _family("kv_scales", [*_wrong_factors(row)])
+    yield from family("kv_scales", _wrong_factors(row))
 
 
-def _family(cause: str, found: list[Outcome]) -> Iterator[Suspect]:
-    """Mistakes of which there are few, as one family; none where there is none."""
-    if found:
-        outs, lses, words = zip(*found, strict=True)
-        yield Suspect(
-            cause, torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
-        )
-
-
-def _wrong_factors(row: AttentionRow) -> Iterator[Outcome]:
+def _wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
     """What K and V are multiplied with beside or instead of their scales."""
     if row.kv_scales is None:
         return
@@ -211,7 +210,7 @@ def _wrong_factors(row: AttentionRow) -> Iterator[Outcome]:
             yield _with_scales(row, 1.0, other_v / v, whose.format("the scale of V"))
 
 
-def _another_format(row: AttentionRow) -> Iterator[Outcome]:
+def _another_format(row: AttentionRow) -> Iterator[Predicted]:
     """The bytes of the cache taken for numbers of another 8-bit format."""
     if row.kv_scales is None or row.case.kv is None:
         return
@@ -233,7 +232,7 @@ def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Floa
     return codes.view(getattr(torch, read)).double()
 
 
-def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, words: str) -> Outcome:
+def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, words: str) -> Predicted:
     weights, lse = row_weights(row.case, row.head, row.scores * k_factor)
     return (weights @ row.v) * v_factor, float(lse), words
 
@@ -249,25 +248,25 @@ _MOST_COUNTS = 8
 """Splits that may each add a sink."""
 
 
-def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+def variant_mistakes(row: AttentionRow) -> Iterator[Family]:
     """All mistakes as one family, since there are few; nothing for a plain case."""
-    found = [*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row)]
-    yield from _family("variant", found)
+    found = (*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row))
+    yield from family("variant", found)
 
 
-def column_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+def column_mistakes(row: AttentionRow) -> Iterator[Family]:
     """Those with rows that are keys and values at once; nothing where V is a tensor of its own."""
     if not row.case.values_in_keys:
         return
-    yield from _family("score_columns", [*_wrong_columns_scored(row)])
+    yield from family("score_columns", _wrong_columns_scored(row))
     size = row.case.value_size
     weights, _ = row_weights(row.case, row.head, row.scores)
     outs = (weights @ row.k).unfold(0, size, 1)[1:]
     if len(outs):
-        yield Suspect("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
+        yield Family("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
 
 
-def _wrong_columns_scored(row: AttentionRow) -> Iterator[Outcome]:
+def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
     """Part of the products, or a scale that goes by the size of that part."""
     scale, size, last = row.case.scale, row.case.value_size, row.case.head_size - 1
     of_values, of_rest = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
@@ -281,7 +280,7 @@ def _wrong_columns_scored(row: AttentionRow) -> Iterator[Outcome]:
             yield _outcome(row, words, dots=dots)
 
 
-def _left_out(row: AttentionRow) -> Iterator[Outcome]:
+def _left_out(row: AttentionRow) -> Iterator[Predicted]:
     for name in row.case.variant.names:
         yield _outcome(row, _LEFT_OUT[name], case=_with(row.case, **{name: None}))
         if name == "sinks":
@@ -290,7 +289,7 @@ def _left_out(row: AttentionRow) -> Iterator[Outcome]:
             yield out, lse, "the LSE leaves out the sink"
 
 
-def _other_windows(row: AttentionRow) -> Iterator[Outcome]:
+def _other_windows(row: AttentionRow) -> Iterator[Predicted]:
     window = row.case.variant.window
     if window is None:
         return
@@ -299,7 +298,7 @@ def _other_windows(row: AttentionRow) -> Iterator[Outcome]:
         yield _outcome(row, "the window is one key too short", case=_with(row.case, window=window - 1))
 
 
-def _of_other_heads(row: AttentionRow) -> Iterator[Outcome]:
+def _of_other_heads(row: AttentionRow) -> Iterator[Predicted]:
     names = [name for name in ("alibi", "sinks") if getattr(row.case.variant, name) is not None]
     what = {"alibi": "slope", "sinks": "sink"}
     for head in range(row.case.num_q_heads) if names else ():
@@ -308,7 +307,7 @@ def _of_other_heads(row: AttentionRow) -> Iterator[Outcome]:
             yield _outcome(row, f"the {' and '.join(what[name] for name in names)} is that of {whose}", head=head)
 
 
-def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
+def _other_formulas(row: AttentionRow) -> Iterator[Predicted]:
     cap = row.case.variant.soft_cap
     if cap is not None:
         before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
@@ -323,7 +322,7 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
         yield _outcome(row, "ALiBi is subtracted", dots=row.scores - twice)
 
 
-def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Outcome]:
+def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Predicted]:
     """Beyond float32, or counted often: with weight p, n times over it adds (n - 1) p to the denominator."""
     weights, lse = row_weights(row.case, row.head, row.scores)
     above = sink - float(row_log_weights(row.case, row.head, row.scores)[0].max())
@@ -346,7 +345,7 @@ def _outcome(
     case: AttentionCase | None = None,
     head: int | None = None,
     dots: Float64[Tensor, " length"] | None = None,
-) -> Outcome:
+) -> Predicted:
     dots = row.scores if dots is None else dots
     weights, lse = row_weights(case or row.case, row.head if head is None else head, dots)
     return weights @ row.v, float(lse), words

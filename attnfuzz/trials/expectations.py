@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expected_rows import changes_scores, expect_attention, expect_merges
-from attnfuzz.judging.row_batches import Place, Results
 from attnfuzz.memory.image import Fetch
 from attnfuzz.numerics import Bound
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+from attnfuzz.trials.expected_rows import changes_scores, expect_attention, expect_merges
+from attnfuzz.trials.row_batches import Place, Results
 from attnfuzz.values.tokens import all_on_device
 
 __all__ = ["DistantExpectations", "Expectation", "bound_of", "expectations", "keep_freed_memory", "on_device"]

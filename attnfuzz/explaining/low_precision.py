@@ -1,4 +1,4 @@
-"""What a row would be if something were rounded on the way: replayed in float64, in each way in which it may be done.
+"""What a row would be with fewer bits on the way: replayed in float64, in each way in which that may be done.
 
 Products of q and k, their sums, q or k times the scale, scores; exp; weights; sums of weights and of values; partial
 states; numbers that are so small that they are taken for 0; keys and values that take another dtype on the way; and exp
@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.explaining.mistakes import Replay
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
-__all__ = ["LOWEST_EXPONENT", "OF_EMPTY_ROWS", "Mistake", "merged_states", "mistakes"]
+__all__ = ["LOWEST_EXPONENT", "OF_EMPTY_ROWS", "Rounding", "merged_states", "roundings"]
 
 _MOST_PRODUCTS = 1 << 17
 """Of a row: the tokens that weigh most are replayed."""
@@ -43,27 +44,18 @@ Round = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """The results that a mistake may have, one for each way in which it may have been made.
+class Rounding(Replay):
+    """One mistake, in each of the ways in which it may have been made.
 
-    Way i of the output goes with way i of the LSE, modulo the number of these (`with_lse`).
-
-    ``cause`` is that of a family, and ``name`` tells its members apart. ``overflows``: a number is not finite in one of
-    the ways. ``numerics``: what declares it, of a design's own rounding.
+    ``cause`` is that of a family, and ``name`` tells its members apart. ``overflows``: in one of the ways a score is
+    not finite. ``numerics``: what declares it, of a design's own rounding.
     """
 
-    cause: str
+    lse: Float64[Tensor, " ways_of_lse"]
     name: str
     words: str
-    out: Float64[Tensor, "ways v_head_size"]
-    lse: Float64[Tensor, " ways_of_lse"]
-    overflows: bool
     numerics: Mapping[str, str] = field(default_factory=dict)
-
-    def with_lse(self) -> Float64[Tensor, "ways elements"]:
-        """Each way of the output with its LSE behind."""
-        repeated = self.lse.repeat(-(-len(self.out) // len(self.lse)))[: len(self.out), None]
-        return torch.cat((self.out, repeated), 1)
+    overflows: bool = False
 
     @property
     def is_finite_at_all(self) -> bool:
@@ -71,7 +63,7 @@ class Mistake:
         return bool(self.out.isfinite().all(1).any() & self.lse.isfinite().any())
 
 
-def mistakes(row: AttentionRow, *, one_copy: bool) -> Iterator[Mistake]:
+def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
@@ -98,14 +90,14 @@ def _rounding_to(name: str) -> Round:
     return lambda x: x.to(dtype).double()
 
 
-def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: bool) -> Iterator[Mistake]:
+def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: bool) -> Iterator[Rounding]:
     """``copies``: threads that sum a score together may each have their own."""
     scale = row.case.scale
     heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
     q, k = row.q, row.k[heaviest]
     root = math.sqrt(abs(scale))
 
-    def made(which: str, words: str, ways: list[Scores], *, query: str = "", copies: bool = False) -> Mistake:
+    def made(which: str, words: str, ways: list[Scores], *, query: str = "", copies: bool = False) -> Rounding:
         numerics = {"query": query} if query else {}
         return _of_scores(row, heaviest, which, words, ways, copies=copies, numerics=numerics)
 
@@ -145,7 +137,7 @@ def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: boo
     )
 
 
-def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
+def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     yield _of_weights(
         row,
         "exponential_rounded",
@@ -173,7 +165,7 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[M
     )
 
 
-def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mistake:
+def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rounding:
     """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
     scores, _ = row_log_weights(row.case, row.head, row.scores)
     ways = []
@@ -191,10 +183,10 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mis
         total = weights.sum() + (_sink(row) - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
     words = f"softmax weights are rounded to {name} before they are summed"
-    return _mistake("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
+    return _rounding("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
 
 
-def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
+def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Sums that are kept in 16 bits from tile to tile, or from token to token."""
     tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
     ways = [_in_tiles(row, tile, rounded, of_weights) for of_weights in (torch.clone, rounded) for tile in tiles]
@@ -210,7 +202,7 @@ def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mist
         outs = [(way if of_v else right)[:-1] / total for (way, right), total in zip(pairs, totals, strict=True)]
         lses = [_top(row) + total.log() for total in totals]
         told = which if row.case.dtype == name else f"{which} in {name}"
-        yield _mistake("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
+        yield _rounding("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
 
 
 def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, " sums"]:
@@ -246,10 +238,10 @@ def _top(row: AttentionRow) -> Tensor:
     return torch.maximum(row_log_weights(row.case, row.head, row.scores)[0].amax(), _sink(row))
 
 
-def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
+def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Partial log-sum-exps in 16 bits, for each usual number of splits."""
     words = f"the partial log-sum-exps are rounded to {name}"
-    yield _mistake("partial_lse", "partial LSE", words, merged_states(row, rounded))
+    yield _rounding("partial_lse", "partial LSE", words, merged_states(row, rounded))
 
 
 def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:
@@ -268,7 +260,7 @@ def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tens
     return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
 
 
-def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
+def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
     """Bits that a 16-bit number has no room for are left out, which takes half a unit off on average."""
     dtype = getattr(torch, name)
 
@@ -283,12 +275,12 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
     total = weights.sum() + sink
     lse = top + total.log()
     outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, _rounding_to(name))]
-    yield _mistake("cut_off", "output cut off", f"the output {words}", [(cut(out), lse) for out in outs])
+    yield _rounding("cut_off", "output cut off", f"the output {words}", [(cut(out), lse) for out in outs])
     ways = [((cut(weights) @ row.v) / end, top + end.log()) for end in (total, cut(weights).sum() + sink)]
-    yield _mistake("cut_off", "weights cut off", f"each softmax weight {words}", ways)
+    yield _rounding("cut_off", "weights cut off", f"each softmax weight {words}", ways)
 
 
-def _flushed(row: AttentionRow) -> Iterator[Mistake]:
+def _flushed(row: AttentionRow) -> Iterator[Rounding]:
     """Numbers below float16's smallest normal one, which count: GPUs take none for 0 but float32's, below 2^-126."""
     smallest = torch.finfo(torch.float16).smallest_normal
     weights, lse = row_weights(row.case, row.head, row.scores)
@@ -296,7 +288,7 @@ def _flushed(row: AttentionRow) -> Iterator[Mistake]:
         ("V flushed", "numbers of V", weights @ _without_small(row.v, smallest)),
         ("output flushed", "outputs", _without_small(row.expected, smallest)),
     ):
-        yield _mistake(
+        yield _rounding(
             "flushed", name, f"{words} below {smallest:.3g} are taken for 0: subnormal ones of float16", [(out, lse)]
         )
 
@@ -305,7 +297,7 @@ def _without_small(numbers: Tensor, smallest: float) -> Tensor:
     return numbers.masked_fill(numbers.abs() < smallest, 0.0)
 
 
-def _converted(row: AttentionRow) -> Iterator[Mistake]:
+def _converted(row: AttentionRow) -> Iterator[Rounding]:
     """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
     for name in _SHORTER:
         dtype = getattr(torch, name)
@@ -318,10 +310,10 @@ def _converted(row: AttentionRow) -> Iterator[Mistake]:
             words = f"{', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]} "
             words += f"{'are' if parts[1:] else 'is'} converted to {name} on the way"
             numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
-            yield _mistake("converted", f"{' '.join(parts)} to {name}", words, [(weights @ v, lse)], numerics)
+            yield _rounding("converted", f"{' '.join(parts)} to {name}", words, [(weights @ v, lse)], numerics)
 
 
-def _without_maximum(row: AttentionRow) -> Mistake:
+def _without_maximum(row: AttentionRow) -> Rounding:
     """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
     scores = torch.cat((row_log_weights(row.case, row.head, row.scores)[0], _sink(row)[None]))
     ways = []
@@ -332,10 +324,10 @@ def _without_maximum(row: AttentionRow) -> Mistake:
         ways.append(((weights[:-1] @ row.v) / weights.sum(), weights.sum().log()))
     flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
     words = f"exp {flows}: the maximum, {row.top:.4g}, is not subtracted from the scores"
-    return _mistake("maximum_not_subtracted", "no maximum", words, ways)
+    return _rounding("maximum_not_subtracted", "no maximum", words, ways)
 
 
-def _finite_maximum(row: AttentionRow) -> Mistake:
+def _finite_maximum(row: AttentionRow) -> Rounding:
     """A running maximum that begins at a large negative number, with a sum of weights that is not 0.
 
     Beside scores that lie below, what it begins with takes nearly all weight, and V none of that.
@@ -345,19 +337,18 @@ def _finite_maximum(row: AttentionRow) -> Mistake:
     lost = min(0.0, row.lse - begins) if is_lost else 0.0
     words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
     ways = [(math.exp(lost) * row.expected, torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu"))]
-    return _mistake(OF_EMPTY_ROWS, "finite maximum", words, ways)
+    return _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
 
 
-def _mistake(
+def _rounding(
     cause: str,
     name: str,
     words: str,
     ways: list[tuple[Tensor, Tensor]],
     numerics: Mapping[str, str] = MappingProxyType({}),
-) -> Mistake:
+) -> Rounding:
     out, lse = (torch.stack(parts) for parts in zip(*ways, strict=True))
-    is_finite = bool(out.isfinite().all()) and bool(lse.isfinite().all())
-    return Mistake(cause, name, words, out, lse, overflows=not is_finite, numerics=numerics)
+    return Rounding(cause, out, lse, name, words, numerics)
 
 
 def _scaled(dots: Scores, scale: float, rounded: Round) -> tuple[Scores, ...]:
@@ -419,7 +410,7 @@ def _of_scores(
     *,
     copies: bool = False,
     numerics: Mapping[str, str] = MappingProxyType({}),
-) -> Mistake:
+) -> Rounding:
     """Of scores of some ``tokens``, while the others have theirs.
 
     ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
@@ -434,7 +425,7 @@ def _of_scores(
         out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
     if has_no_weight:  # where a tile or a split has nothing but scores of -inf, they may be subtracted from each other
         out, lse = (torch.cat((part, torch.full_like(part[:1], torch.nan))) for part in (out, lse))
-    return Mistake("scores_rounded", name, words, out, lse, overflows, numerics)
+    return Rounding("scores_rounded", out, lse, name, words, numerics, overflows)
 
 
 def _of_weights(
@@ -446,7 +437,7 @@ def _of_weights(
     *,
     of_v: Round = torch.clone,
     numerics: Mapping[str, str],
-) -> Mistake:
+) -> Rounding:
     """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
 
     As in a single tile: where the maximum rises on the way, roundings differ a little.
@@ -455,7 +446,7 @@ def _of_weights(
     weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
     total = weights.sum() + (_sink(row) - top).exp()
     out = (of_v(weights) @ row.v) / total
-    return Mistake(cause, name, words, out[None], (top + total.log())[None], overflows=False, numerics=numerics)
+    return _rounding(cause, name, words, [(out, top + total.log())], numerics)
 
 
 def _cubic_exp(x: Tensor) -> Tensor:
@@ -472,18 +463,17 @@ def _to_e4m3(x: Tensor) -> Tensor:
     return x.float().to(torch.float8_e4m3fn).double()
 
 
-def _in_tf32(row: AttentionRow) -> Mistake:
+def _in_tf32(row: AttentionRow) -> Rounding:
     """Both products with operands of 10 bits behind the point, rounded to nearest or cut off."""
-    outs, lses = [], []
+    ways = []
     for nearest in (True, False):
         q, k, v = (_to_tf32(part, nearest=nearest) for part in (row.q, row.k, row.v))
         weights, lse = row_weights(row.case, row.head, row.case.scale * (k @ q))
         largest = weights.max()
-        outs.append(_to_tf32(weights / largest, nearest=nearest) @ v * largest)
-        lses.append(lse)
+        ways.append((_to_tf32(weights / largest, nearest=nearest) @ v * largest, lse))
     words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
     declared = {"matmul": "tf32"}
-    return Mistake("tf32", "tf32", words, torch.stack(outs), torch.stack(lses), overflows=False, numerics=declared)
+    return _rounding("tf32", "tf32", words, ways, declared)
 
 
 def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:

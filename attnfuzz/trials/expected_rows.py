@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
 from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic, side_by_side
 from attnfuzz.numerics.bounds import attention_rows, merge_rows
 from attnfuzz.numerics.row_units import attention_units, merge_units, variant_units
@@ -23,6 +22,7 @@ from attnfuzz.numerics.rows import RowResult
 from attnfuzz.numerics.scores import VariantRows
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.quantised_kv import smallest_magnitudes
+from attnfuzz.trials.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["arithmetic_of", "changes_scores", "expect_attention", "expect_merges"]

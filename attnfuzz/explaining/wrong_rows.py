@@ -1,6 +1,6 @@
-"""Which rounding gives the wrong rows of a case: scores, weights, sums, keys and values (`roundings` replays them).
+"""Which rounding gives all wrong rows of a case: of scores, weights, sums, keys or values (see `low_precision`).
 
-Such a kernel is wrong everywhere by a little, so a mistake counts as found only if it gives all wrong rows of a case.
+Such a kernel is wrong everywhere by a little, so a rounding counts as found only if it gives all wrong rows of a case.
 In which order a kernel sums cannot be known, and on a GPU several threads may each have a copy of a score, summed in an
 order of its own: where sums are rounded too, several orders are replayed, and the result must lie among what they give.
 A score that overflows makes whatever the kernel makes of infinities: NaN, for one, where it is alone in a split.
@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.roundings import LOWEST_EXPONENT, OF_EMPTY_ROWS, Mistake, mistakes
-from attnfuzz.oracles.diagnosis.row import AttentionRow, Diagnosis
+from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS, Rounding, roundings
+from attnfuzz.explaining.mistakes import Beside, Diagnosis
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
-__all__ = ["MOST_ROWS", "Rounding"]
+__all__ = ["MOST_ROWS", "WrongRows"]
 
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
@@ -48,18 +49,18 @@ _OF_FEW_NUMBERS = frozenset(
 _OF_LOW_SCORES = frozenset({OF_EMPTY_ROWS, "maximum_not_subtracted"})
 """Causes that make rows 0 whose values are not small."""
 _ACCOUNTED = 0.1
-"""Part of the squares of a row's errors, right numbers included, that a mistake leaves if it accounts for the row: that
-many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
+"""Part of the squares of a row's errors, right numbers included, that a rounding leaves if it accounts for the row:
+that many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
 _ENOUGH_NUMBERS = 8
 _SMALLEST_TILE = 16
 _FAR_OFF = 2.0
 _REFUTED = 4.0
-"""Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
+"""Bounds by which a rounding misses a right row, and so is none that the kernel makes."""
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """What a rounding has to do with the wrong ``rows`` of a case, while ``others`` are right.
+class WrongRows:
+    """The wrong ``rows`` of a case, while ``others`` are right, and the rounding that gives them, if one does.
 
     ``one_copy``: of each score, as on a CPU.
     ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases that are right.
@@ -99,41 +100,37 @@ class Rounding:
     def left_open(self) -> float:
         """The largest part of an error, in bounds, that the first of the replays of `exactly` leaves open."""
         replayed = next(one for one in self._replayed if one[0].name == self._exact[0].name)
-        rests = []
-        for row, mistake in zip(self.rows, replayed, strict=True):
-            got, _, bound, ways = _numbers(row, mistake)
-            rests.append(float(((ways - got).abs() / bound).nan_to_num(torch.inf).amax(1).min()))
-        return max(rests)
+        return max(float(rounding.left_open(row).min()) for row, rounding in zip(self.rows, replayed, strict=True))
 
     def perhaps(self) -> tuple[str, ...]:
         """Causes that may give errors of such a size, in whatever order and with whatever copies."""
         if self._is_nothing:
-            causes = dict.fromkeys(mistake.cause for mistake in self._fitting(_is_exact))
+            causes = dict.fromkeys(rounding.cause for rounding in self._fitting(_is_exact))
             return tuple(cause for cause in causes if cause not in _OF_LOW_SCORES)
         if not self.rows or self.rows[0].case.dtype == "float32":
             return ()
         sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
         return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
 
-    def _told(self, found: Sequence[Mistake]) -> Diagnosis | None:
+    def _told(self, found: Sequence[Rounding]) -> Diagnosis | None:
         if not found:
             return None
         first = found[0]
-        fitting = {mistake.name: mistake for mistake in (*found, *self._exact, *self._near)}
-        given = self._given | {mistake.name for mistake in found}
-        told = [mistake for name, mistake in fitting.items() if name in given]
-        words = ", or ".join(mistake.words for mistake in told[:_MOST_TOLD])
+        fitting = {rounding.name: rounding for rounding in (*found, *self._exact, *self._near)}
+        given = self._given | {rounding.name for rounding in found}
+        told = [rounding for name, rounding in fitting.items() if name in given]
+        words = ", or ".join(rounding.words for rounding in told[:_MOST_TOLD])
         if (
             first.cause == "scores_rounded"
             and self.rows[0].case.dtype == "float16"
             and not all(row.is_finite for row in self.rows)
         ):
             words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
-        same = all(mistake.numerics == first.numerics for mistake in found)
+        same = all(rounding.numerics == first.numerics for rounding in found)
         return Diagnosis(
             words,
             first.cause,
-            maybe=tuple(dict.fromkeys(mistake.cause for mistake in told if mistake.cause != first.cause)),
+            maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
             numerics=first.numerics if same else {},
             replays=tuple(fitting),
         )
@@ -144,17 +141,17 @@ class Rounding:
         return all(row.got_lse is None and not bool(row.got.any()) for row in self.rows)
 
     @cached_property
-    def _exact(self) -> Sequence[Mistake]:
+    def _exact(self) -> Sequence[Rounding]:
         found = self._fitting(_is_exact)
         if self._is_nothing:
-            found = [mistake for mistake in found if mistake.cause in _OF_LOW_SCORES]
+            found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
         if not self.is_telling:
-            accounting = {mistake.name for mistake in self._fitting(_accounts_for)}
+            accounting = {rounding.name for rounding in self._fitting(_accounts_for)}
             found = [one for one in found if one.cause in _OF_FEW_NUMBERS or one.name in accounting]
-            found.sort(key=lambda mistake: mistake.name not in accounting)
-        if any(mistake.cause == OF_EMPTY_ROWS for mistake in found) and self._is_wrong_of_high_scores:
-            found = [mistake for mistake in found if mistake.cause != OF_EMPTY_ROWS]
-        return [mistake for mistake in found if mistake.name not in self._refuted(self.others)]
+            found.sort(key=lambda rounding: rounding.name not in accounting)
+        if any(rounding.cause == OF_EMPTY_ROWS for rounding in found) and self._is_wrong_of_high_scores:
+            found = [rounding for rounding in found if rounding.cause != OF_EMPTY_ROWS]
+        return [rounding for rounding in found if rounding.name not in self._refuted(self.others)]
 
     @cached_property
     def _is_wrong_of_high_scores(self) -> bool:
@@ -162,16 +159,16 @@ class Rounding:
         return any(row.top > LOWEST_EXPONENT and not row.is_right for row in self.nearby())
 
     @cached_property
-    def _near(self) -> Sequence[Mistake]:
+    def _near(self) -> Sequence[Rounding]:
         return [] if self._is_nothing else self._fitting(_is_near)
 
     def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
-        """Mistakes that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
+        """Roundings that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
         return {
-            mistake.name
+            rounding.name
             for row in others
-            for mistake in self._replay(row)
-            if not mistake.is_finite_at_all or (row.is_right and not _is_left_right(row, mistake))
+            for rounding in self._replay(row)
+            if not rounding.is_finite_at_all or (row.is_right and not _is_left_right(row, rounding))
         }
 
     @cached_property
@@ -181,21 +178,21 @@ class Rounding:
 
     @cached_property
     def _given(self) -> set[str]:
-        """Mistakes of which some way gives each row."""
-        return {mistake.name for mistake in self._fitting(_is_given)}
+        """Roundings of which some way gives each row."""
+        return {rounding.name for rounding in self._fitting(_is_given)}
 
-    def _fitting(self, fits: Callable[[AttentionRow, Mistake], bool]) -> Sequence[Mistake]:
+    def _fitting(self, fits: Callable[[AttentionRow, Rounding], bool]) -> Sequence[Rounding]:
         found = [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
-        return [mistake for mistake in found if mistake.name not in self._refuted_nearby] if found else found
+        return [rounding for rounding in found if rounding.name not in self._refuted_nearby] if found else found
 
     @cached_property
-    def _replayed(self) -> list[tuple[Mistake, ...]]:
+    def _replayed(self) -> list[tuple[Rounding, ...]]:
         return list(zip(*map(self._replay, self.rows), strict=True))
 
-    def _replay(self, row: AttentionRow) -> Iterator[Mistake]:
-        for mistake in mistakes(row, one_copy=self.one_copy):
-            if mistake.cause == OF_EMPTY_ROWS or not self.beside_empty:
-                yield mistake
+    def _replay(self, row: AttentionRow) -> Iterator[Rounding]:
+        for rounding in roundings(row, one_copy=self.one_copy):
+            if rounding.cause == OF_EMPTY_ROWS or not self.beside_empty:
+                yield rounding
 
 
 def _wrong_numbers(row: AttentionRow) -> int:
@@ -211,40 +208,31 @@ def _is_far_off(row: AttentionRow) -> bool:
     return bool(missed.any()) or (row.got_lse is not None and abs(row.got_lse - row.lse) > _FAR_OFF * row.lse_bound)
 
 
-def _is_exact(row: AttentionRow, mistake: Mistake) -> bool:
+def _is_exact(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether one of the ways gives the row, and explains its error: at its worst, and in all of its elements.
 
     Of a small error, the worst element alone comes out by chance. What is not finite must be so in the same elements.
     """
-    return len(_numbers(row, mistake)[-1]) <= _MOST_EXACT_WAYS and _is_given(row, mistake)
+    return len(rounding.out) <= _MOST_EXACT_WAYS and _is_given(row, rounding)
 
 
-def _is_given(row: AttentionRow, mistake: Mistake) -> bool:
+def _is_given(row: AttentionRow, rounding: Rounding) -> bool:
     """The same, of however many ways."""
-    got, expected, bound, ways = _numbers(row, mistake)
-    alike = _same_where_not_finite(ways, got)
-    finite = got.isfinite()
+    beside = rounding.beside(row)
+    finite, worst = beside.got.isfinite(), beside.worst
+    is_right = (beside.missed <= _BOUNDS * beside.bound)[:, finite].all(-1)
     if not bool(finite.all()):
-        missed = (ways - got).abs()[:, finite]
-        return bool((alike & (missed <= _BOUNDS * bound[finite]).all(-1)).any())
-    missed = (ways - got).abs().nan_to_num(torch.inf)
-    worst = _worst(got, expected, bound)
-    is_right = (missed <= _BOUNDS * bound).all(-1) & (missed[:, worst] <= _UNEXPLAINED * (got - expected)[worst].abs())
-    slack = bound.clamp(min=torch.finfo(torch.float64).tiny)
-    left, error = (missed / slack).square().sum(-1), ((got - expected) / slack).square().sum()
-    return bool((is_right & (left <= _UNEXPLAINED * error)).any())
+        return bool((is_right & _same_where_not_finite(beside.replayed, beside.got)).any())
+    is_right &= beside.missed[:, worst] <= _UNEXPLAINED * beside.error[worst]
+    return bool((is_right & (beside.unexplained <= _UNEXPLAINED)).any())
 
 
-def _accounts_for(row: AttentionRow, mistake: Mistake) -> bool:
+def _accounts_for(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether one of the ways gives nearly all errors of the row, once it is stored, down to the last bits."""
     if not row.is_finite or len(torch.unique(row.v, dim=1)[0]) < _ENOUGH_NUMBERS:
         return False
-    got, expected, bound, ways = _numbers(row, mistake)
-    stored = ways.clone()
-    stored[:, : len(row.got)] = mistake.out.to(getattr(torch, row.case.dtype)).double()
-    slack = bound.clamp(min=torch.finfo(torch.float64).tiny)
-    left, error = ((stored - got) / slack).square().sum(-1), ((got - expected) / slack).square().sum()
-    return bool((left.nan_to_num(torch.inf) <= _ACCOUNTED * error).any())
+    stored = replace(rounding, out=rounding.out.to(row.dtype).double())
+    return bool((stored.beside(row).unexplained <= _ACCOUNTED).any())
 
 
 def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
@@ -253,26 +241,24 @@ def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
     return torch.stack(found).all(0).all(-1)
 
 
-def _is_left_right(row: AttentionRow, mistake: Mistake) -> bool:
-    """Whether a row that is right would be nearly that with the mistake, too."""
-    got, _, bound, ways = _numbers(row, mistake)
-    missed = (ways - got).abs().nan_to_num(torch.inf)
-    return bool((missed <= _REFUTED * bound).all(-1).any())
+def _is_left_right(row: AttentionRow, rounding: Rounding) -> bool:
+    """Whether a row that is right would be nearly that with the rounding, too."""
+    return bool((rounding.left_open(row) <= _REFUTED).any())
 
 
-def _is_near(row: AttentionRow, mistake: Mistake) -> bool:
+def _is_near(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether the row lies among what the ways give, or not far beside, where they err as much as it does.
 
     A score that overflows may have been made anything of.
     """
-    if mistake.cause != "scores_rounded":
+    if rounding.cause != "scores_rounded":
         return False
     if not row.is_finite:
-        return mistake.overflows
-    got, expected, bound, ways = _numbers(row, mistake)
-    worst = _worst(got, expected, bound)
-    reach = (ways[:, worst] - expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
-    return _is_among(row, mistake) and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
+        return rounding.overflows
+    beside = rounding.beside(row)
+    worst = beside.worst
+    reach = (beside.replayed[:, worst] - beside.expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
+    return _is_among(beside) and bool(reach >= (1 - _BESIDE) * beside.error[worst])
 
 
 def _is_of_its_size(row: AttentionRow) -> bool:
@@ -321,25 +307,11 @@ def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
     return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= each + _BOUNDS * row.lse_bound)
 
 
-def _is_among(row: AttentionRow, mistake: Mistake) -> bool:
-    """Whether the row lies among what the ways give, which are many, or not far beside."""
-    got, _, bound, ways = _numbers(row, mistake)
-    ways = ways[ways.isfinite().all(-1)]
+def _is_among(beside: Beside) -> bool:
+    """Whether what came out lies among what the ways give, which are many, or not far beside."""
+    ways = beside.replayed[beside.replayed.isfinite().all(-1)]
     if len(ways) <= _FEW_WAYS:
         return False
     low, high = ways.amin(0), ways.amax(0)
-    slack = _BOUNDS * bound + _BESIDE * (high - low)
-    return bool(((low - slack <= got) & (got <= high + slack)).all())
-
-
-def _numbers(row: AttentionRow, mistake: Mistake) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and LSE, if any, in one row: what came out, what should have, its bound, and what the ways give."""
-    if row.got_lse is None:
-        return row.got, row.expected, row.bound, mistake.out
-    lse = torch.tensor([[row.got_lse], [row.lse], [row.lse_bound]], dtype=torch.float64, device="cpu")
-    got, expected, bound = (torch.cat(pair) for pair in zip((row.got, row.expected, row.bound), lse, strict=True))
-    return got, expected, bound, mistake.with_lse()
-
-
-def _worst(got: Tensor, expected: Tensor, bound: Tensor) -> int:
-    return int(((got - expected).abs() / bound.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
+    slack = _BOUNDS * beside.bound + _BESIDE * (high - low)
+    return bool(((low - slack <= beside.got) & (beside.got <= high + slack)).all())

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,15 +12,16 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import Expectation, expectations, on_device
-from attnfuzz.judging.observation import Observation
-from attnfuzz.judging.words import element, number, ranges
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.told import element, number, ranges
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.expectations import Expectation, expectations, on_device
+from attnfuzz.trials.observation import Observation
+from attnfuzz.values.tokens import values_on
 
 __all__ = [
     "Comparison",
@@ -113,22 +114,6 @@ class Reference:
         self.tolerance = tolerance
         self.seconds = 0.0
 
-    @classmethod
-    def known(
-        cls,
-        declaration: Declaration,
-        case: Case,
-        *,
-        device: str,
-        tolerance: Tolerance,
-        values: Any,
-        expectation: Expectation,
-    ) -> "Reference":
-        """One whose values and expectation have been worked out, on `device`."""
-        found = cls(declaration, case, device=device, tolerance=tolerance)
-        found.values, found.expectation = values, expectation
-        return found
-
     @cached_property
     def values(self) -> Any:
         """`LogicalAttention`, or `LogicalStates` of a merge."""
@@ -141,9 +126,7 @@ class Reference:
 
     def values_on(self, device: str) -> Any:
         """`values` in the memory of `device`."""
-        parts = {field.name: getattr(self.values, field.name) for field in fields(self.values)}
-        moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
-        return replace(self.values, **moved)
+        return values_on(self.values, device)
 
     @property
     def expected(self) -> Expected:
