@@ -72,7 +72,7 @@ def merge_case(**fields: Any) -> MergeStatesCase:
 
 def strided(case: Case) -> Iterator[Case]:
     """``case`` in each kind of strides, all its tensors alike."""
-    names = ["k_cache" if name == "kv_cache" else name for name in tensor_specs(case)]
+    names = [name if name in case.tensor_names else "k_cache" for name in tensor_specs(case)]
     return (msgspec.structs.replace(case, strides=dict.fromkeys(names, kind)) for kind in STRIDE_KINDS)
 
 

@@ -18,7 +18,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.relations.catalogue import drawn
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, Problem
-from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import DTYPES
 from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
 
@@ -221,7 +221,7 @@ def test_relations_cost_a_batch_no_waits(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_work_in_a_stream_that_nobody_waits_for(runner: Runner) -> None:
     """A kernel that returns before its work is done would pass a search on a GPU, where the copies are made late."""
     (declaration,) = runner.declarations([f"{HACKS / 'not_joined.py'}:stream_not_joined"])
-    case = msgspec.structs.replace(CASES["paged_decode"], layout="NHD", pages=Pages(), seq_lens=(5, 37), strides={})
+    case = fitted(declaration, CASES["paged_decode"])
     runner.judge(declaration, case)  # what a first call loads takes longer than the current stream is late
     failures = [verdict.failure for verdict in runner.judge_many(declaration, [case, case], timeout_s=120.0)]
     assert failures[0] is not None
