@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from attnfuzz.cases.edits import with_lengths
+from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
 from attnfuzz.judging.observation import KernelRaised
 from attnfuzz.judging.trial import Trial

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from attnfuzz.campaign.identity.signature import Signature, case_features
-from attnfuzz.campaign.traits import traits
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import RELATION_ORACLES, DrawnWithout, Failure, OracleName, Relations, is_fault
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.features import traits
 
 __all__ = ["LEARNED_ORACLES", "KnownDeaths", "KnownFaults"]
 
