@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -181,6 +181,10 @@ class Facet(Generic[C]):
         """What can be said of any value, for learning which cases kill a kernel's process."""
         for part in self.parts:
             yield from part.traits(case)
+
+    def draws(self, supports: Supports) -> Mapping[str, Sequence[Any]]:
+        """What is drawn for fields that go with any others, simplest first; what is listed twice is twice as likely."""
+        return {}
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         """Axes of the input space of a kernel."""

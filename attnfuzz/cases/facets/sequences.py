@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_ste
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import min_seq_len
 from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.supports import Supports
 
 __all__ = [
     "QueryBounds",
@@ -353,6 +354,9 @@ class QueryPadding(Facet[PagedAttentionCase]):
     fields = ("padding_tokens",)
     jumps_with = "storage"
     parts = (Part("padding_tokens", _COUNTED, Place.STORAGE, "padding tokens"),)
+
+    def draws(self, supports: Supports) -> Mapping[str, Sequence[int]]:
+        return {"padding_tokens": (0, 0, 0, 1, 2, 3, 17)} if supports.padding_tokens else {}
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("padding tokens", ("none", "some"), lambda case: ("some" if case.padding_tokens else "none",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Part, Place, changed
@@ -12,6 +12,7 @@ from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import LsePair, MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.recipes import LSE_KINDS, STATE_RECIPES, LseKind
+from attnfuzz.problems.supports import Supports
 
 __all__ = ["LseLayout", "LsePairs", "StateHeads", "StateNumbers", "Tokens"]
 
@@ -160,3 +161,6 @@ class StateNumbers(Facet[MergeStatesCase]):
         Part("outputs", Choice(STATE_RECIPES), Place.CONTENTS, "values={}", "outputs {}"),
         Part("seed", Seed(), Place.CONTENTS),
     )
+
+    def draws(self, supports: Supports) -> Mapping[str, Sequence[object]]:
+        return {"seed": range(64), "outputs": STATE_RECIPES}
