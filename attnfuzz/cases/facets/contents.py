@@ -162,6 +162,9 @@ class Variants(Facet[AttentionCase]):
     fields = ("variant",)
     jumps_with = "variant"
 
+    def told(self, case: AttentionCase) -> Iterator[str]:
+        yield from case.variant.names
+
     def features(self, case: AttentionCase) -> Iterator[str]:
         yield from case.variant.names
         window = case.variant.window

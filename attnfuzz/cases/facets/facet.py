@@ -31,6 +31,7 @@ __all__ = [
     "changed",
     "classes",
     "facets_of",
+    "listed",
     "not_among",
     "register",
     "size_class",
@@ -43,6 +44,8 @@ Change = tuple[str, Changes]
 """What differs, in words, and how."""
 Options = Mapping[str, tuple[OptionValue, ...]]
 Levels = tuple[str, ...]
+
+_MOST_LISTED = 8
 
 
 class Place(enum.IntEnum):
@@ -173,6 +176,10 @@ class Facet(Generic[C]):
         for part in self.parts:
             yield from part.features(case)
 
+    def told(self, case: C) -> Iterator[str]:
+        """What is said of a case in the one line that names it."""
+        yield from ()
+
     def general(self, case: C, domain: Domain) -> Iterator[str]:
         """What cases that one mistake spoils have in common, whichever of them is met first."""
         yield from ()
@@ -300,6 +307,11 @@ def classes(limits: tuple[int, ...]) -> Levels:
     """Every ``size_class``: powers of two first."""
     sizes = (*(f"to {limit}" for limit in limits), f"over {limits[-1]}")
     return ("1", *(f"pow2 {size}" for size in sizes), *(f"other {size}" for size in sizes))
+
+
+def listed(numbers: tuple[int, ...]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
 
 
 def not_among(name: str, value: object, allowed: tuple[object, ...] | None) -> Iterator[str]:

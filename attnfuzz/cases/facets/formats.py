@@ -108,6 +108,9 @@ class SplitCount(Facet[SplitDecodeCase]):
 
     fields = ("num_splits",)
 
+    def told(self, case: SplitDecodeCase) -> Iterator[str]:
+        yield f"num_splits={case.num_splits}"
+
     def objections(self, case: SplitDecodeCase, domain: Domain) -> Iterator[str]:
         most = domain.supports.max_num_splits
         if most is not None and case.num_splits > most:
@@ -461,6 +464,9 @@ class KernelOptions(Facet[Any]):
     fields = ("options",)
     jumps_with = "options"
     asked = 2
+
+    def told(self, case: Any) -> Iterator[str]:
+        yield from (f"{name}={value}" for name, value in case.options.items())
 
     def features(self, case: Any) -> Iterator[str]:
         yield from (f"option {name}={value}" for name, value in case.options.items())

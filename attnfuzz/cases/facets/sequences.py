@@ -8,7 +8,19 @@ from typing import TypeVar
 
 import msgspec
 
-from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Part, Place, changed
+from attnfuzz.cases.facets.facet import (
+    Axis,
+    Change,
+    Changes,
+    Domain,
+    Facet,
+    Levels,
+    Options,
+    Part,
+    Place,
+    changed,
+    listed,
+)
 from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
 from attnfuzz.cases.fields import Integer, number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
@@ -90,6 +102,9 @@ class Sequences(Facet[AttentionCase]):
     """How many sequences there are, and how long each is."""
 
     fields = ("seq_lens",)
+
+    def told(self, case: AttentionCase) -> Iterator[str]:
+        yield f"seq_lens {listed(case.seq_lens)}"
 
     def features(self, case: AttentionCase) -> Iterator[str]:
         if case.num_seqs > 1:
@@ -241,6 +256,9 @@ class QueryLens(Facet[PagedAttentionCase]):
     """How many of each sequence's tokens are query tokens."""
 
     fields = ("query_lens",)
+
+    def told(self, case: PagedAttentionCase) -> Iterator[str]:
+        yield f"query_lens {listed(case.query_lens)}"
 
     def features(self, case: PagedAttentionCase) -> Iterator[str]:
         if max(case.query_lens) > 1:
