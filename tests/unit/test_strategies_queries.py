@@ -42,6 +42,12 @@ def test_every_level_of_queries_is_drawn_for_the_interpreter_too() -> None:
     assert {level for level in wanted if levels[level] < 5} == set()
 
 
+def test_what_is_not_causal_is_drawn_for_who_declares_it() -> None:
+    """Every causal kernel would fail; or one that can do both would be tested on one of them."""
+    assert all(case.causal for case in drawn(100))
+    assert {case.causal for case in drawn(100, Supports(non_causal=True))} == {True, False}
+
+
 def test_tiles_of_queries_are_met_at_both_ends() -> None:
     """15, 16 and 17 query tokens are where a matrix instruction is not full, full, and one too few."""
     lens = Counter(n for case in drawn(1500, sizes=GPU_SIZES) for n in case.query_lens)

@@ -28,7 +28,7 @@ from attnfuzz.cases.facets.formats import (
     TensorStrides,
 )
 from attnfuzz.cases.facets.heads import Heads, HeadSize, VHeadSize
-from attnfuzz.cases.facets.sequences import QueryBounds, QueryLens, QueryPadding, Sequences
+from attnfuzz.cases.facets.sequences import Causality, QueryBounds, QueryLens, QueryPadding, Sequences
 from attnfuzz.cases.facets.states import LseLayout, LsePairs, StateHeads, StateNumbers, Tokens
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
@@ -47,7 +47,7 @@ _SIZES = (VHeadSize(), _HEAD_SIZE, _DTYPE)
 _CONTENTS = (_STRIDES, Numbers(), Variants(), CacheFormat(), Scale())
 _PAGED = (*_SHAPE, _OPTIONS, BlockSize(), *_SIZES, CacheLayout(), PageMap(), *_CONTENTS)
 _SEQUENCES = Sequences()
-_QUERIES = (QueryBounds(), QueryPadding(), QueryLens())
+_QUERIES = (Causality(), QueryBounds(), QueryPadding(), QueryLens())
 
 register(DenseDecodeCase, _SEQUENCES, *_SHAPE, _OPTIONS, *_SIZES, ExtraRows(), *_CONTENTS)
 register(PagedDecodeCase, _SEQUENCES, *_PAGED)

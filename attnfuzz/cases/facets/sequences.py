@@ -22,7 +22,7 @@ from attnfuzz.cases.facets.facet import (
     listed,
 )
 from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
-from attnfuzz.cases.fields import Integer, number_traits
+from attnfuzz.cases.fields import Choice, Integer, number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
@@ -31,6 +31,7 @@ from attnfuzz.problems.lengths import of_sequences, with_seq_lens
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
+    "Causality",
     "QueryBounds",
     "QueryLens",
     "QueryPadding",
@@ -382,3 +383,25 @@ class QueryPadding(Facet[PagedAttentionCase]):
     def objections(self, case: PagedAttentionCase, domain: Domain) -> Iterator[str]:
         if case.padding_tokens and not domain.supports.padding_tokens:
             yield f"padding_tokens={case.padding_tokens}, but the kernel declares padding_tokens=False"
+
+
+class Causality(Facet[PagedAttentionCase]):
+    """Whether a query token sees only the keys up to its own."""
+
+    fields = ("causal",)
+    jumps_with = "causal"
+    parts = (Part("causal", Choice((True, False)), Place.QUERIES, "non-causal", "causal={}", telling=True),)
+
+    def told(self, case: PagedAttentionCase) -> Iterator[str]:
+        yield from self.features(case)
+
+    def draws(self, supports: Supports) -> Mapping[str, Sequence[bool]]:
+        return {"causal": (True, True, False)} if supports.non_causal else {}
+
+    def axes(self, domain: Domain) -> Iterator[Axis]:
+        if domain.supports.non_causal:
+            yield Axis("mask", ("causal", "none"), lambda case: ("causal" if case.causal else "none",))
+
+    def objections(self, case: PagedAttentionCase, domain: Domain) -> Iterator[str]:
+        if not case.causal and not domain.supports.non_causal:
+            yield "causal=False, but the kernel declares non_causal=False"
