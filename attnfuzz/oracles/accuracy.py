@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from attnfuzz.cases.edits import with_lengths
+from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.explaining.diagnose import Compared, diagnose
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, run_on

@@ -270,11 +270,11 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
 
 
 class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Causal attention of the last ``query_lens`` tokens of each sequence over its paged cache, which holds them too.
+    """Attention of the last ``query_lens`` tokens of each sequence over its paged cache, which holds them too.
 
     ``seq_lens`` counts context and new tokens. Query token j of a sequence with n query tokens and length L attends to
-    positions 0 to L - n + j: prefill is n = L, decode n = 1, and a sequence with n = 0 gets no token this step. A batch
-    has at least one query token, since no kernel is launched for none.
+    positions 0 to L - n + j: prefill is n = L, decode n = 1, and a sequence with n = 0 gets no token this step. Unless
+    ``causal``, it attends to all L. A batch has at least one query token, since no kernel is launched for none.
     """
 
     problem: ClassVar[BundledProblem] = "paged_attention"
@@ -289,6 +289,8 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
     """By how much ``max_query_len`` and ``max_seq_len``, the bounds that a kernel is told, exceed the longest."""
     padding_tokens: int = 0
     """Rows of q and of the result behind the last sequence's: servers pad a batch to the size of a captured graph."""
+    causal: bool = True
+    """False: each query token stands at its sequence's last position, and sees all of it, as in an encoder."""
 
     def __post_init__(self) -> None:
         PagedDecodeCase.__post_init__(self)
@@ -318,7 +320,7 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
 
     @property
     def row_lens(self) -> tuple[int, ...]:
-        return _row_lens(self.query_lens, self.seq_lens)
+        return _row_lens(self.query_lens, self.seq_lens, self.causal)
 
     def rows_of(self, seq: int) -> range:
         first = sum(self.query_lens[:seq])
@@ -344,9 +346,9 @@ def _row_seqs(query_lens: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> tuple[int, ...]:
+def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...], causal: bool) -> tuple[int, ...]:
     return tuple(
-        length
+        length if causal else seq_len
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
         for length in range(seq_len - query_len + 1, seq_len + 1)
     )

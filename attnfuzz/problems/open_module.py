@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnfuzz.cases.fields import Seed
 from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
-from attnfuzz.problems.open_cases import OpenCase, ProblemError, Seed, implementation_of
+from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
 from attnfuzz.problems.own import Expected, Problem
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports

@@ -1,4 +1,4 @@
-"""paged_attention: causal attention of several query tokens per sequence over a paged cache that holds their keys.
+"""paged_attention: attention of several query tokens per sequence over a paged cache that holds their keys.
 
 One problem for prefill (every token of a sequence is a query), decode (the last one is), chunked prefill (some of the
 last) and batches that mix them, as serving engines launch it.
@@ -23,10 +23,10 @@ class PagedAttentionInputs:
     """What a paged_attention kernel gets. The caches have the shapes of ``layout``; all queries' keys are in them.
 
     ``seq_lens`` counts context and new tokens. The query tokens of sequence s are the rows from ``cu_seqlens_q[s]`` to
-    ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j. n may be 0.
-    ``max_query_len`` and ``max_seq_len`` are upper bounds, known on the host. Dead memory is that of paged_decode: keys
-    behind a query are live, but not for this query. The last six are None unless the case asks for that variant
-    or for an 8-bit cache, as in paged_decode.
+    ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j, or to all
+    L unless ``causal``, as if it stood at the last position. n may be 0. ``max_query_len`` and ``max_seq_len`` are
+    upper bounds, known on the host. Dead memory is that of paged_decode: keys behind a query are live, but not for this
+    query. Six of the last are None unless the case asks for that variant or for an 8-bit cache, as in paged_decode.
     """
 
     q: Float[Tensor, "num_tokens num_q_heads head_size"]
@@ -48,6 +48,7 @@ class PagedAttentionInputs:
     sinks: Float32[Tensor, " num_q_heads"] | None = None
     k_scale: Float32[Tensor, " num_kv_scales"] | None = None
     v_scale: Float32[Tensor, " num_kv_scales"] | None = None
+    causal: bool = True
 
 
 def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAttentionInputs:
@@ -60,5 +61,6 @@ def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAtte
         max_seq_len=case.max_seq_len,
         window=case.variant.window,
         soft_cap=case.variant.soft_cap,
+        causal=case.causal,
         **with_both_caches(case, tensors),
     )

@@ -98,6 +98,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       paged_attention and, when merging, empty states.
     * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
       the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
+    * ``non_causal``: cases of paged_attention with ``causal=False``, whose query tokens attend to all keys of their
+      sequence, as its last token does; ``inputs.causal`` says which it is. Not unless declared.
     * ``empty_state_outputs``: what the outputs of empty states hold when merging: ``"zeros"``, which is what the
       kernels of FlashAttention, FlashInfer and vLLM write for a sequence or split without keys, or ``"anything"``, NaN
       included, as it is where nobody wrote them.
@@ -139,6 +141,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
     padding_tokens: bool = True
+    non_causal: bool = False
     empty_state_outputs: EmptyStateOutputs = "zeros"
     empty_state_lse: tuple[EmptyStateLse, ...] = EMPTY_STATE_LSES
     lse: LseKind = "natural"
@@ -204,6 +207,7 @@ _FLAGS = (
     "empty_sequences",
     "infinite_scores",
     "padding_tokens",
+    "non_causal",
     "freed_pages",
     "deterministic",
     "batch_invariant",

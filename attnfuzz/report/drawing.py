@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
@@ -30,7 +31,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.report.findings import count, finding_lines, headline, listed, wrapped
+from attnfuzz.report.findings import count, finding_lines, headline, wrapped
 from attnfuzz.report.svg import element, text
 
 __all__ = [

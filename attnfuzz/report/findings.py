@@ -11,15 +11,15 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import aspects
 from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.cases.facets import facets_of
+from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.oracles.verdict import ends_process, where_to_look
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
-    SplitDecodeCase,
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
@@ -38,7 +38,6 @@ __all__ = [
     "kernels_in_order",
     "known_since",
     "largest_ratio",
-    "listed",
     "one_line",
     "remedy_lines",
     "restarts_of",
@@ -51,7 +50,6 @@ __all__ = [
 
 _One = TypeVar("_One")
 
-_MOST_LISTED = 8
 CLOSE_TO_THE_BOUND = 0.9
 """Times the bound: above it an error stands out, though it is allowed."""
 
@@ -77,23 +75,12 @@ def headline(case: Case) -> str:
 
 def one_line(case: Case) -> str:
     """What the case is in plain characters, with the lengths of its sequences, variants and options."""
-    parts = [headline(case).replace(" · ", ", ")]
-    if isinstance(case, PagedAttentionCase):
-        parts.append(f"query_lens {listed(case.query_lens)}")
-    if isinstance(case, AttentionCase):
-        parts += [f"seq_lens {listed(case.seq_lens)}", *case.variant.names]
-    if isinstance(case, SplitDecodeCase):
-        parts.append(f"num_splits={case.num_splits}")
-    return ", ".join([*parts, *(f"{name}={value}" for name, value in case.options.items())])
+    told = (words for facet in facets_of(type(case)) for words in facet.told(case))
+    return ", ".join([headline(case).replace(" · ", ", "), *told])
 
 
 def _value(value: object) -> str:
     return f"({listed(value)})" if isinstance(value, tuple) else str(value)
-
-
-def listed(numbers: tuple[int, ...]) -> str:
-    """The first few of them."""
-    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
 
 
 def count(number: int, noun: str) -> str:

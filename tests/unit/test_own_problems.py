@@ -18,8 +18,7 @@ from attnfuzz.corpus import RegressionError, load_regression
 from attnfuzz.declaration import Kernel, KernelLoadError
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
-from attnfuzz.minimise import minimise
-from attnfuzz.minimise.size import size_key
+from attnfuzz.minimise import minimise, size_key
 from attnfuzz.problems.cases import decode_case, encode_case
 from attnfuzz.problems.features import features
 from attnfuzz.problems.input_space import InputSpace

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.minimise import minimise
 from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase, decode_case, encode_case
 from attnfuzz.problems.features import features
@@ -92,6 +93,42 @@ def test_decode_is_the_special_case_of_one_query_each() -> None:
     values, of_decode = attention_values(one), attention_values(decode)
     assert torch.equal(values.q, of_decode.q)
     assert torch.equal(attention_reference(one, values).out, attention_reference(one, of_decode).out)
+
+
+def test_without_causality_each_token_sees_its_whole_sequence() -> None:
+    """References, bounds and kernels would disagree about an encoder's tokens."""
+    one = case(causal=False)
+    assert one.row_lens == (7, 7, 7, 2, 3, 3, 3)
+    assert not problem_of(one).build(one, PlainAllocator(), Supports()).causal
+    values = attention_values(one)
+    k, v = (part[:, 0].double() for part in values.sequence(0))
+    weights = (values.q[:3, 0].double() @ k.T * 0.5).softmax(-1)
+    torch.testing.assert_close(problem_of(one).reference(one, values).out[:3, 0], weights @ v)
+
+
+def test_no_kernel_is_given_what_is_not_causal_unless_it_declares_so() -> None:
+    """A saved case would be blamed on every kernel that is causal alone."""
+    assert "non_causal=False" in str(why_unsupported(Supports(), {}, case(causal=False)))
+    assert why_unsupported(Supports(non_causal=True), {}, case(causal=False)) is None
+
+
+def test_that_a_case_is_not_causal_stays_only_where_it_matters() -> None:
+    """A finding would name a mask that has nothing to do with the bug, or lose the one that has."""
+    supports = Supports(non_causal=True)
+    one = case(causal=False)
+    assert "non-causal" in features(one)
+
+    def has_several(one: Any) -> bool:
+        return bool(max(one.query_lens) > 1)
+
+    found: Any = minimise(one, has_several, supports=supports, options={})
+    assert (found.causal, found.query_lens) == (True, (2,))
+
+    def sees_ahead(one: Any) -> bool:
+        return not one.causal and max(one.query_lens) > 1
+
+    found = minimise(one, sees_ahead, supports=supports, options={})
+    assert (found.causal, found.seq_lens, found.query_lens) == (False, (2,), (2,))
 
 
 @pytest.mark.parametrize(

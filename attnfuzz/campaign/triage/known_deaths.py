@@ -21,117 +21,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-
-import msgspec
 
 from attnfuzz.campaign.identity.signature import Signature, case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import RELATION_ORACLES, DrawnWithout, Failure, OracleName, Relations, is_fault
-from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, steps_of
-from attnfuzz.problems.cases import (
-    AttentionCase,
-    BundledCase,
-    Case,
-    MergeStatesCase,
-    PagedDecodeCase,
-)
-from attnfuzz.problems.features import features
-from attnfuzz.problems.open_cases import OpenCase, Seed
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.features import traits
 
-__all__ = [
-    "LEARNED_ORACLES",
-    "KnownDeaths",
-    "KnownFaults",
-    "traits",
-]
+__all__ = ["LEARNED_ORACLES", "KnownDeaths", "KnownFaults"]
 
 Traits = frozenset[str]
-_DIVISORS = (2, 4, 8, 16, 32)
-_LIMITS = (1, 2, 3, 4, 5, 6, 8, 12, *(1 << power for power in range(4, 15)))
-
-
-def traits(case: Case) -> Traits:
-    """Some hundred words on ``case``, its features among them: on each field, and on what follows from several.
-
-    Seeds and positions of needles are left out, and the scale, which goes with the head size.
-    """
-    found = set(features(case))
-    if isinstance(case, OpenCase):
-        for name, kind in case.problem.fields.items():
-            found |= frozenset() if isinstance(kind, Seed) else _words(name, getattr(case, name))
-        return frozenset(found)
-    for name in case.__struct_fields__:
-        found |= _words(name, getattr(case, name), _steps(case) if name == "seq_lens" else ())
-    found |= _words("strides", {name: case.strides.get(name, "contiguous") for name in case.tensor_names})
-    for name, value in _consequences(case):
-        found |= _words(name, value)
-    return frozenset(found)
-
-
-def _steps(case: BundledCase) -> tuple[int, ...]:
-    """Of pages and tiles, at whose ends kernels take another way."""
-    return tuple(sorted({*steps_of(case), *DEFAULT_TILES})) if isinstance(case, AttentionCase) else ()
-
-
-def _consequences(case: BundledCase) -> Iterator[tuple[str, object]]:
-    """What no field says by itself."""
-    if isinstance(case, MergeStatesCase):
-        prefix, suffix = zip(*case.lse_pairs, strict=True)
-        yield from (("prefix LSE", prefix), ("suffix LSE", suffix), ("LSE", prefix + suffix))
-        return
-    yield from (("gqa_ratio", case.gqa_ratio), ("value_size", case.value_size), ("num_splits", num_splits_of(case)))
-    if isinstance(case, PagedDecodeCase):
-        yield "columns", case.max_blocks_per_seq
-        yield "one page holds any sequence", max(case.seq_lens) <= case.block_size
-        yield "every page is full", all(length % case.block_size == 0 for length in case.seq_lens)
-
-
-def _words(name: str, value: object, steps: tuple[int, ...] = ()) -> Traits:
-    """What a field is. Of a number also what divides it, and on which side of a few limits it lies.
-
-    Of a sequence: what holds for some of its entries, for each of them, and for the largest; their number and sum.
-    """
-    if name.endswith("seed"):
-        return frozenset()
-    if name.endswith("needles"):
-        return frozenset({f"{name} is {bool(value)}"})
-    if isinstance(value, msgspec.Struct):
-        parts = {f"{name}.{one}": getattr(value, one) for one in value.__struct_fields__}
-        return frozenset().union(*(_words(one, part) for one, part in parts.items()))
-    if isinstance(value, Mapping):
-        return frozenset().union(*(_words(f"{name}:{one}", part) for one, part in value.items()))
-    if isinstance(value, tuple):
-        distinct = set(value)
-        found = _entry(f"number of {name}", len(value)).union(*(_entry(f"some {name}", one, steps) for one in distinct))
-        if not value:
-            return found
-        found |= frozenset.intersection(*(_entry(f"every {name}", one, steps) for one in distinct))
-        if all(type(one) is int for one in value):
-            found |= _entry(f"largest {name}", max(value), steps) | _entry(f"sum of {name}", sum(value))
-        return found
-    return frozenset() if type(value) is float else _entry(name, value)
-
-
-@lru_cache(maxsize=1 << 14, typed=True)
-def _entry(name: str, value: object, steps: tuple[int, ...] = ()) -> Traits:
-    found = {f"{name} is {value}"}
-    if type(value) is int:
-        found.update(f"{name} is {'' if value % by == 0 else 'not '}a multiple of {by}" for by in _DIVISORS)
-        found.update(f"{name} {'>=' if value >= limit else '<'} {limit}" for limit in _LIMITS)
-        found.update(f"{name} {place}" for step in steps for place in _places(value, step))
-    return frozenset(found)
-
-
-def _places(length: int, step: int) -> Iterator[str]:
-    """Where in a page or tile the length ends."""
-    rest = length % step
-    yield f"ends {({0: 'with', 1: 'one past', step - 1: 'one short of'}).get(rest, 'inside')} a step of {step}"
-    yield f"is {'longer' if length > step else 'no longer'} than {step}"
-
-
 _PROBE_FAULTS_EVERY_S = 10.0
 
 

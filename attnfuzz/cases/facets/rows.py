@@ -1,4 +1,4 @@
-"""Axes of one sequence of a batch (of one pair of states when merging): where it ends, and where its needles lie.
+"""Axes of one sequence of a batch: where it ends, and where its needles lie.
 
 They are apart from the axes of a whole case because they belong together: that *some* sequence ends on a page boundary
 while *another* one leaves a split empty says nothing about one that does both. Torch-free.
@@ -6,18 +6,14 @@ while *another* one leaves a split empty says nothing about one that does both. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from attnfuzz.problems.axes import Axis, Levels, query_phase
+from attnfuzz.cases.facets.facet import Axis, Domain, Levels
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem
-from attnfuzz.problems.open_cases import OpenCase, OpenProblem
-from attnfuzz.problems.recipes import LSE_KINDS
-from attnfuzz.problems.supports import OptionValue
+from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase
 
-__all__ = ["LENGTHS", "QUERY_LENGTHS", "Row", "row_axes", "rows_of"]
+__all__ = ["LENGTHS", "QUERY_LENGTHS", "Row", "query_phase", "row_axes", "rows_of"]
 
 LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16 to 127": 127, "128 to 1023": 1023, "1024 on": 1 << 62}
 QUERY_LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16": 16, "17 on": 1 << 62}
@@ -35,12 +31,8 @@ class Row(NamedTuple):
     query_len: int = 1
 
 
-def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
-    """The distinct sequences of ``case``; the pairs of (prefix, suffix) LSE kinds of a merge."""
-    if isinstance(case, OpenCase):
-        return ()
-    if isinstance(case, MergeStatesCase):
-        return set(case.lse_pairs)
+def rows_of(case: AttentionCase) -> set[Row]:
+    """The distinct sequences of ``case``."""
     page = case.block_size if isinstance(case, PagedDecodeCase) else 0
     cut = (page, tile_sizes(case.options), num_splits_of(case))
     query_lens = case.query_lens if isinstance(case, PagedAttentionCase) else (1,) * case.num_seqs
@@ -53,21 +45,23 @@ def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
     }
 
 
-def row_axes(problem: Problem, options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, ...]:
-    """Those that make sense for a kernel with these ``options``."""
-    if isinstance(problem, OpenProblem):
-        return ()
-    if problem == "merge_states":
-        return _MERGE
-    paged = problem != "dense_decode"
-    tiled = any(tile_sizes({name: choice}) for name, choices in options.items() for choice in choices)
-    most_splits = max(
-        (split_count({name: choice}) for name, choices in options.items() for choice in choices), default=1
-    )
-    split = problem == "split_decode" or most_splits > 1
-    wanted = {"last page": paged, "last tile": tiled, "split filling": split}
-    wanted |= dict.fromkeys(("query length", "phase", "causal needle"), problem == "paged_attention")
-    return tuple(axis for axis in _ATTENTION if wanted.get(axis.name, True))
+def row_axes(domain: Domain) -> Iterator[Axis]:
+    """Those that make sense for a kernel with its options."""
+    choices = [{name: choice} for name, choices in domain.options.items() for choice in choices]
+    tiled = any(map(tile_sizes, choices))
+    split = domain.problem == "split_decode" or any(split_count(choice) > 1 for choice in choices)
+    wanted = {"last page": domain.problem != "dense_decode", "last tile": tiled, "split filling": split}
+    wanted |= dict.fromkeys(("query length", "phase", "causal needle"), domain.problem == "paged_attention")
+    return (axis for axis in _AXES if wanted.get(axis.name, True))
+
+
+def query_phase(query_len: int, seq_len: int) -> str:
+    """What a sequence's query tokens are: all of it, the last one, a piece of a prompt, or none this step."""
+    if not query_len:
+        return "no query"
+    if query_len == seq_len:
+        return "prefill"
+    return "decode" if query_len == 1 else "chunk"
 
 
 def _length(row: Row) -> Levels:
@@ -136,11 +130,7 @@ def _is_edge(position: int, step: int) -> bool:
     return step > 0 and position % step in (0, step - 1)
 
 
-def _lse(side: int, pair: tuple[str, str]) -> Levels:
-    return (pair[side],)
-
-
-_ATTENTION = (
+_AXES = (
     Axis("length", tuple(LENGTHS), _length),
     Axis("last page", _FILLINGS, _last_page),
     Axis("last tile", _FILLINGS, _last_tile),
@@ -149,8 +139,4 @@ _ATTENTION = (
     Axis("phase", ("no query", "decode", "chunk", "prefill"), _phase),
     Axis("causal needle", ("none", "at the limit", "past it"), _causal_needles),
     Axis("needle", ("none", "first token", "last token", "page edge", "tile edge", "split edge"), _needles),
-)
-_MERGE = (
-    Axis("prefix LSE", LSE_KINDS, partial(_lse, 0)),
-    Axis("suffix LSE", LSE_KINDS, partial(_lse, 1)),
 )
