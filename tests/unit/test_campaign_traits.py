@@ -19,16 +19,16 @@ def test_sizes_lengths_and_recipes_have_their_traits() -> None:
         "head_size is a multiple of 16",
         "gqa_ratio is 3",
         "gqa_ratio is not a multiple of 2",
-        "some seq_lens is not a multiple of 2",
-        "largest seq_lens ends one past a step of 16",
-        "every seq_lens is no longer than 32",
-        "options:tile is 32",
+        "some length is not a multiple of 2",
+        "longest length ends one past a step of 16",
+        "every length is no longer than 32",
+        "option tile is 32",
         "layout is NHD",
         "strides:k_cache is contiguous",
         "keys is equal",
     }
     assert expected <= traits(CASE)
-    assert "every seq_lens is a multiple of 2" not in traits(CASE)
+    assert "every length is a multiple of 2" not in traits(CASE)
 
 
 def test_features_are_traits() -> None:
@@ -47,5 +47,5 @@ def test_every_problem_has_traits() -> None:
     """A kernel of a problem without traits would have all of its cases taken for one."""
     dense = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(0,), scale=0.25, extra_rows=2)
     merge = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=3, lse_pairs=(("finite", "-inf"),))
-    assert {"extra_rows is 2", "some seq_lens is 0"} <= traits(dense)
-    assert {"num_tokens is 3", "some suffix LSE is -inf"} <= traits(merge)
+    assert {"extra_rows is 2", "some length is 0"} <= traits(dense)
+    assert {"num_tokens is 3", "some suffix LSE -inf"} <= traits(merge)
