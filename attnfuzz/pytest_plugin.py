@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.workers import Choice
+    from attnfuzz.campaign.workers import WorkerChoice
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
@@ -40,7 +40,7 @@ _TABLE_NAME = b"attnfuzz"
 _SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()
 _FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
 _GPUS: pytest.StashKey[list[Gpu]] = pytest.StashKey()
-_WORKERS: pytest.StashKey[Choice] = pytest.StashKey()
+_WORKERS: pytest.StashKey[WorkerChoice] = pytest.StashKey()
 _OTHERS: pytest.StashKey[list[Declaration]] = pytest.StashKey()
 
 

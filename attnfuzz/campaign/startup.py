@@ -19,7 +19,7 @@ from attnfuzz.campaign.request import CampaignRequest, asked_of
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
 from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
-from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
+from attnfuzz.campaign.workers import PROBE_KERNEL, ProbeLoad, WorkerChoice, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
@@ -144,10 +144,10 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
     return runner.prepare(load(runner, targets))
 
 
-def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
+def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> WorkerChoice:
     """As many as were asked for, or as many as make the campaign faster."""
     if request.workers is not None:
-        return Choice(request.workers, "")
+        return WorkerChoice(request.workers, "")
     if runner.device == "cpu":
         return by_formula(cores(), ())
     (probe,) = runner.declarations((PROBE_KERNEL,))
@@ -172,7 +172,7 @@ def _say_what_was_left(
 
 
 def _statistics(
-    request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
+    request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: WorkerChoice
 ) -> Statistics:
     before_s = request.resume.elapsed_s if request.resume is not None else 0.0
     statistics = Statistics(

@@ -239,7 +239,7 @@ def _frame(axes: Axes, chart: Chart) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Section:
     """One suite. ``references``: short names of what others are set against, by contender."""
 
     suite: str
@@ -267,10 +267,10 @@ def bench_page(report: Report) -> str:
     )
 
 
-def _part(report: Report, suite: str) -> Part:
+def _part(report: Report, suite: str) -> Section:
     results = [one for one in report.chosen(suite) if one.status != "unsupported"]
     timed = {one.contender for one in results if one.times}
-    return Part(
+    return Section(
         suite=suite,
         plots=plots_svg(report, suite) if can_plot() else None,
         lines=summary_of(report, suite),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.workers import Choice, by_formula, cores
+from attnfuzz.campaign.workers import WorkerChoice, by_formula, cores
 from attnfuzz.isolation.devices import DeviceLease, Gpu, LeasePool
 from attnfuzz.testing.loading import pin_to
 
@@ -23,7 +23,7 @@ _NUMBER_BY_ENVIRONMENT = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 _OURS_AND_XDISTS = ("attnfuzz", "xdist")
 
 
-def choose_workers(config: pytest.Config, gpus: Sequence[Gpu]) -> Choice | None:
+def choose_workers(config: pytest.Config, gpus: Sequence[Gpu]) -> WorkerChoice | None:
     """As many as a campaign takes without trying; None leaves the choice to xdist, or to whoever else makes it.
 
     That is so without a GPU, where xdist is asked for ``logical`` cores, and where an environment variable of xdist's

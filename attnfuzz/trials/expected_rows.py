@@ -22,7 +22,7 @@ from attnfuzz.numerics.rows import RowResult
 from attnfuzz.numerics.scores import VariantRows
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.quantised_kv import smallest_magnitudes
-from attnfuzz.trials.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
+from attnfuzz.trials.row_batches import Place, Results, RowBatch, RowBlock, joined, row_batches, to_device, windows
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["arithmetic_of", "changes_scores", "expect_attention", "expect_merges"]
@@ -78,7 +78,7 @@ def expect_attention(requests: Sequence[Request], *, one_copy: bool) -> tuple[Re
 
     Either all or none of the cases are such that their variant `changes_scores`.
     """
-    blocks: list[Block] = []
+    blocks: list[RowBlock] = []
     case_of_block: list[int] = []
     places: list[Place] = []
     query = out = lse = key = 0
@@ -108,7 +108,7 @@ def expect_attention(requests: Sequence[Request], *, one_copy: bool) -> tuple[Re
     return results, places
 
 
-def _blocks(case: AttentionCase, starts: tuple[int, ...], query: int, out: int, lse: int, key: int) -> list[Block]:
+def _blocks(case: AttentionCase, starts: tuple[int, ...], query: int, out: int, lse: int, key: int) -> list[RowBlock]:
     """The rows that have keys. K, then V, of all the case's tokens begins at `key`, token after token.
 
     With sinks above -inf all rows, with one token more, which has no key.
@@ -117,7 +117,7 @@ def _blocks(case: AttentionCase, starts: tuple[int, ...], query: int, out: int, 
     value = key + starts[-1] * token
     num_sinks = int(case.variant.has_weighty_sinks)
     return [
-        Block(
+        RowBlock(
             num_tokens=num_keys + num_sinks,
             head_size=case.head_size,
             v_head_size=case.value_size,
@@ -147,7 +147,7 @@ def _visible(case: AttentionCase, starts: tuple[int, ...]) -> Iterator[tuple[int
 
 
 def _units(
-    requests: Sequence[Request], blocks: Sequence[Block], case_of_block: Sequence[int], *, one_copy: bool
+    requests: Sequence[Request], blocks: Sequence[RowBlock], case_of_block: Sequence[int], *, one_copy: bool
 ) -> Tensor:
     arithmetic = [arithmetic_of(declaration, case, one_copy=one_copy) for declaration, case, _ in requests]
     scales = [float(case.scale) for _, case, _ in requests]
@@ -230,7 +230,7 @@ MergeRequest = tuple[Declaration, MergeStatesCase, LogicalStates]
 
 def expect_merges(requests: Sequence[MergeRequest], *, one_copy: bool) -> tuple[Results, list[Place]]:
     """Results of at least one case, and where each case's are. `one_copy` as for `expectations`."""
-    blocks: list[Block] = []
+    blocks: list[RowBlock] = []
     places: list[Place] = []
     out = lse = 0
     for _, case, values in requests:
@@ -251,10 +251,10 @@ def expect_merges(requests: Sequence[MergeRequest], *, one_copy: bool) -> tuple[
     return results, places
 
 
-def _block_of_states(case: MergeStatesCase, out: int, lse: int) -> Block:
+def _block_of_states(case: MergeStatesCase, out: int, lse: int) -> RowBlock:
     """All pairs of states of a case. Of both outputs and LSEs all prefixes of a case come first, then the suffixes."""
     num_pairs = case.num_tokens * case.num_q_heads
-    return Block(
+    return RowBlock(
         num_tokens=2,
         head_size=case.head_size,
         v_head_size=case.head_size,

@@ -23,12 +23,12 @@ from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.rows import RowResult
 
 __all__ = [
-    "Block",
-    "BlockSize",
     "Bucket",
     "Place",
     "Results",
     "RowBatch",
+    "RowBlock",
+    "RowBlockSize",
     "buckets",
     "joined",
     "row_batches",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-class BlockSize(NamedTuple):
+class RowBlockSize(NamedTuple):
     """Its elements are the products of query heads, tokens and head size."""
 
     num_tokens: int
@@ -62,7 +62,7 @@ class Bucket:
         return self.num_tokens * self.head_size * self.group
 
 
-def buckets(sizes: Sequence[BlockSize], *, most_padding: int, most_elements: int) -> list[Bucket]:
+def buckets(sizes: Sequence[RowBlockSize], *, most_padding: int, most_elements: int) -> list[Bucket]:
     """Put each block, the longest first, where it adds the least padding, unless that is more than `most_padding`.
 
     A bucket takes a number of operations that does not depend on its size, and padding takes the time that other
@@ -88,7 +88,7 @@ def buckets(sizes: Sequence[BlockSize], *, most_padding: int, most_elements: int
     return found
 
 
-def _when_added(bucket: Bucket, size: BlockSize) -> tuple[int, int]:
+def _when_added(bucket: Bucket, size: RowBlockSize) -> tuple[int, int]:
     """How many elements of padding a block adds, which is no longer than the others, and all elements then."""
     num_tokens, head_size, group, num_rows = size
     row_elements = bucket.num_tokens * max(head_size, bucket.head_size) * max(group, bucket.group)
@@ -104,7 +104,7 @@ Place = tuple[int, int, tuple[int, int, int]]
 """Where out and LSE of a case begin in all cases' results, and the shape of its out."""
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """The rows of one query token, or of one merge; places are offsets in flat tensors.
 
     Row r, query head g and token t have their key at `key + r key_row + t key_token`, their value at
@@ -180,7 +180,7 @@ class Results:
 
 
 def row_batches(
-    blocks: Sequence[Block], units: Float64[Tensor, "units blocks"], device: torch.device
+    blocks: Sequence[RowBlock], units: Float64[Tensor, "units blocks"], device: torch.device
 ) -> Iterator[RowBatch]:
     """All rows of `blocks`, each with its block's units (columns as for `RowUnits`, on the CPU).
 
@@ -189,7 +189,7 @@ def row_batches(
     largest = largest_chunk(device)
     found = buckets(
         [
-            BlockSize(block.num_tokens, max(block.head_size, block.v_head_size), block.group, block.num_rows)
+            RowBlockSize(block.num_tokens, max(block.head_size, block.v_head_size), block.group, block.num_rows)
             for block in blocks
         ],
         most_padding=_LAUNCHES_IN_ELEMENTS[device.type] // 4,
@@ -235,9 +235,9 @@ def to_device(table: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tens
 _NUM_OFFSETS = 11
 
 
-def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) -> Float64[Tensor, "columns rows"]:
+def _row_table(blocks: Sequence[RowBlock], units: Float64[Tensor, "units blocks"]) -> Float64[Tensor, "columns rows"]:
     """Offsets and units of each row in float64, which holds integers up to 2^53."""
-    of = dict(zip(Block._fields, torch.tensor(blocks, dtype=torch.int64, device="cpu").unbind(1), strict=True))
+    of = dict(zip(RowBlock._fields, torch.tensor(blocks, dtype=torch.int64, device="cpu").unbind(1), strict=True))
     first_row = of["num_rows"].cumsum(0) - of["num_rows"]
     num_rows = int(of["num_rows"].sum())
     block = torch.arange(len(blocks), device="cpu").repeat_interleave(of["num_rows"], output_size=num_rows)

@@ -61,7 +61,7 @@ from attnfuzz.trials.trial import Trial
 __all__ = [
     "PAGE_RELOCATION",
     "Far",
-    "Limit",
+    "Overflow",
     "far_pages",
     "limits_of",
     "page_strides",
@@ -79,7 +79,7 @@ _ALIGNMENT = 64
 """Bytes: libraries for CPUs may add in another order where the alignment of an operand differs."""
 
 
-class Limit(NamedTuple):
+class Overflow(NamedTuple):
     """From ``page`` on, ids or offsets pass ``words``; ``units`` says which of them."""
 
     page: int
@@ -114,13 +114,13 @@ def far_pages(case: PagedDecodeCase) -> list[int]:
     return [first for first in found if first + num_blocks(case) < _MOST_IDS]
 
 
-def limits_of(case: PagedDecodeCase) -> list[Limit]:
+def limits_of(case: PagedDecodeCase) -> list[Overflow]:
     """In ascending order; what is reached with the same page is one limit."""
     reached: dict[int, list[tuple[str, Unit]]] = {}
     for page, words, unit in _limits(case):
         reached.setdefault(page, []).append((words, unit))
     return [
-        Limit(page, " and ".join(dict.fromkeys(words for words, _ in both)), frozenset(unit for _, unit in both))
+        Overflow(page, " and ".join(dict.fromkeys(words for words, _ in both)), frozenset(unit for _, unit in both))
         for page, both in sorted(reached.items())
     ]
 
