@@ -168,7 +168,7 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
 
 _NONE = "none"
 
-_SUITES = ("decode", "seeds", "merge", "mixed", "graph")
+_SUITES = ("decode", "qwen", "merge", "mixed", "graph")
 _L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
 _MODES: dict[str, tuple[Mode, ...]] = {"eager": ("eager",), "graph": ("graph",), "both": ("eager", "graph")}
 
