@@ -1,6 +1,6 @@
 """Times of kernels as one HTML page that needs nothing else, light or dark as the reader's screen is, with plots.
 
-Matplotlib plots latency over length, bandwidth over bytes, and what splitting is worth over the length; a PNG has the plots alone.
+Matplotlib plots latency over length, bandwidth over bytes, and what splitting is worth; a PNG has the plots alone.
 """
 
 from __future__ import annotations
