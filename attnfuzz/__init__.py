@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from attnfuzz.adapters.engine import Engine as Engine
-    from attnfuzz.closeness import assert_close as assert_close
+    from attnfuzz.cases.fields import Choice as Choice
+    from attnfuzz.cases.fields import Integer as Integer
+    from attnfuzz.cases.fields import Integers as Integers
+    from attnfuzz.cases.fields import Seed as Seed
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
@@ -20,10 +23,6 @@ if TYPE_CHECKING:
     from attnfuzz.problems.cases import PagedDecodeCase as PagedDecodeCase
     from attnfuzz.problems.cases import SplitDecodeCase as SplitDecodeCase
     from attnfuzz.problems.declared_numerics import Numerics as Numerics
-    from attnfuzz.problems.open_cases import Choice as Choice
-    from attnfuzz.problems.open_cases import Integer as Integer
-    from attnfuzz.problems.open_cases import Integers as Integers
-    from attnfuzz.problems.open_cases import Seed as Seed
     from attnfuzz.problems.own import Expected as Expected
     from attnfuzz.problems.own import Problem as Problem
     from attnfuzz.problems.shapes import TensorSpec as TensorSpec
@@ -32,18 +31,19 @@ if TYPE_CHECKING:
     from attnfuzz.testing import KernelFailure as KernelFailure
     from attnfuzz.testing import check as check
     from attnfuzz.testing import fuzz as fuzz
+    from attnfuzz.testing.closeness import assert_close as assert_close
     from attnfuzz.values.own import numbers as numbers
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Choice": "attnfuzz.problems.open_cases",
+    "Choice": "attnfuzz.cases.fields",
     "DenseDecodeCase": "attnfuzz.problems.cases",
     "Engine": "attnfuzz.adapters.engine",
     "Expected": "attnfuzz.problems.own",
     "FixedTolerance": "attnfuzz.problems.tolerance",
-    "Integer": "attnfuzz.problems.open_cases",
-    "Integers": "attnfuzz.problems.open_cases",
+    "Integer": "attnfuzz.cases.fields",
+    "Integers": "attnfuzz.cases.fields",
     "Kernel": "attnfuzz.declaration",
     "KernelFailure": "attnfuzz.testing",
     "MergeStatesCase": "attnfuzz.problems.cases",
@@ -51,11 +51,11 @@ _HOMES = {
     "PagedAttentionCase": "attnfuzz.problems.cases",
     "PagedDecodeCase": "attnfuzz.problems.cases",
     "Problem": "attnfuzz.problems.own",
-    "Seed": "attnfuzz.problems.open_cases",
+    "Seed": "attnfuzz.cases.fields",
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",
     "TensorSpec": "attnfuzz.problems.shapes",
-    "assert_close": "attnfuzz.closeness",
+    "assert_close": "attnfuzz.testing.closeness",
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",

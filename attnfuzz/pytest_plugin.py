@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.workers import Choice
+    from attnfuzz.campaign.workers import WorkerChoice
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
@@ -40,7 +40,7 @@ _TABLE_NAME = b"attnfuzz"
 _SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()
 _FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
 _GPUS: pytest.StashKey[list[Gpu]] = pytest.StashKey()
-_WORKERS: pytest.StashKey[Choice] = pytest.StashKey()
+_WORKERS: pytest.StashKey[WorkerChoice] = pytest.StashKey()
 _OTHERS: pytest.StashKey[list[Declaration]] = pytest.StashKey()
 
 
@@ -81,7 +81,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """
     if _settings(config) is None:
         return None
-    from attnfuzz.xdist_leases import choose_workers
+    from attnfuzz.testing.xdist_leases import choose_workers
 
     choice = choose_workers(config, _gpus(config))
     if choice is None:
@@ -118,7 +118,7 @@ def _share_gpus(config: pytest.Config) -> None:
     is_controller = config.getoption("dist", "no") != "no" and bool(config.getoption("tx", None))
     if workerinput is None and not is_controller:
         return
-    from attnfuzz.xdist_leases import Leases, pin_worker
+    from attnfuzz.testing.xdist_leases import Leases, pin_worker
 
     if workerinput is not None:
         pin_worker(workerinput)
@@ -217,8 +217,8 @@ class RegressionItem(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The oracle's words and the command that replays the case, or what keeps it from running, not a traceback."""
         from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
-        from attnfuzz.kernel_failure import KernelFailure, failure_report
         from attnfuzz.own_errors import in_one_sentence, own_error
+        from attnfuzz.testing.kernel_failure import KernelFailure, failure_report
 
         error = excinfo.value
         if isinstance(error, KernelFailure):
@@ -255,7 +255,7 @@ def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
 
 
 def _runner(config: pytest.Config) -> Runner:
-    from attnfuzz.shared_runner import shared_runner
+    from attnfuzz.testing.loading import shared_runner
 
     return shared_runner(_device(config), tolerance=_tolerance(config))
 

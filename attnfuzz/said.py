@@ -21,7 +21,7 @@ __all__ = [
     "NAME_BYTES",
     "SENTENCE_BYTES",
     "TEXT_BYTES",
-    "Place",
+    "Frame",
     "cause_of",
     "check_text",
     "code_line",
@@ -120,7 +120,7 @@ def cause_of(error: BaseException) -> BaseException | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Frame:
     """File, line and function of one frame of a stack, as the code says: there need be no such file."""
 
     path: str
@@ -141,12 +141,12 @@ class Place:
         return f"{self}: {source}" if source else str(self)
 
 
-def places(error: BaseException) -> Iterator[Place]:
+def places(error: BaseException) -> Iterator[Frame]:
     """Where ``error`` came from, outermost first; no file is looked at for it."""
     trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     for frame, line in traceback.walk_tb(trace):
         code = frame.f_code
-        yield Place(printable(code.co_filename), line, printable(code.co_name, NAME_BYTES))
+        yield Frame(printable(code.co_filename), line, printable(code.co_name, NAME_BYTES))
 
 
 def code_line(path: str, line: int) -> str:

@@ -82,6 +82,8 @@ _SIMPLE = attnfuzz.Supports(
     layouts=("NHD",), strides="contiguous", unused_table_entries="garbage", infinite_scores=True, **_ROW_BY_ROW
 )
 _PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
+_PAGED_ANY_MASK = attnfuzz.Supports(non_causal=True, **_ANY_CACHE, **_ROW_BY_ROW)
+_PADDED_ANY_MASK = attnfuzz.Supports(non_causal=True, **_ANY_CACHE)
 _BY_SHAPE = attnfuzz.Supports(**_ANY_CACHE, graph_replay=True)
 _PAGED_PADDED = attnfuzz.Supports(**_ANY_CACHE)
 _PACKED = attnfuzz.Supports(layouts=("packed",), **_ANY_CACHE, **_ROW_BY_ROW)
@@ -328,18 +330,18 @@ def merge_states_eager(inputs: Any) -> State:
     return eager.merge_states(**_states(inputs))
 
 
-@attnfuzz.kernel("paged_attention", supports=_PAGED, options=_TILED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_attention", supports=_PAGED_ANY_MASK, options=_TILED, numerics=_FLOAT32)
 def paged_attention_naive(inputs: Any, **options: Any) -> State:
     """One program per query token and query head."""
     return launch_attention.paged_attention(
-        **_queries(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
+        **_queries(inputs), **_variants(inputs), causal=inputs.causal, out=inputs.out, lse=inputs.lse, **options
     )
 
 
-@attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_attention", supports=_PADDED_ANY_MASK, numerics=_FLOAT32)
 def paged_attention_eager(inputs: Any) -> State:
     """Each query token as a row of a decode batch."""
-    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs))
+    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs), causal=inputs.causal)
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)

@@ -32,6 +32,7 @@ def paged_attention(
     *,
     max_query_len: int,
     max_seq_len: int,
+    causal: bool = True,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     **variants: Unpack[Variants],
@@ -42,7 +43,7 @@ def paged_attention(
     ).results
     check_positive("max_query_len", max_query_len)
     check_positive("max_seq_len", max_seq_len)
-    seq, row_lens = _rows(seq_lens, cu_seqlens_q, len(q))
+    seq, row_lens = _rows(seq_lens, cu_seqlens_q, len(q), causal)
     return eager.paged_decode(
         q,
         k_cache,
@@ -58,7 +59,7 @@ def paged_attention(
     )
 
 
-def _rows(seq_lens: Tensor, cu_seqlens_q: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+def _rows(seq_lens: Tensor, cu_seqlens_q: Tensor, num_tokens: int, causal: bool) -> tuple[Tensor, Tensor]:
     """The sequence of each query token, and how many keys it attends to; any and 0 for a row that no sequence has."""
     token = torch.arange(num_tokens, device=seq_lens.device)
     ends = cu_seqlens_q[1:].long()
@@ -66,4 +67,5 @@ def _rows(seq_lens: Tensor, cu_seqlens_q: Tensor, num_tokens: int) -> tuple[Tens
     seq = torch.searchsorted(ends.contiguous(), token, right=True)
     is_found = seq < len(ends)
     seq = seq.clamp(max=len(ends) - 1)
-    return seq, (seq_lens.long()[seq] - ends[seq] + token + 1) * is_found
+    behind = ends[seq] - token - 1 if causal else 0  # query tokens of its sequence that it does not see
+    return seq, (seq_lens.long()[seq] - behind) * is_found

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -20,10 +21,9 @@ from attnfuzz.problems.cases import (
     Problem,
     has_query_lens,
 )
-from attnfuzz.problems.choices import lse_kinds_of, min_seq_len, paddings_of
+from attnfuzz.problems.choices import lse_kinds_of, masks_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
-from attnfuzz.problems.recipes import STATE_RECIPES
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
 from attnfuzz.strategies.decisions import Decisions, decided, decided_together
@@ -33,7 +33,7 @@ from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
 from attnfuzz.strategies.masks import decide_mask, mask_bytes
 from attnfuzz.strategies.needles import Causal
 from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
-from attnfuzz.strategies.queries import QueryLimits, decide_padding, decide_query_lens, decide_slack
+from attnfuzz.strategies.queries import QueryLimits, decide_query_lens, decide_slack
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
 
@@ -41,7 +41,6 @@ __all__ = ["case_lists", "cases"]
 
 _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
-_MERGE_SEEDS = range(64)
 _FREES_PAGES = (False, True, True)
 _MOST_FORMATS = 256
 _WORK_OF_QUERIES = 6
@@ -57,6 +56,7 @@ class _Plan:
 
     free: FormatPlan
     formats: tuple[Format, ...]
+    plain: Mapping[str, Sequence[Any]]
 
     @property
     def supports(self) -> Supports:
@@ -113,9 +113,11 @@ def _builder(
     if isinstance(problem, OpenProblem):
         return partial(_open_case, problem, options), problem.decisions + len(options)
     check_one_of("problem", problem, PROBLEMS)
-    plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
+    facets = facets_of(CASE_TYPES[problem])
+    plain = {name: choices for facet in facets for name, choices in facet.draws(supports).items()}
+    plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats), plain)
     build = _BUILDERS.get(problem, _paged)
-    size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs
+    size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs + len(plain)
     if has_query_lens(problem):
         size += _queries_bytes(sizes.max_seqs)
     if problem == "masked_attention":
@@ -129,6 +131,11 @@ def _decide_format(decisions: Decisions, plan: _Plan) -> tuple[Format, int]:
     if plan.formats:
         return part.pick(plan.formats), part.pick(plan.sizes.work)
     return decide_format(part, plan.free)
+
+
+def _decide_plain(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
+    """Fields that go with any others."""
+    return {name: decisions.pick(choices) for name, choices in plan.plain.items()}
 
 
 def _dense_decode(decisions: Decisions, plan: _Plan) -> DenseDecodeCase:
@@ -153,8 +160,7 @@ def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
         num_tokens=num_tokens,
         head_size=format_.head_size,
         dtype=format_.dtype,
-        seed=decisions.pick(_MERGE_SEEDS),
-        outputs=decisions.pick(STATE_RECIPES),
+        **_decide_plain(decisions, plan),
         lse_layout=plan.supports.lse_layout,
         options=format_.options,
         strides=format_.strides,
@@ -195,17 +201,16 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         fields["query_lens"] = query_lens
         fields["seq_slack"] = decide_slack(part, max(seq_lens), plan.supports.max_seq_len)
         fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
-        if plan.supports.padding_tokens:
-            fields["padding_tokens"] = decide_padding(part)
     if plan.free.problem == "masked_attention":
         block_size = format_.block_size or 1
         fields["mask"] = decide_mask(
             decisions.part(mask_bytes()),
-            plan.supports.masks,
+            masks_of(plan.supports),
             query_lens,
             [-(-seq_len // block_size) for seq_len in seq_lens],
             may_hide_all=plan.supports.empty_sequences,
         )
+    fields |= _decide_plain(decisions, plan)
     if format_.layout is not None:
         shared = 3 if len(seq_lens) > 1 else 0
         paddings = paddings_of(plan.supports)
@@ -237,7 +242,7 @@ def _has_floor(format_: Format) -> bool:
 
 
 def _queries_bytes(max_seqs: int) -> int:
-    return 4 + max_seqs
+    return 3 + max_seqs
 
 
 def _most_queries(supports: Supports) -> int | None:

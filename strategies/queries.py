@@ -8,11 +8,10 @@ from functools import lru_cache
 from attnfuzz.problems.boundaries import boundary_lengths
 from attnfuzz.strategies.decisions import Decisions
 
-__all__ = ["QueryLimits", "decide_padding", "decide_query_lens", "decide_slack"]
+__all__ = ["QueryLimits", "decide_query_lens", "decide_slack"]
 
 _KINDS = ("decode", "mixed", "mixed", "mixed", "mixed", "prefill", "chunks", "chunks")
 _SLACKS = (0, 0, 0, 1, 7, 64)
-_PADDINGS = (0, 0, 0, 1, 2, 3, 17)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +51,6 @@ def decide_query_lens(decisions: Decisions, seq_lens: tuple[int, ...], limits: Q
 def decide_slack(decisions: Decisions, longest: int, most: int | None) -> int:
     """How far a bound that a kernel is told lies above the longest, no higher than the ``most`` that it declares."""
     return decisions.pick([slack for slack in _SLACKS if most is None or longest + slack <= most])
-
-
-def decide_padding(decisions: Decisions) -> int:
-    """Rows of q that no sequence has."""
-    return decisions.pick(_PADDINGS)
 
 
 def _work_of(query_len: int, seq_len: int, limits: QueryLimits) -> int:

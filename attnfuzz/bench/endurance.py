@@ -18,10 +18,10 @@ import msgspec
 
 from attnfuzz import safe_start
 from attnfuzz.bench.throughput import MeasuredCampaign, measure_campaign
-from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.result import Reporter, Statistics
 from attnfuzz.campaign.workers import cores
 
-__all__ = ["HOSTILE", "Endurance", "MemorySample", "Summary", "measure_endurance", "resident_bytes_of_tree"]
+__all__ = ["HOSTILE", "Endurance", "EnduranceSummary", "MemorySample", "measure_endurance", "resident_bytes_of_tree"]
 
 HOSTILE = tuple(f"attnfuzz.bench.hostile_kernels:{name}" for name in ("crashes_on_5_percent", "hangs", "leaks"))
 _FOUND = 1
@@ -48,7 +48,7 @@ class _OfKernel(msgspec.Struct):
     findings: list[_Found]
 
 
-class Summary(msgspec.Struct):
+class EnduranceSummary(msgspec.Struct):
     """What the benchmark reads of a campaign's ``--json``: its length and the cases of each kernel."""
 
     elapsed_s: float
@@ -65,7 +65,7 @@ class Endurance:
     """``alone``: the healthy kernels by themselves. ``together``: with the hostile ones, meanwhile."""
 
     targets: tuple[str, ...]
-    alone: Summary
+    alone: EnduranceSummary
     together: MeasuredCampaign
     memory: tuple[MemorySample, ...]
 
@@ -134,11 +134,11 @@ def measure_endurance(
             said, _ = alone.communicate()
         if alone.returncode not in (0, _FOUND):
             raise RuntimeError(f"the campaign on the healthy kernels ended with status {alone.returncode}:\n{said}")
-        summary = msgspec.json.decode((folder / "alone.json").read_bytes(), type=Summary)
+        summary = msgspec.json.decode((folder / "alone.json").read_bytes(), type=EnduranceSummary)
     return Endurance(tuple(kernels), summary, together, tuple(memory.samples))
 
 
-class _Memory(SilentReporter):
+class _Memory(Reporter):
     """Samples the memory of the process tree while a campaign runs."""
 
     def __init__(self, *, but_for: int) -> None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnfuzz.bench.plain_loop import run_plain_loop
-from attnfuzz.campaign.result import CampaignResult, SilentReporter, Statistics
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.startup import CampaignRequest, load_searchable, run_campaign
 from attnfuzz.campaign.workers import cores
 from attnfuzz.isolation.devices import find_gpus
 from attnfuzz.judging.runner import Runner
 
 __all__ = [
+    "Measured",
     "MeasuredCampaign",
-    "Row",
     "Setting",
     "ThroughputPlan",
     "confined_to",
@@ -49,7 +49,7 @@ class ThroughputPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Measured:
     """One measurement: what ran, its cases a second, and the campaign that tells more (None for the plain loop)."""
 
     name: str
@@ -58,17 +58,17 @@ class Row:
     gpus: int = 1
 
 
-def measure_throughput(plan: ThroughputPlan, report: Callable[[Row], None]) -> list[Row]:
+def measure_throughput(plan: ThroughputPlan, report: Callable[[Measured], None]) -> list[Measured]:
     """Measure one after another; ``report`` gets each row as it is known."""
-    rows: list[Row] = []
+    rows: list[Measured] = []
 
-    def add(row: Row) -> None:
+    def add(row: Measured) -> None:
         rows.append(row)
         report(row)
 
     if plan.plain_loop:
         loop = run_plain_loop(plan.kernels, device=plan.device, seconds=plan.seconds, warmup_s=plan.warmup_s)
-        add(Row("plain Hypothesis loop, 1 process", loop.rate))
+        add(Measured("plain Hypothesis loop, 1 process", loop.rate))
     on_all = _campaign(plan, None, gpus=len(plan.gpus)) if len(plan.gpus) > 1 else None
     per_gpu = None if on_all is None else max(1, _workers(on_all) // on_all.gpus)
     for workers in plan.workers:
@@ -81,7 +81,7 @@ def measure_throughput(plan: ThroughputPlan, report: Callable[[Row], None]) -> l
     return rows
 
 
-def _campaign(plan: ThroughputPlan, workers: int | None, *, gpus: int = 1) -> Row:
+def _campaign(plan: ThroughputPlan, workers: int | None, *, gpus: int = 1) -> Measured:
     share = share_of_cores(gpus, len(plan.gpus)) if len(plan.gpus) > 1 else None
     with nullcontext() if share is None else confined_to(share):
         measured = measure_campaign(
@@ -96,10 +96,10 @@ def _campaign(plan: ThroughputPlan, workers: int | None, *, gpus: int = 1) -> Ro
     name = f"campaign, {count} worker{'s' if count > 1 else ''}{' (auto)' if workers is None else ''}"
     if share is not None:
         name += f", {gpus} GPU{'s' if gpus > 1 else ''}, {len(share)} cores"
-    return Row(name, measured.rate, measured, gpus)
+    return Measured(name, measured.rate, measured, gpus)
 
 
-def _workers(row: Row) -> int:
+def _workers(row: Measured) -> int:
     return row.measured.result.statistics.workers if row.measured is not None else 1
 
 
@@ -134,13 +134,13 @@ def measure_campaign(
     device: str = "auto",
     seed: int = 0,
     environment: Mapping[str, str] | None = None,
-    watch: SilentReporter | None = None,
+    watch: Reporter | None = None,
 ) -> MeasuredCampaign:
     """Run ``kernels`` for ``warmup_s`` and then ``seconds``, both from when the first case has been judged.
 
     Findings are saved nowhere. ``environment`` is set for the campaign's processes; ``watch`` hears of its progress.
     """
-    progress = _Progress(warmup_s, seconds, watch or SilentReporter())
+    progress = _Progress(warmup_s, seconds, watch or Reporter())
     with tempfile.TemporaryDirectory(prefix="attnfuzz-bench-") as folder, _environment(environment or {}):
         request = CampaignRequest(
             kernels=tuple(kernels),
@@ -160,8 +160,8 @@ _STARTUP_ALLOWANCE_S = 600.0
 """How long it may take until the first case is judged; from then on the deadline is known."""
 
 
-class _Progress(SilentReporter):
-    def __init__(self, warmup_s: float, seconds: float, watch: SilentReporter) -> None:
+class _Progress(Reporter):
+    def __init__(self, warmup_s: float, seconds: float, watch: Reporter) -> None:
         self._warmup_s = warmup_s
         self._seconds = seconds
         self._watch = watch

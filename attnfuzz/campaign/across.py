@@ -15,7 +15,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
-from attnfuzz.campaign.startup import asked_oracles, run_campaign
+from attnfuzz.campaign.startup import run_campaign
 from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
@@ -196,8 +196,8 @@ def _add_outcomes(python: Python, findings: Sequence[Finding], request: Campaign
 
 
 def _runner(python: Python, request: CampaignRequest) -> Runner:
-    oracles = asked_oracles(request.oracles)
-    return Runner(device=request.device, oracles=oracles, tolerance=request.tolerance, python=python.path)
+    oracles, tolerance = request.judging_oracles, request.tolerance
+    return Runner(device=request.device, oracles=oracles, tolerance=tolerance, python=python.path)
 
 
 def _outcome_in(python: Python, finding: Finding, runner: Runner) -> EnvironmentOutcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -14,7 +13,7 @@ import msgspec
 
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
+from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.messages import (
     Begin,
     Busy,
@@ -35,17 +34,15 @@ from attnfuzz.campaign.messages import (
     WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
+from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, StopReason, forgiving
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import CampaignState, StateWriter
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
-from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.own_errors import in_one_sentence
-from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["CampaignPlan", "Coordinator", "Orphans"]
+__all__ = ["Coordinator", "Orphans"]
 
 _Key: TypeAlias = tuple[str, bytes]
 _MAX_TIMES = 2
@@ -93,52 +90,51 @@ _FORMATS_KEPT = 32
 _KILLS = ("SIGKILL", "SIGTERM")
 
 
-@dataclass(frozen=True, slots=True)
-class CampaignPlan:
-    """What to search and for how long; the kernels and times are in ``statistics``.
+class Coordinator:
+    """One campaign as ``request`` asks for it, of the kernels and within the times of ``statistics``.
 
+    ``launch`` starts a worker. ``readiness`` tells which kernels are ready, and which become so; without it all are.
     Workers take turns at ``device_ids``, as CUDA_VISIBLE_DEVICES names GPUs; without any they share what there is.
-    ``resumed`` is where an earlier part of the campaign left off, ``checkpoints`` where this part writes that.
-    ``readiness`` tells which kernels are ready, and which become so; without it all are.
+    ``checkpoints`` writes what is needed to go on with the campaign.
     """
 
-    statistics: Statistics
-    oracles: tuple[OracleName, ...]
-    save_folder: Path
-    journal_folder: Path | None = None
-    fail_fast: bool = False
-    tolerance: Tolerance = "bound"
-    memory_limit_bytes: int | None = None
-    device_ids: tuple[str, ...] = ()
-    checkpoints: StateWriter | None = None
-    resumed: CampaignState | None = None
-    readiness: Readiness | None = None
-
-
-class Coordinator:
-    """One campaign. ``launch`` starts a worker."""
-
-    def __init__(self, plan: CampaignPlan, *, launch: StartWorker, reporter: Reporter) -> None:
-        self._plan = plan
-        self._statistics = plan.statistics
+    def __init__(
+        self,
+        request: CampaignRequest,
+        statistics: Statistics,
+        *,
+        launch: StartWorker,
+        reporter: Reporter,
+        readiness: Readiness | None = None,
+        checkpoints: StateWriter | None = None,
+        journal_folder: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        device_ids: tuple[str, ...] = (),
+    ) -> None:
+        self._request = request
+        self._statistics = statistics
         self._reporter = forgiving(reporter)
-        folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=self._reporter.note)
-        kernels = {target: kernel.declaration for target, kernel in self._statistics.kernels.items()}
-        self._kernels = kernels
-        self._joined = {one.target: Join(kernel=one) for one in self._ready_at_first()}
+        self._readiness = readiness
+        self._checkpoints = checkpoints
+        self._journal_folder = journal_folder
+        self._memory_limit_bytes = memory_limit_bytes
+        self._all_devices = device_ids
+        self._kernels = {target: kernel.declaration for target, kernel in statistics.kernels.items()}
+        ready = self._kernels.values() if readiness is None else readiness.ready
+        self._joined = {one.target: Join(kernel=one) for one in ready}
         self._book = FindingBook(
-            kernels,
-            started=self._statistics.started,
-            folder=folder,
+            self._kernels,
+            started=statistics.started,
+            folder=SaveFolder(request.save_folder, device=statistics.device_name, warn=self._reporter.note),
             reporter=self._reporter,
-            python=self._statistics.python,
+            python=statistics.python,
         )
-        self._statistics.findings = self._book.findings
-        self._workers = Workers(self._statistics.workers, launch=launch, setup_for=self._setup)
+        statistics.findings = self._book.findings
+        self._workers = Workers(statistics.workers, launch=launch, setup_for=self._setup)
         self._orphans = Orphans()
         self._known: list[Known] = []
         self._cut_off: set[Known] = set()
-        self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
+        self._compiled: dict[str, deque[FormatCompiled]] = {one: deque(maxlen=_FORMATS_KEPT) for one in self._kernels}
         self._busy: dict[str, tuple[Symptom, int]] = {}
         self._device_ids: dict[int, str] = {}
         self._lost_devices: set[str] = set()
@@ -149,12 +145,8 @@ class Coordinator:
         self._environment_fails = False
         self._stopping = False
         self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
-        if plan.resumed is not None:
-            self._resume(plan.resumed)
-
-    def _ready_at_first(self) -> list[Declaration]:
-        readiness = self._plan.readiness
-        return list(self._kernels.values()) if readiness is None else readiness.ready
+        if request.resume is not None:
+            self._resume(request.resume)
 
     def _resume(self, state: CampaignState) -> None:
         """Go on with what an earlier part of the campaign had found, and look into what it was not done with."""
@@ -196,7 +188,7 @@ class Coordinator:
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
             signal=entered.first,
-            unbuilt={} if self._plan.readiness is None else self._plan.readiness.unbuilt,
+            unbuilt={} if self._readiness is None else self._readiness.unbuilt,
         )
 
     def _reason_to_stop(self, interrupts: Interrupts) -> StopReason | None:
@@ -228,7 +220,7 @@ class Coordinator:
         """Report what nobody was left to look into, unless a known bug explains it."""
         known = KnownFindings()
         for one in self._known:
-            known.add(Signature(Symptom(one.kernel, one.oracle, one.kind), one.features))
+            known.learn(one)
         for unfinished in self._orphans.left():
             self._book.accept_unfinished(unfinished, unless=known)
 
@@ -253,22 +245,22 @@ class Coordinator:
             self._workers.send(number, unfinished)
 
     def _setup(self, number: int, starts: int) -> Setup:
-        plan, statistics = self._plan, self._statistics
-        device_ids = plan.device_ids or ("",)
+        request, statistics = self._request, self._statistics
+        device_ids = self._all_devices or ("",)
         self._device_ids[number] = device_ids[number % len(device_ids)]
         return Setup(
             worker=number,
             num_workers=statistics.workers,
-            seed=statistics.seed + (starts << 32) + ((plan.resumed.parts if plan.resumed is not None else 0) << 64),
+            seed=statistics.seed + (starts << 32) + ((request.resume.parts if request.resume is not None else 0) << 64),
             kernels=tuple(one.kernel for one in self._joined.values() if not one.built),
             deadline=statistics.deadline,
             device=statistics.device,
-            oracles=plan.oracles,
-            journal=str(plan.journal_folder / f"worker-{number}.json") if plan.journal_folder else "",
-            tolerance=plan.tolerance,
-            memory_limit_bytes=plan.memory_limit_bytes,
+            oracles=request.judging_oracles,
+            journal=str(self._journal_folder / f"worker-{number}.json") if self._journal_folder else "",
+            tolerance=request.tolerance,
+            memory_limit_bytes=self._memory_limit_bytes,
             device_id=self._device_ids[number],
-            device_label=str(device_ids.index(self._device_ids[number])) if plan.device_ids else "",
+            device_label=str(device_ids.index(self._device_ids[number])) if self._all_devices else "",
             sharing=-(-statistics.workers // len(device_ids)),
         )
 
@@ -284,7 +276,7 @@ class Coordinator:
 
     def _have_join(self) -> None:
         """Have kernels searched that have become ready for it."""
-        for join in self._plan.readiness.take() if self._plan.readiness is not None else ():
+        for join in self._readiness.take() if self._readiness is not None else ():
             target = join.kernel.target
             self._joined[target] = join
             self._kernels[target] = self._statistics.kernels[target].declaration = join.kernel
@@ -295,12 +287,12 @@ class Coordinator:
         if time.monotonic() >= self._next_housekeeping:
             self._book.save_all()
             self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
-        if self._plan.checkpoints is not None and self._plan.checkpoints.is_due:
+        if self._checkpoints is not None and self._checkpoints.is_due:
             self._checkpoint()
 
     def _checkpoint(self, *, ended: StopReason | None = None) -> None:
         """Write what is needed to go on from here; nothing is left of a campaign that spent its budget."""
-        checkpoints = self._plan.checkpoints
+        checkpoints = self._checkpoints
         if checkpoints is None:
             return
         if ended == "budget":
@@ -328,7 +320,9 @@ class Coordinator:
                 self._workers.broadcast(message, but=number)
             case Found():
                 self._orphans.taken_up(message)
-                self._set_busy(number, message.finding, self._book.found(message).symptom)
+                symptom = self._book.found(message).symptom
+                self._busy[message.finding] = symptom, number
+                self._workers.broadcast(_busy(symptom, True), but=number)
             case Confirmed():
                 self._book.confirmed(message)
             case Unconfirmed():
@@ -339,7 +333,7 @@ class Coordinator:
             case Minimised():
                 finding = self._book.minimised(message)
                 self._announce(message, finding)
-                self._fail_fast_hit |= self._plan.fail_fast and self._statistics.standing(finding) == "counts"
+                self._fail_fast_hit |= self._request.fail_fast and self._statistics.standing(finding) == "counts"
             case Duplicate():
                 self._announce(message, self._book.duplicate(message))
             case Trouble():
@@ -383,12 +377,8 @@ class Coordinator:
         for one in known:
             self._workers.broadcast(one)
         self._clear_busy(closed.finding)
-        if self._plan.checkpoints is not None:
-            self._plan.checkpoints.news()
-
-    def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
-        self._busy[finding] = symptom, number
-        self._workers.broadcast(_busy(symptom, True), but=number)
+        if self._checkpoints is not None:
+            self._checkpoints.news()
 
     def _clear_busy(self, finding: str) -> None:
         if finding in self._busy:
@@ -400,19 +390,14 @@ class Coordinator:
         last_words = self._lose(number, hung_up=True)
         if self._stopping or self._statistics.remaining_s() <= 0 or self._environment_fails:
             return
-        if number not in self._in_trouble:
-            self._say_why_it_ended(number, last_words)
-        again = self._workers.start_again(number, killed=last_words.signal_name in _KILLS)
-        if not again and self._workers.working:
-            self._hand_over(self._workers.working[0])
-
-    def _say_why_it_ended(self, number: int, last_words: LastWords) -> None:
-        """A worker that was killed is somebody's doing, or the system's, and nothing to repair here."""
-        if last_words.signal_name in _KILLS:
+        is_killed = last_words.signal_name in _KILLS
+        if number not in self._in_trouble and is_killed:  # somebody's doing, or the system's; nothing to repair here
             self._reporter.note(f"worker {number} was killed ({last_words.signal_name}) and is started again")
-        else:
+        elif number not in self._in_trouble:
             what = last_words.signal_name or last_words.tail or "it said nothing"
             self._note_trouble(f"worker {number} ended early: {what}")
+        if not self._workers.start_again(number, killed=is_killed) and self._workers.working:
+            self._hand_over(self._workers.working[0])
 
     def _lose(self, number: int, *, hung_up: bool = False) -> LastWords:
         last_words = self._workers.lose(number, hung_up=hung_up)

@@ -6,9 +6,8 @@ import time
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects, needs, telling
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug
+from attnfuzz.campaign.identity.finding import Finding, may_be_the_machine
+from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug, aspects, needs, telling
 from attnfuzz.campaign.messages import (
     Confirmed,
     Duplicate,
@@ -22,7 +21,6 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import SavedFinding
-from attnfuzz.campaign.triage.failing import may_be_the_machine
 from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
@@ -58,7 +56,7 @@ class FindingBook:
         finding = self._opened(message.finding, message.kernel, message)
         self._open[finding.name] = finding
         self._by_tag[finding.tag] = finding
-        self._reporter.found(finding)
+        self._reporter.finding("found", finding)
         return finding
 
     def seen_again(self, cases: dict[str, int]) -> None:
@@ -98,7 +96,7 @@ class FindingBook:
         finding.steps += case != finding.case  # the same case may come again with another oracle's word on it
         finding.case, finding.failure = case, message.failure
         self._folder.save(finding)
-        self._reporter.smaller(finding)
+        self._reporter.finding("smaller", finding)
 
     def duplicate(self, message: Duplicate) -> Finding:
         """Close a finding that is a known bug, and forget it."""
@@ -108,7 +106,7 @@ class FindingBook:
             self._count_for(known, finding)
         if finding in self.findings:
             self._drop(finding)
-        self._reporter.known(finding)
+        self._reporter.finding("known", finding)
         return finding
 
     def minimised(self, message: Minimised) -> Finding:
@@ -191,23 +189,23 @@ class FindingBook:
         self.findings.append(finding)
         self._folder.save(finding)
         if not self._is_merged(finding):
-            self._reporter.unconfirmed(finding)
+            self._reporter.finding("unconfirmed", finding)
 
     def _doubt(self, finding: Finding) -> None:
         if all(other.symptom != finding.symptom for other in self.unconfirmed):
             self.unconfirmed.append(finding)
-        self._reporter.unconfirmed(finding)
+        self._reporter.finding("unconfirmed", finding)
 
     def _accept(self, finding: Finding) -> None:
         if finding not in self.findings:
             self.findings.append(finding)
             self._folder.save(finding)
-            self._reporter.confirmed(finding)
+            self._reporter.finding("confirmed", finding)
 
     def _settle(self, finding: Finding) -> None:
         if not self._is_merged(finding):
             self._folder.save(finding)
-            self._reporter.shrunk(finding)
+            self._reporter.finding("shrunk", finding)
 
     def _is_merged(self, finding: Finding) -> bool:
         """Whether a finding that is done with goes into another, which is the same bug."""
@@ -222,7 +220,7 @@ class FindingBook:
             self._drop(dropped)
             if dropped is finding:
                 self._folder.save(kept)
-                self._reporter.known(finding)
+                self._reporter.finding("known", finding)
                 return True
         return False
 

@@ -32,7 +32,6 @@ Cases are made, not drawn: the same kernel gets the same probes wherever it is a
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -42,7 +41,6 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from attnfuzz.campaign.triage.undeclared import supports_text
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
@@ -53,9 +51,9 @@ from attnfuzz.problems.cases import (
     Case,
     LsePair,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
+    VarlenCase,
     encode_case,
     has_query_lens,
 )
@@ -80,9 +78,9 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
+from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 
-__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "numerics_as_text", "supports_as_text", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -124,7 +122,7 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     said: str
 
     def __str__(self) -> str:
-        return _words(self)
+        return _words(self.name, self.kept, self.values, _HOW[self.how])
 
 
 class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,7 +141,7 @@ class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.ratio <= 1
 
     def __str__(self) -> str:
-        text = numerics_as_text(msgspec.convert(self.fields, Numerics))
+        text = as_call("Numerics", self.fields)
         if self.holds:
             return (
                 f"{text} held in {self.probes} probes (largest error/bound {self.ratio:.2g}); "
@@ -178,37 +176,21 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> str:
         """``Supports(...)`` and, if any, ``Numerics(...)``, to be pasted: what is declared, and what was inferred."""
-        texts = [
-            supports_as_text(self.supports),
-            *([numerics_as_text(self.numerics)] if self.numerics.declared() else []),
-        ]
-        return ", ".join(texts)
+        numerics = self.numerics.declared()
+        supports = as_call("Supports", self.supports.declared())
+        return f"{supports}, {as_call('Numerics', numerics)}" if numerics else supports
 
     def __str__(self) -> str:
         reasons = ", ".join(map(str, self.left_out))
         return f"Possibly outside the contract of {self.target}: {reasons}. To declare that: {self.text}"
 
 
-def supports_as_text(supports: Supports) -> str:
-    """``supports`` as it is written in a program: the fields that are not at their defaults."""
-    fields = {name: getattr(supports, name) for name in supports.__struct_fields__}
-    return supports_text({name: value for name, value in fields.items() if value != getattr(_UNDECLARED, name)})
-
-
-def numerics_as_text(numerics: Numerics) -> str:
-    """``numerics`` as they are written in a program."""
-    fields = ", ".join(f'{name}="{value}"' for name, value in numerics.declared().items())
-    return f"Numerics({fields})"
-
-
 def with_declared(declaration: Declaration, supports: Supports, numerics: Numerics = _ORDINARY) -> Declaration:
     """``declaration`` with what it leaves at the default as in these two, and told to be ``assumed``."""
     fields = {
-        name: getattr(supports, name)
-        for name in supports.__struct_fields__
-        if name != "where"
-        and declaration.supports.leaves_open(name)
-        and getattr(supports, name) != getattr(_UNDECLARED, name)
+        name: value
+        for name, value in supports.declared().items()
+        if name != "where" and declaration.supports.leaves_open(name)
     }
     roundings = {name: value for name, value in numerics.declared().items() if declaration.numerics.leaves_open(name)}
     return msgspec.structs.replace(
@@ -330,24 +312,26 @@ class _Inference:
 
     def run(self) -> None:
         self.supports = self.declaration.supports
+        has_pages = "block_table" in CASE_TYPES[self.declaration.problem].tensor_names
         if self.declaration.problem == "merge_states":
             self._find_merge()
         else:
             self._find_point()
             if not self.verifying:
                 self._numerics()
-            self._layouts()
+            if has_pages:
+                self._leave_out_of("layouts", layouts_of(self.supports), ("raises", "wrong", "dies"))
             self._lse()
         self._strides()
         self._empty()
         if has_query_lens(self.declaration.problem):
             self._padding_tokens()
         self._freed_pages()
-        self._dtypes()
+        self._leave_out_of("dtypes", dtypes_of(self.supports), ("raises",))
         self._sizes("head_sizes", (*HEAD_SIZES, 32), head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
         if self.declaration.problem != "merge_states":
             self._sizes("gqa_ratios", GQA_RATIOS, lambda ratio: ratio, (2, 8, 16, 3, 6))
-        if "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
+        if has_pages:
             self._block_sizes()
         if self.works and not self.verifying and self.declaration.problem != "merge_states":
             self._stricter()
@@ -439,7 +423,7 @@ class _Inference:
         changes: dict[str, Any] = {"seq_lens": seq_lens, **fields}
         if head_counts_of(self.point) is None:
             changes |= {"num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio}
-        if isinstance(case, PagedAttentionCase) and "query_lens" not in fields:
+        if isinstance(case, VarlenCase) and "query_lens" not in fields:
             most = supports.max_query_len or longest
             of_first, of_others = (most, most) if self.is_even else (min(2, most), 1)
             changes["query_lens"] = tuple(
@@ -607,15 +591,9 @@ class _Inference:
         if failing and kept:
             self._leave_out(name, kept, tuple(failing), next(iter(failing.values())))
 
-    def _dtypes(self) -> None:
-        if self._is_open("dtypes"):
-            dtypes = dtypes_of(self.supports)
-            self._drop("dtypes", dtypes, self._values("dtypes", dtypes, ("raises",)))
-
-    def _layouts(self) -> None:
-        if self._is_open("layouts") and "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
-            layouts = layouts_of(self.supports)
-            self._drop("layouts", layouts, self._values("layouts", layouts, ("raises", "wrong", "dies")))
+    def _leave_out_of(self, name: str, all_values: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+        if self._is_open(name):
+            self._drop(name, all_values, self._values(name, all_values, outcomes))
 
     def _sizes(self, name: str, sizes: tuple[int, ...], rank: Callable[[int], Any], sample: tuple[int, ...]) -> None:
         """Powers of two and other sizes: where those of ``sample`` are at one, they speak for their like."""
@@ -764,7 +742,7 @@ class _Inference:
                 yield msgspec.structs.replace(first, lse_pairs=(pair,))
             return
         size = min(first.seq_lens)
-        if isinstance(first, PagedAttentionCase):
+        if isinstance(first, VarlenCase):
             queries = max(first.query_lens) if self.is_even else 1
             yield self._with_lengths(first, (size, 0), query_lens=(queries, 0))
             yield self._with_lengths(first, (0, size), query_lens=(0, queries))
@@ -840,16 +818,15 @@ def _points(declaration: Declaration) -> Iterator[Supports]:
             values |= {name: combination[field] for name, field in named.items() if field in combination}
         ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
         for name, preferred in ordinary.items():
-            values[name] = tuple(sorted(values[name], key=functools.partial(_is_not_among, preferred)))
+            values[name] = (
+                *(value for value in values[name] if value in preferred),
+                *(value for value in values[name] if value not in preferred),
+            )
         first = {name: choices[:1] for name, choices in values.items()}
         yield msgspec.structs.replace(one, **first)
         for name, choices in values.items():
             for choice in choices[1:4]:
                 yield msgspec.structs.replace(one, **{**first, name: (choice,)})
-
-
-def _is_not_among(values: tuple[int, ...], value: int) -> bool:
-    return value not in values
 
 
 def _lacks_lse(failure: Failure) -> bool:
@@ -876,8 +853,7 @@ _EXPONENTIALS = {
 }
 
 
-def _words(left_out: LeftOut) -> str:
-    name, kept, values, how = left_out.name, left_out.kept, left_out.values, _HOW[left_out.how]
+def _words(name: str, kept: Any, values: Values, how: str) -> str:
     if name in _NOUNS:
         return f"it {how} for {_NOUNS[name]}{'s' if len(values) > 1 else ''} {_listed(values)}"
     if name == "strides":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
@@ -66,7 +65,6 @@ class Channel(Generic[In]):
         self._buffer = bytearray()
         self._unsent = bytearray()
         self._patient = patient
-        self._early: list[In] = []
         self._ended = False
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
@@ -91,16 +89,8 @@ class Channel(Generic[In]):
         except OSError as error:
             raise ChannelClosed(f"cannot send: {error}") from error
 
-    def receive(self, timeout_s: float = 0.0, *, most: int | None = None) -> list[In]:
-        """The messages that have arrived, after waiting up to ``timeout_s`` for the first.
-
-        With ``most``, those beyond it are left for the next time.
-        """
-        if self._early:
-            early, self._early = self._early[:most], self._early[most:] if most is not None else []
-            return early
-        if b"\n" in self._buffer:
-            timeout_s = 0.0
+    def receive(self, timeout_s: float = 0.0) -> list[In]:
+        """The messages that have arrived, after waiting up to ``timeout_s`` for the first."""
         while not self._ended and self._poller.poll(1000 * timeout_s):
             try:
                 data = self._connection.recv(_READ_BYTES)
@@ -110,24 +100,10 @@ class Channel(Generic[In]):
             self._buffer += data
             timeout_s = 0.0
         *lines, rest = self._buffer.split(b"\n")
-        taken = lines[:most]
-        self._buffer = bytearray(b"\n".join([*lines[len(taken) :], rest]))
+        self._buffer = rest
         if self._ended and not lines:
             raise ChannelClosed("the other side closed the connection")
-        return [self._decoder.decode(line) for line in taken]
-
-    def wait_for(self, *kinds: type[msgspec.Struct], timeout_s: float) -> In:
-        """The first message of one of ``kinds``; those before it are left for `receive`. Raises TimeoutError."""
-        until = time.monotonic() + timeout_s
-        before: list[In] = []
-        while time.monotonic() < until:
-            for message in self.receive(until - time.monotonic(), most=1):
-                if isinstance(message, kinds):
-                    self._early = [*before, *self._early]
-                    return message
-                before.append(message)
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise TimeoutError(f"no {names} came within {timeout_s:.0f} s")
+        return [self._decoder.decode(line) for line in lines]
 
     def close(self) -> None:
         """Hang up."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, product
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -182,9 +181,7 @@ class Readiness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._over.set()
         if self._builder is not None:
             self._builder.zygote.close()  # which may be done while the thread waits for it

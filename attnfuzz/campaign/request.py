@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["CampaignRequest", "asked_of", "resumed"]
@@ -46,7 +47,17 @@ class CampaignRequest:
     python: Python | None = None
     verifying: bool = False
 
+    @property
+    def judging_oracles(self) -> tuple[OracleName, ...]:
+        """Those that judge: all of them where the user has named none."""
+        if not self.oracles:
+            return DEFAULT_ORACLES
+        return cast(
+            tuple[OracleName, ...], tuple(name for name in ORACLES if name in self.oracles or name in _ALWAYS_ON)
+        )
 
+
+_ALWAYS_ON = ("crash", "hang")
 _SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")
 
 

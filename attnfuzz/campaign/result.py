@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -28,8 +28,8 @@ __all__ = [
     "CampaignResult",
     "Earlier",
     "EarlierError",
+    "FindingEvent",
     "Reporter",
-    "SilentReporter",
     "Standing",
     "Statistics",
     "StopReason",
@@ -246,8 +246,15 @@ class CampaignResult:
         return [finding for finding in self.findings if finding.declaration.target == target]
 
 
-class Reporter(Protocol):
-    """Called by the coordinator, always from the same thread."""
+FindingEvent = Literal["found", "confirmed", "unconfirmed", "known", "smaller", "shrunk"]
+"""*Found*: a case failed, and nothing is confirmed yet. *Confirmed*: it failed again and is saved at ``finding.path``.
+*Unconfirmed*: it did not fail again: a flaky finding, which is saved, or nothing. *Known*: it came down to a bug that
+was found before, and is forgotten. *Smaller*: a smaller case fails in the same way, for every step of shrinking.
+*Shrunk*: shrinking has ended."""
+
+
+class Reporter:
+    """Called by the coordinator, always from the same thread; this one says nothing."""
 
     def started(self, statistics: Statistics) -> None:
         """The kernels are known and the workers start."""
@@ -255,44 +262,14 @@ class Reporter(Protocol):
     def progress(self, statistics: Statistics) -> None:
         """Several times a second."""
 
-    def found(self, finding: Finding) -> None:
-        """A case failed; nothing is confirmed yet."""
-
-    def confirmed(self, finding: Finding) -> None:
-        """It failed again and is saved at ``finding.path``."""
-
-    def unconfirmed(self, finding: Finding) -> None:
-        """It did not fail again: a flaky finding, saved at ``finding.path``, or nothing."""
-
-    def known(self, finding: Finding) -> None:
-        """It came down to a bug that was found before, and is forgotten."""
-
-    def smaller(self, finding: Finding) -> None:
-        """A smaller case fails in the same way; called for every step of shrinking."""
-
-    def shrunk(self, finding: Finding) -> None:
-        """Shrinking has ended."""
+    def finding(self, event: FindingEvent, finding: Finding) -> None:
+        """What has become of a finding."""
 
     def finished(self) -> None:
         """The workers have ended; called once, also when the campaign ends by an exception."""
 
     def note(self, text: str) -> None:
         """Anything else worth a line."""
-
-
-class SilentReporter:
-    """Says nothing; also the base of reporters that do not care for everything."""
-
-    def started(self, statistics: Statistics) -> None: ...
-    def progress(self, statistics: Statistics) -> None: ...
-    def found(self, finding: Finding) -> None: ...
-    def confirmed(self, finding: Finding) -> None: ...
-    def unconfirmed(self, finding: Finding) -> None: ...
-    def known(self, finding: Finding) -> None: ...
-    def smaller(self, finding: Finding) -> None: ...
-    def shrunk(self, finding: Finding) -> None: ...
-    def finished(self) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 class _Forgiving:

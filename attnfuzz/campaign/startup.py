@@ -9,37 +9,33 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
-from attnfuzz.campaign.judge.executor import memory_limit
+from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
+from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest, asked_of
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
 from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
-from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
+from attnfuzz.campaign.workers import PROBE_KERNEL, ProbeLoad, WorkerChoice, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
 __all__ = [
     "CampaignRequest",
-    "asked_oracles",
     "choose_workers",
     "load",
     "load_searchable",
     "run_campaign",
 ]
 
-_ALWAYS_ON = ("crash", "hang")
 _MOST_START_UP_S = 300.0
 """Of the workers: if none is ready by then, the budget begins all the same, so that a campaign ends."""
 _ONLY_GPU = Gpu("")
@@ -53,66 +49,67 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
     like this, and Interrupted.
     """
     reporter = forgiving(reporter)
+    python = None if request.python is None else request.python.path
     with (
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
-        Runner(device=request.device, python=None if request.python is None else request.python.path) as runner,
+        Runner(device=request.device, python=python) as runner,
         JournalFolder(state_folder) as journal,
         ExitStack() as entered,
     ):
         declarations = _load_asked(runner, request)
-        if request.verifying:
-            _check_one(declarations, request.kernels)
+        if request.verifying and len(declarations) > 1:
+            names = ", ".join(declaration.name for declaration in declarations)
+            raise KernelLoadError(
+                f"{' '.join(request.kernels)} names {len(declarations)} kernels ({names}), and one is verified at a "
+                "time; name it as FILE:NAME"
+            )
         if request.resume is not None:
             request.resume.check_kernels(declarations)
-        readiness = entered.enter_context(_readiness(request, runner, declarations, reporter))
+        readiness = entered.enter_context(
+            Readiness(
+                runner,
+                declarations,
+                make_runner=lambda: Runner(device=runner.device, python=python),
+                note=reporter.note,
+                infers=not request.pedantic,
+                verifying=request.verifying,
+            )
+        )
         readiness.look()
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)
         readiness.start_building()
         readiness.wait_for_first()
-        plan = _plan(request, runner, readiness, journal, state_file, gpus=gpus, workers=choice)
+        statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
+        parts = request.resume.parts if request.resume is not None else 0
         scratch = _scratch()
 
         def launch(setup: Setup) -> WorkerProcess:
             return WorkerProcess(setup, runner.zygote, scratch.path)
 
-        coordinator = Coordinator(plan, launch=launch, reporter=reporter)
+        coordinator = Coordinator(
+            request,
+            statistics,
+            launch=launch,
+            reporter=reporter,
+            readiness=readiness,
+            checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
+            journal_folder=journal.path,
+            memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
+            device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
+        )
         result = coordinator.run(interrupts)
         result = replace(result, inferred=readiness.inferred)
         journal.keep = coordinator.has_lost_device
         scratch.remove()
     if state_file.has_state:
-        left = format_duration(plan.statistics.remaining_s())
-        where = [] if request.python is None else ["--python", str(request.python.path)]
+        left = format_duration(statistics.remaining_s())
+        where = [] if python is None else ["--python", str(python)]
         command = shlex.join(["attnfuzz", "explore", "--resume", *where])
         reporter.note(f"{command} goes on from here ({left} of the budget left)")
     return result
-
-
-def _check_one(declarations: Sequence[Declaration], named: Sequence[str]) -> None:
-    """Raise KernelLoadError for several kernels where one is to be verified."""
-    if len(declarations) > 1:
-        names = ", ".join(declaration.name for declaration in declarations)
-        raise KernelLoadError(
-            f"{' '.join(named)} names {len(declarations)} kernels ({names}), and one is verified at a time; "
-            "name it as FILE:NAME"
-        )
-
-
-def _readiness(
-    request: CampaignRequest, runner: Runner, declarations: Sequence[Declaration], reporter: Reporter
-) -> Readiness:
-    python = None if request.python is None else request.python.path
-    return Readiness(
-        runner,
-        declarations,
-        make_runner=lambda: Runner(device=runner.device, python=python),
-        note=reporter.note,
-        infers=not request.pedantic,
-        verifying=request.verifying,
-    )
 
 
 def _load_asked(runner: Runner, request: CampaignRequest) -> list[Declaration]:
@@ -147,10 +144,10 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
     return runner.prepare(load(runner, targets))
 
 
-def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
+def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> WorkerChoice:
     """As many as were asked for, or as many as make the campaign faster."""
     if request.workers is not None:
-        return Choice(request.workers, "")
+        return WorkerChoice(request.workers, "")
     if runner.device == "cpu":
         return by_formula(cores(), ())
     (probe,) = runner.declarations((PROBE_KERNEL,))
@@ -174,35 +171,8 @@ def _say_what_was_left(
         reporter.note("an interrupted campaign was left here; this one replaces what --resume would have gone on with")
 
 
-def _plan(
-    request: CampaignRequest,
-    runner: Runner,
-    readiness: Readiness,
-    journal: JournalFolder,
-    state_file: StateFile,
-    *,
-    gpus: Sequence[Gpu],
-    workers: Choice,
-) -> CampaignPlan:
-    statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=workers)
-    parts = request.resume.parts if request.resume is not None else 0
-    return CampaignPlan(
-        statistics=statistics,
-        oracles=asked_oracles(request.oracles),
-        save_folder=request.save_folder,
-        journal_folder=journal.path,
-        fail_fast=request.fail_fast,
-        tolerance=request.tolerance,
-        memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
-        device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
-        checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
-        resumed=request.resume,
-        readiness=readiness,
-    )
-
-
 def _statistics(
-    request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
+    request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: WorkerChoice
 ) -> Statistics:
     before_s = request.resume.elapsed_s if request.resume is not None else 0.0
     statistics = Statistics(
@@ -222,13 +192,6 @@ def _statistics(
     if request.resume is not None:
         request.resume.fill(statistics)
     return statistics
-
-
-def asked_oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
-    """Those that judge where a user has named some, or none: all of them then."""
-    if not asked:
-        return DEFAULT_ORACLES
-    return cast(tuple[OracleName, ...], tuple(name for name in ORACLES if name in asked or name in _ALWAYS_ON))
 
 
 def _scratch() -> PrivateFolder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 __all__ = ["Interrupted", "Interrupts", "format_duration", "parse_duration"]
@@ -69,9 +69,7 @@ class Interrupts:
                     self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

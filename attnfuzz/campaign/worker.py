@@ -12,7 +12,8 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,11 +23,11 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.draw.drawing import CaseSource, StrategyFor, WorkingSets, derive_seed
-from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
-from attnfuzz.campaign.judge.executor import Executors, History, MemoryWatch
+from attnfuzz.campaign.draw.drawing import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import GRACE_S, OutOfTime, Pipeline, TimedJudge, Unjudged
+from attnfuzz.campaign.judge.judging import GRACE_S, CaseJudge, OutOfTime, Pipeline, Unjudged
+from attnfuzz.campaign.judge.process_memory import MemoryWatch
 from attnfuzz.campaign.messages import (
     Begin,
     Busy,
@@ -43,7 +44,7 @@ from attnfuzz.campaign.messages import (
     Unfinished,
 )
 from attnfuzz.campaign.triage.confirmation import first_death
-from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failures import Failures
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
@@ -72,25 +73,25 @@ class WorkerLoop:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
 
     ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
-    of each case is drawn too.
+    of each case is drawn too. ``most_together``: as many cases as are judged in one batch. ``mail`` came
+    before the search.
     """
 
     def __init__(
         self,
         setup: Setup,
         *,
-        judge: TimedJudge,
+        judge: CaseJudge,
         strategy_for: StrategyFor,
         channel: Channel[ToWorker],
-        history: History | None = None,
-        memory: MemoryWatch | None = None,
+        mail: Iterable[ToWorker] = (),
         formats: WorkingSets | None = None,
+        most_together: int = _MOST_TOGETHER,
     ) -> None:
         self._setup = setup
         self._judge = judge
         self._channel = channel
-        self._history = History() if history is None else history
-        self._memory = MemoryWatch(None) if memory is None else memory
+        self._mail = list(mail)
         self._formats = formats
         self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
@@ -106,7 +107,7 @@ class WorkerLoop:
             is_over=self._is_over,
         )
         self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
-        self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(_MOST_TOGETHER if judge.can_batch else 1))
+        self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(most_together))
         self._early: list[Unfinished] = []
         self._pipeline = Pipeline(judge.together)
         self._death_searches: Counter[str] = Counter()
@@ -117,12 +118,11 @@ class WorkerLoop:
     def run(self) -> None:
         """Search. Raises ChannelClosed when the coordinator is gone."""
         while not self._is_over():
-            self._look_into_deferred()
+            self._look_into_failures()
             if not self._is_over():
                 self._one_turn(self._kernels[self._schedule.next_target()])
         self._collect()
-        self._investigate()  # no time to look into it, but it is reported
-        self._look_into_deferred()
+        self._look_into_failures()  # no time for that, but they are reported
         self._meter.flush()
 
     def _is_over(self) -> bool:
@@ -130,12 +130,13 @@ class WorkerLoop:
         return self._stopped or time.monotonic() >= self._setup.deadline
 
     def _read_mail(self) -> None:
-        for message in self._channel.receive():
+        early, self._mail = self._mail, []
+        for message in (*early, *self._channel.receive()):
             match message:
                 case Known():
                     self._failures.learn(message)
                     if message.kind == LEAK:
-                        self._memory.leaks(message.kernel)
+                        self._judge.leaks(message.kernel)
                     if message.oracle in LEARNED_ORACLES:
                         self._schedule.is_fatal(message.kernel)
                 case Busy():
@@ -172,26 +173,32 @@ class WorkerLoop:
             self._early.append(unfinished)
             return
         case, preceding = unfinished.cases(declaration.problem)
-        self._failures.defer(FailingCase(declaration, case, unfinished.failure, preceding))
+        self._failures.wait(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
-        """One round on a kernel, and what follows from it."""
+        """One round on a kernel: drawn cases are judged as soon as there are enough for a batch."""
         target = declaration.target
         started = time.monotonic()
         cases_before = self._meter.cases(target)
         self._scout(declaration)
         if self._goes_on():
-            until = started + self._slice_s(target, started)
+            until = started + self._schedule.slice_s(target, max(0.0, self._setup.deadline - started))
+            drawn = self._drawn[target]
 
             def visit(case: Case) -> bool:  # asked once at least, or the slice might end before the first case is drawn
-                return self._visit(declaration, case) and time.monotonic() < until
+                drawn.append(case)
+                if len(drawn) >= (size := self._sizes[target].size):
+                    self._read_mail()
+                    cases = drawn[:size]
+                    del drawn[:size]
+                    self._have_judged(declaration, cases)
+                return self._goes_on() and time.monotonic() < until
 
             self._drawing.round(declaration, visit, until=self._setup.deadline)
             self._meter.flush()
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
         )
-        self._investigate()
 
     def _scout(self, declaration: Declaration) -> None:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
@@ -203,27 +210,8 @@ class WorkerLoop:
         if not self._formats.any_for(declaration):
             self._collect()
 
-    def _slice_s(self, target: str, now: float) -> float:
-        return self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
-
-    def _visit(self, declaration: Declaration, case: Case) -> bool:
-        """Take a drawn case, and have it judged once there are enough for a batch; False ends the round."""
-        target = declaration.target
-        self._drawn[target].append(case)
-        if len(self._drawn[target]) >= self._sizes[target].size:
-            self._advance(declaration)
-        return self._goes_on()
-
     def _goes_on(self) -> bool:
-        return self._failures.next is None and not self._stopped and time.monotonic() < self._setup.deadline
-
-    def _advance(self, declaration: Declaration) -> None:
-        """Have judged what was drawn, as far as batches may be large."""
-        self._read_mail()
-        drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
-        cases = drawn[:size]
-        del drawn[:size]
-        self._have_judged(declaration, cases)
+        return not self._failures.is_any_ready and not self._stopped and time.monotonic() < self._setup.deadline
 
     def _have_judged(self, declaration: Declaration, cases: list[Case]) -> None:
         """Take in what has been judged, then have ``cases`` judged: a batch in the background, a single one at once."""
@@ -231,8 +219,9 @@ class WorkerLoop:
         if not self._goes_on():
             self._drawn[declaration.target].extend(cases)
             return
-        cases = [case for case in cases if not self._skips(declaration, case)]
-        deaths = self._failures.deaths
+        target, deaths = declaration.target, self._failures.deaths
+        drawn, cases = cases, [case for case in cases if not deaths.forbids(declaration, case)]
+        self._meter.skipped(target, len(drawn) - len(cases))  # each would cost an executor
         alone = [case for case in cases if len(cases) == 1 or deaths.expects_death(declaration, case)]
         alone += [case for case in cases if case not in alone and deaths.faults.covers(declaration, case)]
         self._judge_alone(declaration, alone)
@@ -250,7 +239,7 @@ class WorkerLoop:
         target = batch.declaration.target
         if batch.verdicts is None:
             self._sizes[target].went_wrong()
-            before = self._history.of(batch.declaration)
+            before = self._judge.history.of(batch.declaration)
             if not self._judge_alone(batch.declaration, batch.cases):
                 self._find_death(batch.declaration, before)
             return
@@ -261,21 +250,13 @@ class WorkerLoop:
 
     def _look_for_leak(self) -> None:
         """Find out about a kernel that has made the executor grow."""
-        suspected = self._memory.suspect
-        if suspected is None or not self._goes_on():
+        if not self._goes_on():
             return
-        declaration, case = suspected
         started = time.monotonic()
-        try:
-            failure = self._judge.find_leak(declaration, case)
-        except OutOfTime:
-            return
-        except Unjudged:
-            failure = None
-        self._schedule.charge(declaration.target, time.monotonic() - started)
-        self._memory.checked(declaration, leaks=failure is not None)
-        if failure is not None:
-            self._weigh(FailingCase(declaration, case, failure), 0.0)
+        if (searched := self._judge.look_for_leak()) is not None:
+            self._schedule.charge(searched.declaration.target, time.monotonic() - started)
+            if searched.failure is not None:
+                self._weigh(FailingCase(searched.declaration, searched.case, searched.failure), 0.0)
 
     def _find_death(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Find out what took a batch down that no case of it takes down alone."""
@@ -315,43 +296,29 @@ class WorkerLoop:
         self._failures.deaths.judged(declaration, case, failure)
         if ends_process(failure):
             self._sizes[declaration.target].went_wrong()
-        else:
-            self._publish_format(declaration, case, seconds)
+        elif self._formats is not None and (new := self._formats.judged(declaration, case, seconds)) is not None:
+            self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
         if failure is not None:
-            self._weigh(FailingCase(declaration, case, failure, self._history.before(declaration, case)), seconds)
-
-    def _publish_format(self, declaration: Declaration, case: Case, seconds: float) -> None:
-        format_ = None if self._formats is None else self._formats.judged(declaration, case, seconds)
-        if format_ is not None:
-            self._channel.send(FormatCompiled(kernel=declaration.target, format=format_))
+            self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
 
     def _weigh(self, failing: FailingCase, seconds: float) -> None:
         self._read_mail()
         if not self._stopped:
             self._failures.weigh(failing, seconds)
 
-    def _skips(self, declaration: Declaration, case: Case) -> bool:
-        """Whether to leave out the case because it would die, which costs an executor."""
-        skipped = self._failures.deaths.forbids(declaration, case)
-        if skipped:
-            self._meter.skipped(declaration.target)
-        return skipped
-
-    def _look_into_deferred(self) -> None:
-        """Take up failures put off while somebody was at their symptom."""
-        while not self._stopped and self._failures.take_up_deferred():
-            self._investigate()
-
-    def _investigate(self) -> None:
-        """Find out about a failing case, if there is one; what is judged in the background is taken in before."""
-        if self._failures.next is None:
-            return
-        started = time.monotonic()
-        self._collect()
-        if (failing := self._failures.investigate()) is not None:
+    def _look_into_failures(self) -> None:
+        """Find out about each failing case that waits; of a campaign that was stopped, one more is reported."""
+        while self._failures.is_any_ready:
+            started = time.monotonic()
+            self._collect()
+            if (failing := self._failures.take()) is None:
+                break
+            self._failures.investigate(failing)
             target = failing.declaration.target
             self._sizes[target].went_wrong()
             self._schedule.charge(target, time.monotonic() - started)
+            if self._stopped:
+                break
 
 
 _SETUP_WAIT_S = 60.0
@@ -365,10 +332,10 @@ def main(arguments: list[str]) -> int:
     channel_fd, broker_fd = (int(argument) for argument in arguments)
     channel = Channel(socket.socket(fileno=channel_fd), msgspec.json.Decoder(ToWorker))
     try:
-        (setup,) = channel.receive(_SETUP_WAIT_S, most=1)  # what follows is for the search
+        setup, *mail = channel.receive(_SETUP_WAIT_S)
         if not isinstance(setup, Setup):
             raise TypeError(f"the first message is {setup!r}; it must be a Setup")
-        work(setup, channel, socket.socket(fileno=broker_fd))
+        work(setup, mail, channel, socket.socket(fileno=broker_fd))
     except ChannelClosed:
         return 1
     except (ExecutorUnavailable, KernelLoadError) as error:
@@ -382,8 +349,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> None:
-    """Search as ``setup`` says, with executors from the zygote behind ``broker``."""
+def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker: socket.socket) -> None:
+    """Search as ``setup`` says, with executors from the zygote behind ``broker``. ``mail`` has come after ``setup``."""
     sizes = GPU_SIZES if setup.device == "cuda" else CPU_SIZES
     zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
     runner = Runner(
@@ -394,37 +361,48 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
     )
-    with contextlib.closing(Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
+    with ExitStack() as opened:
+        journal = opened.enter_context(contextlib.closing(_journal(setup)))
+        judge = CaseJudge(
+            runner,
+            deadline=setup.deadline,
+            longest_s=runner.timeout_s,
+            journal=journal,
+            memory=MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing),
+            explain=explain_in_short,
+            complain=lambda text: channel.send(Trouble(message=text)),
+        )
+        opened.callback(judge.close)
         runner.start_device()
         if setup.kernels:  # or the first is still being built
             runner.declarations([declaration.target for declaration in setup.kernels])
         channel.send(Ready())
-        begin = channel.wait_for(Begin, Stop, timeout_s=_SETUP_WAIT_S)
-        if not isinstance(begin, Begin):
+        begin = _await_begin(channel, mail)
+        if begin is None:
             return
         setup = msgspec.structs.replace(setup, deadline=begin.deadline)
+        judge.deadline = begin.deadline
         runner.give_up_builds(lambda builds: time.monotonic() >= begin.deadline + GRACE_S)
-        judge = TimedJudge(
-            executors.judge,
-            judge_together=executors.judge_together,
-            find_leak=executors.find_leak,
-            explain=executors.explain,
-            deadline=setup.deadline,
-            longest_s=runner.timeout_s,
-            journal=journal,
-            complain=lambda text: channel.send(Trouble(message=text)),
-            process=lambda: executors.pid,
-        )
-
         WorkerLoop(
             setup,
             judge=judge,
             strategy_for=partial(_strategy, sizes),
             channel=channel,
-            history=executors.history,
-            memory=executors.memory,
+            mail=mail,
             formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
         ).run()
+
+
+def _await_begin(channel: Channel[ToWorker], mail: list[ToWorker]) -> Begin | None:
+    """What the search begins with, None if it is over before; ``mail`` gets what is for the search."""
+    until = time.monotonic() + _SETUP_WAIT_S
+    while (now := time.monotonic()) < until:
+        for message in mail:
+            if isinstance(message, Begin | Stop):
+                mail.remove(message)
+                return message if isinstance(message, Begin) else None
+        mail += channel.receive(until - now)
+    raise TimeoutError(f"no Begin came within {_SETUP_WAIT_S:.0f} s")
 
 
 def _strategy(

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Protocol, Self
 
 import msgspec
@@ -40,10 +39,10 @@ from attnfuzz.said import only_printable
 __all__ = [
     "PROBE_KERNEL",
     "BorrowedZygote",
-    "Choice",
     "LastWords",
     "ProbeLoad",
     "StartWorker",
+    "WorkerChoice",
     "WorkerHandle",
     "WorkerProcess",
     "Workers",
@@ -69,7 +68,7 @@ PROBE_KERNEL = "attnfuzz.kernels.bundled:dense_eager"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WorkerChoice:
     """Workers in all, and why so many; empty if they were asked for."""
 
     workers: int
@@ -86,13 +85,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def by_formula(num_cores: int, gpus: Sequence[Gpu]) -> Choice:
+def by_formula(num_cores: int, gpus: Sequence[Gpu]) -> WorkerChoice:
     """One worker for each core, shared out among the GPUs, but no more on one than its memory holds."""
     if not gpus:
-        return Choice(num_cores, "one for each CPU core")
+        return WorkerChoice(num_cores, "one for each CPU core")
     per_gpu = max(1, min(num_cores // len(gpus), _MOST_PER_GPU, *map(_held_by_memory, gpus)))
     total = per_gpu * len(gpus)
-    return Choice(total, f"{per_gpu} for each GPU: by CPU cores and GPU memory")
+    return WorkerChoice(total, f"{per_gpu} for each GPU: by CPU cores and GPU memory")
 
 
 def levels(num_cores: int, gpus: Sequence[Gpu]) -> list[int]:
@@ -110,7 +109,7 @@ def calibrate(
     budget_s: float,
     measure: Callable[[int], float],
     clock: Callable[[], float] = time.monotonic,
-) -> Choice:
+) -> WorkerChoice:
     """Try more and more workers on one GPU for as long as that helps; ``measure`` tells what so many get done.
 
     It takes at most a twentieth of the budget; where that is too little, and without a GPU, the formula decides.
@@ -135,7 +134,7 @@ def calibrate(
             best, rate = level, faster
     total = best * len(gpus)
     measured = ", ".join(f"{level}: {speed / tried[0][1]:.2f}" for level, speed in tried)
-    return Choice(
+    return WorkerChoice(
         total,
         f"{best} for each GPU: relative speed of {measured}, tried for {clock() - started:.1f} s",
     )
@@ -160,9 +159,7 @@ class ProbeLoad:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._open.close()
 
     def measure(self, executors: int) -> float:

@@ -10,7 +10,7 @@ import click
 from attnfuzz.bench.kernels.measurements import L2State, Mode
 from attnfuzz.bench.tuning import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
-from attnfuzz.cli.output import Refusal, refusing, writing
+from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.isolation.devices import likely_device
 from attnfuzz.problems.supports import OptionValue
@@ -108,7 +108,7 @@ def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int
 
 def _require_matplotlib(png_file: Path | None) -> None:
     """Raise Refusal if a PNG is wanted that cannot be made, before all the work is done."""
-    from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot
+    from attnfuzz.report.bench_page import NO_MATPLOTLIB, can_plot
 
     if png_file is not None and not can_plot():
         raise Refusal(f"--png: {NO_MATPLOTLIB}; or use --html, for the tables")
@@ -120,25 +120,20 @@ def _show_and_write(
     """Print the tables, and write the files that were asked for."""
     from attnfuzz.bench.kernels.measurements import encode_report
     from attnfuzz.report.bench import print_report
-    from attnfuzz.report.bench_page import bench_page
-    from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot, plots_png
+    from attnfuzz.report.bench_page import NO_MATPLOTLIB, bench_page, can_plot, plots_png
     from attnfuzz.report.files import write_file
 
     print_report(console, report)
-    if json_file is not None:
-        with writing("--json", json_file):
-            write_file(json_file, encode_report(report))
-    if html_file is not None:
-        if not can_plot():
-            console.print(f"the page has tables only: {NO_MATPLOTLIB}", style="yellow", soft_wrap=True)
-        with writing("--html", html_file):
-            write_file(html_file, bench_page(report).encode())
-    if png_file is not None:
-        if (png := plots_png(report)) is None:
-            console.print("nothing was timed at more than one length, so there is nothing to draw: no PNG is written")
-            return
-        with writing("--png", png_file):
-            write_file(png_file, png)
+    if html_file is not None and not can_plot():
+        console.print(f"the page has tables only: {NO_MATPLOTLIB}", style="yellow", soft_wrap=True)
+    png = None if png_file is None else plots_png(report)
+    if png_file is not None and png is None:
+        console.print("nothing was timed at more than one length, so there is nothing to draw: no PNG is written")
+    write_asked(
+        ("--json", json_file, lambda path: write_file(path, encode_report(report))),
+        ("--html", html_file, lambda path: write_file(path, bench_page(report).encode())),
+        ("--png", png_file if png is not None else None, lambda path: write_file(path, png or b"")),
+    )
 
 
 @command.command("plot")
@@ -173,7 +168,7 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
 
 _NONE = "none"
 
-_SUITES = ("decode", "seeds", "merge", "mixed", "graph")
+_SUITES = ("decode", "qwen", "merge", "mixed", "graph")
 _L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
 _MODES: dict[str, tuple[Mode, ...]] = {"eager": ("eager",), "graph": ("graph",), "both": ("eager", "graph")}
 
@@ -408,10 +403,8 @@ def tune_command(
     console.print()
     source = python_source(tuned)
     console.print(source, soft_wrap=True)
-    if python_file is not None:
-        with writing("--python", python_file):
-            write_file(python_file, source.encode())
-    if json_file is not None:
-        with writing("--json", json_file):
-            write_json(json_file, tuned)
+    write_asked(
+        ("--python", python_file, lambda path: write_file(path, source.encode())),
+        ("--json", json_file, lambda path: write_json(path, tuned)),
+    )
     return 1 if measured.wrong else 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, writable_file
-from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
 if TYPE_CHECKING:
     from attnfuzz.declaration import Declaration
@@ -59,10 +60,9 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
             )
         with while_anyone_reads():
             print_causes(console, result)
-    for option, path, write in (("--json", json_file, write_conformance), ("--html", html_file, write_page)):
-        if path is not None:
-            with writing(option, path):
-                write(result, path)
+    write_asked(
+        ("--json", json_file, partial(write_conformance, result)), ("--html", html_file, partial(write_page, result))
+    )
     return 1 if result.failed else 0
 
 

@@ -34,7 +34,7 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
     the exit status is 1. What a further declaration would end is told beside it, and does not count.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.result import SilentReporter
+    from attnfuzz.campaign.result import Reporter
     from attnfuzz.campaign.startup import CampaignRequest, run_campaign
     from attnfuzz.report.declarations import print_declared
     from attnfuzz.report.terminal import make_console
@@ -48,7 +48,7 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
             device=device,
             seed=seed,
         )
-        result = run_campaign(request, SilentReporter(), state_folder=Path(scratch))
+        result = run_campaign(request, Reporter(), state_folder=Path(scratch))
         _refuse_unless_searched(result)
         with while_anyone_reads():
             print_declared(make_console(), result)

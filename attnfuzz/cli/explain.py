@@ -77,8 +77,8 @@ def command(
 def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: bool) -> Explained:
     import msgspec
 
-    from attnfuzz.campaign.judge.executor import explain_failure
     from attnfuzz.campaign.saved.replay import kernel_and_case, run_saved
+    from attnfuzz.campaign.triage.explanation import explain_failure
     from attnfuzz.explaining.explanation import Explanation
     from attnfuzz.problems.supported import why_unsupported
     from attnfuzz.report.explained import Explained

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from attnfuzz.cli.options import (
     profile_option,
     writable_file,
 )
-from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config import RULES
 
@@ -150,7 +151,16 @@ def command(
         if resume:
             request = _resumed(request, trust=trust)
         result = _explore(request, environments, quiet=quiet)
-    _write_reports(result, {"--json": json_file, "--junit": junit_file, "--html": html_file})
+    if json_file or junit_file or html_file:
+        from attnfuzz.report.html import write_html
+        from attnfuzz.report.junit import write_junit
+        from attnfuzz.report.summary import write_summary
+
+        write_asked(
+            ("--json", json_file, partial(write_summary, result)),
+            ("--junit", junit_file, partial(write_junit, result)),
+            ("--html", html_file, partial(write_html, result)),
+        )
     return exit_status(result)
 
 
@@ -228,23 +238,3 @@ def _why_not_made(folder: Path) -> OSError | None:
             with suppress(OSError):  # somebody has put something there meanwhile
                 part.rmdir()
     return None
-
-
-def _write_reports(result: CampaignResult, files: dict[str, Path | None]) -> None:
-    """Write those that are asked for; one that cannot be written keeps none of the others from it."""
-    if not any(files.values()):
-        return
-    from attnfuzz.report.html import write_html
-    from attnfuzz.report.junit import write_junit
-    from attnfuzz.report.summary import write_summary
-
-    writers = {"--json": write_summary, "--junit": write_junit, "--html": write_html}
-    refused = []
-    for option, path in files.items():
-        if path is not None:
-            try:
-                writers[option](result, path)
-            except OSError as error:
-                refused.append(f"{option} {str(path)!r} cannot be written: {error.strerror}")
-    if refused:
-        raise Refusal("; ".join(refused))

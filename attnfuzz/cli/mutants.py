@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
-from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
 if TYPE_CHECKING:
     from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
@@ -121,7 +122,12 @@ def command(
     if earlier is not None:
         request = _resumed(request, earlier)
     measured = _measure(request, json_file=json_file, quiet=quiet)
-    _write(measured, json_file=json_file, markdown_file=output)
+    from attnfuzz.report.mutants import write_mutants_json, write_mutants_markdown
+
+    write_asked(
+        ("--json", json_file, partial(write_mutants_json, measured)),
+        ("--output", output, partial(write_mutants_markdown, measured)),
+    )
     return exit_status(measured)
 
 
@@ -179,15 +185,3 @@ def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) ->
     with while_anyone_reads():
         print_measured(console, measured)
     return measured
-
-
-def _write(measured: MeasuredMutants, *, json_file: Path | None, markdown_file: Path | None) -> None:
-    from attnfuzz.report.mutants import write_mutants_json, write_mutants_markdown
-
-    for option, path, write in (
-        ("--json", json_file, write_mutants_json),
-        ("--output", markdown_file, write_mutants_markdown),
-    ):
-        if path is not None:
-            with writing(option, path):
-                write(measured, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ __all__ = [
     "open_missing_streams",
     "refusing",
     "while_anyone_reads",
+    "write_asked",
 ]
 
 
@@ -109,10 +110,17 @@ def refusing() -> Iterator[None]:
         raise Refusal(in_one_sentence(str(error))) from error
 
 
-@contextmanager
-def writing(option: str, path: Path) -> Iterator[None]:
-    """Turn what keeps the file of an option from being written into a Refusal."""
-    try:
-        yield
-    except OSError as error:
-        raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
+def write_asked(*files: tuple[str, Path | None, Callable[[Path], object]]) -> None:
+    """Write the files that options ask for: option, path or None, and what writes there.
+
+    One that cannot be written keeps none of the others from it. Raises Refusal.
+    """
+    refused = []
+    for option, path, write in files:
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:
+                refused.append(f"{option} {str(path)!r} cannot be written: {error.strerror}")
+    if refused:
+        raise Refusal("; ".join(refused))

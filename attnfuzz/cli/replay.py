@@ -21,7 +21,7 @@ from attnfuzz.cli.options import (
     profile_option,
     writable_file,
 )
-from attnfuzz.cli.output import Refusal, refusing, writing
+from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
@@ -108,9 +108,7 @@ def command(
     if sanitizer is None and (remark := found_by_others(saved)):
         console.print(remark, soft_wrap=True)
     forget(innocent)
-    if json_file is not None:
-        with writing("--json", json_file):
-            write_replayed(json_file, results, device=device_name)
+    write_asked(("--json", json_file, lambda path: write_replayed(path, results, device=device_name)))
     return 1 if any(result.failed for result in results) else 0
 
 
@@ -199,9 +197,7 @@ def bisect_command(
         if all(outcome.ending == "is not judged" for outcome in found.ran.values()):
             raise Refusal(f"{case} {found}")
     console.print(f"{case} {found}", soft_wrap=True)
-    if json_file is not None:
-        with writing("--json", json_file):
-            write_bisection(json_file, found, case)
+    write_asked(("--json", json_file, lambda path: write_bisection(path, found, case)))
     return 0 if found.first_failing is None else 1
 
 

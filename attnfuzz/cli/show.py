@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, writable_file
-from attnfuzz.cli.output import Refusal, refusing, writing
+from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.oracles.verdict import RELATION_ORACLES
 
 __all__ = ["doctor_command", "list_command", "repro_command", "show_command"]
@@ -76,8 +76,7 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
     if output is None:
         click.echo(script, nl=False)
         return 0
-    with writing("-o", output):
-        output.write_text(script, encoding="utf-8")
+    write_asked(("-o", output, lambda path: path.write_text(script, encoding="utf-8")))
     return 0
 
 

@@ -62,7 +62,7 @@ def command(
     precision are not. Nothing is written but what --save-dir asks for.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.result import SilentReporter
+    from attnfuzz.campaign.result import Reporter
     from attnfuzz.campaign.startup import CampaignRequest, run_campaign
 
     status = _COULD_NOT_BE_JUDGED
@@ -83,7 +83,7 @@ def command(
                 verifying=True,
             )
             with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
-                result = run_campaign(request, SilentReporter(), state_folder=Path(scratch))
+                result = run_campaign(request, Reporter(), state_folder=Path(scratch))
             status = 1 if result.fails else exit_status(result)
             if status not in (0, 1) or (status == 0 and result.unbuilt):
                 status = _COULD_NOT_BE_JUDGED
@@ -145,18 +145,18 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
     from attnfuzz.report.terminal import make_console
     from attnfuzz.report.verified import counting, lines_of, verification_of
 
-    found = counting(result)
-    regression, script = (None, None) if found is None or save_dir is None else _save(result, found, target, save_dir)
+    told = counting(result)
+    files = (None, None) if told is None or save_dir is None else _save(result, told.finding, target, save_dir)
     (searched,) = result.statistics.kernels.values()
     name = searched.declaration.target.rpartition(":")[2]
     place = file if file.endswith(".json") or file.endswith(f":{name}") else f"{file}:{name}"
-    told = verification_of(result, place, regression=regression, script=script)
+    verification = verification_of(result, place, regression=files[0], script=files[1])
     if as_json:
-        _print_document(told)
+        _print_document(verification)
         return
     with while_anyone_reads():
         console = make_console()
-        for line in lines_of(told):
+        for line in lines_of(verification):
             console.print(line, soft_wrap=True)
 
 

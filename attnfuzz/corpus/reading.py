@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.cases.fields import Field
 from attnfuzz.corpus.regression import (
     FORMAT,
     FORMAT_NAME,
@@ -22,7 +23,7 @@ from attnfuzz.data_files import read_data_file
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case, Problem, case_from_builtins
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
-from attnfuzz.problems.open_cases import Field, OpenProblem
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.said import SENTENCE_BYTES, printable
 

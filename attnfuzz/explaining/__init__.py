@@ -1,7 +1,13 @@
-"""A finding explains itself: the weight of every token, where stray values enter, which change makes the case pass.
+"""What a wrong result points to: mistakes are replayed on a row, of one run or of measured weights, and told in words.
 
-Attention is linear in V. A run with basis vectors for V therefore shows, in the output, the weight that each place of
-the cache was given (`weights`). What is wrong with them is put into words (`reading`, `patterns`). Where a value that
-must not matter enters the result is found by changing parts of memory and bisecting (`influences`). `ablation` changes
-the case instead. Only `explanation` and `ablation` are for the driver; the rest needs torch and runs the kernel.
+A `row` is what one query token and head average. `mistakes` are families of wrong results that follow from its scores
+and values (`tokens`, `formulas`, `low_precision`, `merges`), and the fit that picks one. `diagnose` names the mistake
+behind a failed comparison, from that one run.
+
+`explain` makes further runs. Attention is linear in V: with basis vectors for V, the output is the weight that each
+place of the cache was given (`weights`). That is a row as well (`measured_row`), on which the same mistakes are
+replayed, beside what only weights of places can tell (`reading`). Where a value that must not matter enters the result
+is found by changing parts of memory and bisecting (`influences`). `ablation` changes the case instead. `operations`
+finds the line of the kernel that a rounding comes from. Only `explanation` and `ablation` are for the driver; the rest
+needs torch.
 """

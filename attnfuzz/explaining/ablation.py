@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 
-from attnfuzz.explaining.changes import changes_of
-from attnfuzz.problems.cases import Case
-from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.cases.facets import Domain, changed, facets_of
+from attnfuzz.cases.facets.facet import Options
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.supports import Supports
 
-__all__ = ["ablate"]
+__all__ = ["ablate", "changes_of"]
 
 _SHOWN = 5
 
 
+def changes_of(case: Case, *, supports: Supports, options: Options) -> Iterator[tuple[str, Case]]:
+    """Supported cases that differ from ``case`` in one respect, the most telling first, with words for what differs."""
+    seen = {encode_case(case)}
+    domain = Domain(case.problem, supports, options)
+    for facet in sorted(facets_of(type(case)), key=lambda facet: facet.asked):
+        for words, changes in facet.changes(case, domain):
+            candidate = changed(case, **changes)
+            if candidate is None or encode_case(candidate) in seen or not supports_case(supports, options, candidate):
+                continue
+            seen.add(encode_case(candidate))
+            yield words, candidate
+
+
 def ablate(
-    case: Case,
-    fails: Callable[[Case], bool | None],
-    *,
-    supports: Supports,
-    options: Mapping[str, tuple[OptionValue, ...]],
-    until: float,
+    case: Case, fails: Callable[[Case], bool | None], *, supports: Supports, options: Options, until: float
 ) -> tuple[str, ...]:
     """At most two lines: with which changes ``case`` passes, and with which it still ``fails`` in the same way.
 
@@ -28,10 +38,10 @@ def ablate(
     ``until`` (of ``time.monotonic``).
     """
     outcomes: dict[bool, list[str]] = {True: [], False: []}
-    for words, changed in changes_of(case, supports=supports, options=options):
+    for words, candidate in changes_of(case, supports=supports, options=options):
         if time.monotonic() >= until or all(len(found) >= _SHOWN for found in outcomes.values()):
             break
-        if (outcome := fails(changed)) is not None:
+        if (outcome := fails(candidate)) is not None:
             outcomes[outcome].append(words)
     lines = []
     if outcomes[False]:

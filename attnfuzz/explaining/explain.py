@@ -8,27 +8,31 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
-from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
+from attnfuzz.explaining.measured_row import MeasuredRow, Reading
+from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
 from attnfuzz.explaining.places import Places, key_slots
 from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
-from attnfuzz.explaining.row import MeasuredRow, Reading, joined, row_name, scope
-from attnfuzz.explaining.rows_to_draw import rows_to_draw, tokens_to_blame
+from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.words import number, ranges
+from attnfuzz.explaining.words import joined, row_name, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.told import number, ranges
 from attnfuzz.said import text_of, type_name
-from attnfuzz.values import LogicalAttention, LogicalStates
+from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.values import LogicalAttention
+from attnfuzz.values.tokens import values_on
 
 __all__ = ["explain_case", "summarise"]
 
@@ -204,8 +208,9 @@ class _Explaining:
         if isinstance(self.reruns.case, OpenCase):
             return None
         if isinstance(self.reruns.case, MergeStatesCase):
-            return read_merged_row(MergedRow(self.reruns.case, self.places, weights, self._states(), row))
-        measured = MeasuredRow(self.reruns.case, self.places, weights, *self._read_from, row)
+            return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._values, row))
+        query, (values, keys) = Query.numbered(self.reruns.case, row), self._read_from
+        measured = MeasuredRow(**vars(query), places=self.places, weights=weights, values=values, keys=keys)
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
             exact = "; ".join(mistakes[:2])
@@ -215,25 +220,16 @@ class _Explaining:
     @functools.cached_property
     def _read_from(self) -> tuple[LogicalAttention, Tensor]:
         """Values on the host, and the key of every place, times its scale in an 8-bit cache."""
-        values = self.reruns.values
-        scales = None if values.kv_scales is None else values.kv_scales.cpu()
-        logical = LogicalAttention(values.q.cpu(), values.k.cpu(), values.v.cpu(), values.starts, scales)
+        values = self._values
         keys = key_slots(self.reruns.reset()).reshape(self.places.count, self.reruns.case.head_size).double().cpu()
-        if scales is not None:
-            keys *= scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
-        return logical, keys
+        if values.kv_scales is not None:
+            keys *= values.kv_scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
+        return values, keys
 
-    def _states(self) -> LogicalStates:
-        """Those of a merge, on the host."""
-        values = self.reruns.values
-        return LogicalStates(
-            prefix_output=values.prefix_output.cpu(),
-            suffix_output=values.suffix_output.cpu(),
-            prefix_lse=values.prefix_lse.cpu(),
-            suffix_lse=values.suffix_lse.cpu(),
-            lse_base2=values.lse_base2,
-            empty_are_zeros=values.empty_are_zeros,
-        )
+    @functools.cached_property
+    def _values(self) -> Any:
+        """Logical values of the case, on the host."""
+        return values_on(self.reruns.values, "cpu")
 
     def _dimensions(self, weights: Weights) -> Iterator[str]:
         if bool(weights.dims_differ.all()):

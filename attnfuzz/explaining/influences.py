@@ -15,11 +15,12 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, name_of, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
-from attnfuzz.explaining.row import row_name
-from attnfuzz.judging.comparison import axes_of
-from attnfuzz.judging.words import ranges, shape_of
+from attnfuzz.explaining.row import Query
+from attnfuzz.explaining.words import row_name
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.told import ranges, shape_of
+from attnfuzz.trials.comparison import axes_of
 
 __all__ = ["Unwritten", "dead_influences", "find_unwritten", "foreign_influences", "table_influences"]
 
@@ -159,11 +160,8 @@ def _foreign(
     case = reruns.case
     if not isinstance(case, AttentionCase):
         return
-    row_of_q, head = divmod(row, case.num_q_heads)
-    seq = case.row_seqs[row_of_q]
-    length = case.row_lens[row_of_q]
-    first = max(0, length - (case.variant.window or length))
-    own = set(places.own(seq, head // case.gqa_ratio)[first:length].tolist())
+    query = Query.numbered(case, row)
+    own = set(places.of_query(query)[query.first_seen :].tolist())
     for tensor_name, slots in (("K", key_slots(reruns.inputs)), ("V", value_tensors(reruns.inputs)[0])):
         others = [place for place in range(places.count) if place not in own]
 
@@ -174,7 +172,7 @@ def _foreign(
             limit = torch.finfo(slots.dtype).max
             bits(slots)[a, b, c] = bits(turned.clamp(-limit, limit).to(slots.dtype))
 
-        yield _place_name(places, tensor_name, seq), others, negate
+        yield _place_name(places, tensor_name, query.seq), others, negate
     queries = [other for other in range(case.num_rows * case.num_q_heads) if other != row]
 
     def turn(chosen: Int64[Tensor, " n"]) -> None:

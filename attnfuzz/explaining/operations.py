@@ -4,7 +4,7 @@ Each operation on floating-point numbers has its place in the source and what it
 `attnfuzz.triton_compat.interpreter_operations`, `attnfuzz.explaining.torch_operations` and `attnfuzz.explaining.ttir`
 make a graph of what ran.
 
-A replay has found which rounding gives a result (`attnfuzz.oracles.diagnosis.roundings`). `places_of` looks for the
+A replay has found which rounding gives a result (`attnfuzz.explaining.low_precision`). `places_of` looks for the
 operation that does this: not by names in the source, but by what was computed of what. A score is what two inputs
 multiplied come to before exp; a weight is what comes of exp; and a weighted value, of a weight and an input.
 """

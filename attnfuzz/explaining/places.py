@@ -14,12 +14,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from attnfuzz.explaining.reruns import Reruns
-from attnfuzz.judging.words import plural
+from attnfuzz.explaining.row import Query
 from attnfuzz.memory.arena import Region
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views
+from attnfuzz.problems.told import plural
 
 __all__ = ["Places", "name_of"]
 
@@ -75,10 +76,14 @@ class Places:
         return physical_pages(self.case)[seq][page], offset
 
     def own(self, seq: int, kv_head: int) -> Int64[Tensor, " seq_len"]:
-        """The places that a row must read, in order of position."""
+        """The places of a sequence's tokens, in order of position."""
         length = self.case.seq_lens[seq] if isinstance(self.case, AttentionCase) else 0
         found = [self.number(*self.slot(seq, position), kv_head) for position in range(length)]
         return torch.tensor(found, dtype=torch.int64, device="cpu")
+
+    def of_query(self, query: Query) -> Int64[Tensor, " num_tokens"]:
+        """The places that a query must read, in order of position."""
+        return self.own(query.seq, query.kv_head)[: query.num_tokens]
 
     def name(self, place: int, *, reader: int | None = None) -> str:
         """Where a place is and what it holds, as seen from sequence `reader`."""

@@ -9,19 +9,21 @@ log-sum-exp.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.row import Counts, MeasuredRow, Reading, count_tokens, descriptions, row_name, weight
-from attnfuzz.judging.words import number
-from attnfuzz.oracles.diagnosis import explain_lse, explain_row
-from attnfuzz.oracles.diagnosis.formulas import is_written, wrong_scales
-from attnfuzz.oracles.diagnosis.row import first_match
+from attnfuzz.explaining.diagnose import diagnose_lse, diagnose_row
+from attnfuzz.explaining.formulas import divisor_words, is_written, wrong_scales
+from attnfuzz.explaining.measured_row import Counts, MeasuredRow, Reading
+from attnfuzz.explaining.mistakes import first_match
+from attnfuzz.explaining.row import Query
+from attnfuzz.explaining.words import descriptions, row_name, weight
 from attnfuzz.problems.block_table import block_table_rows, num_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.told import number
 from attnfuzz.problems.variants import PLAIN_VARIANT
 
 __all__ = ["RULES", "another_page", "read_row", "split_mistakes"]
@@ -34,15 +36,18 @@ RULES = _NEXT, _BEFORE, _FIRST, _NUMBER, _OTHER_ROW = (
     "pages are read through another sequence's row of the block table",
 )
 
+_NOBODYS = "a physical page is read that no sequence owns"
+_ANOTHER = "a page is read that is not the one in the block table"
+
 _SHOWN_PAGES = 2
 
 
 def read_through_table(row: MeasuredRow) -> Reading | None:
     """The rules that give all of the row's weights; None if none does."""
     case = row.case
-    if not isinstance(case, PagedDecodeCase) or not row.length:
+    if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return None
-    count = -(-row.length // case.block_size)
+    count = -(-row.num_tokens // case.block_size)
     own = block_table_rows(case)[row.seq][:count]
     fitting: dict[str, list[int]] = {}
     for words, pages in _rules(case, row.seq, count):
@@ -69,7 +74,7 @@ def _rules(case: PagedDecodeCase, seq: int, count: int) -> Iterator[tuple[str, l
 
 
 def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
-    steps = (divmod(position, case.block_size) for position in range(row.length))
+    steps = (divmod(position, case.block_size) for position in range(row.num_tokens))
     read = torch.tensor(
         [row.places.number(pages[page], offset, row.kv_head) for page, offset in steps], dtype=torch.int64, device="cpu"
     )
@@ -79,7 +84,7 @@ def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
 def _where(row: MeasuredRow, case: PagedDecodeCase, own: tuple[int, ...], pages: list[int]) -> str:
     texts = []
     for i, (right, read) in enumerate(zip(own, pages, strict=True)):
-        positions = list(range(i * case.block_size, min((i + 1) * case.block_size, row.length)))
+        positions = list(range(i * case.block_size, min((i + 1) * case.block_size, row.num_tokens)))
         if right != read:
             is_are = "is" if len(positions) == 1 else "are"
             said = f"{row.tokens(positions)} {is_are} read from physical page {read}, where the table says {right}"
@@ -128,7 +133,7 @@ def _another_head(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readi
     what = ""
     if not row.fits(row.predicted(read, read)):
         what = "V of " if row.fits(row.predicted(row.own, read)) else ""
-    where = "" if len(lost) == row.length - row.first_seen or not lost else f" for {row.tokens(lost)}"
+    where = "" if len(lost) == row.num_tokens - row.first_seen or not lost else f" for {row.tokens(lost)}"
     formulas = _head_formulas(row, head)
     return Reading(
         f"query head {row.head} reads {what}KV head {head}, expected {row.kv_head}{where}",
@@ -155,7 +160,7 @@ def _head_formulas(row: MeasuredRow, head: int) -> Iterator[str]:
 
 
 def _past_the_end(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
-    if lost or not row.length:
+    if lost or not row.num_tokens:
         return None
     length = row.case.seq_lens[row.seq]
     last, first = row.places.slot(row.seq, length - 1)
@@ -180,12 +185,12 @@ def _behind_the_query(row: MeasuredRow, gained: list[int], lost: list[int]) -> R
     """Tokens of the same sequence that the query must not see yet."""
     if lost:
         return None
-    behind = row.places.own(row.seq, row.kv_head)[row.length :].tolist()
+    behind = row.places.own(row.seq, row.kv_head)[row.num_tokens :].tolist()
     if not set(gained) <= set(behind):
         return None
-    positions = sorted(row.length + behind.index(place) for place in gained)
+    positions = sorted(row.num_tokens + behind.index(place) for place in gained)
     total = weight(row.got[gained].sum())
-    has, last = ("has" if len(positions) == 1 else "have"), row.tokens([row.length - 1])
+    has, last = ("has" if len(positions) == 1 else "have"), row.tokens([row.num_tokens - 1])
     return Reading(
         f"{row.tokens(positions)}, behind the query at {last}, {has} weight {total}, expected 0",
         (
@@ -201,7 +206,7 @@ def _another_sequence(row: MeasuredRow, gained: list[int], lost: list[int]) -> R
     heads = {row.places.coordinates(place)[2] for place in gained}
     for seq in {seq for owners in others for seq, _ in owners} - {row.seq}:
         positions = [position for owners in others for owner, position in owners if owner == seq]
-        if len(positions) == len(gained) and heads == {row.kv_head} and len(lost) == row.length - row.first_seen:
+        if len(positions) == len(gained) and heads == {row.kv_head} and len(lost) == row.num_tokens - row.first_seen:
             start = min(positions) if row.first_seen else 0
             if sorted(positions) != list(range(start, start + len(positions))):
                 continue
@@ -241,33 +246,23 @@ def another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readin
         tokens = row.tokens([page * case.block_size + offset for offset in wanted[page]])
         is_are = "are" if len(wanted[page]) > 1 else "is"
         texts.append(f"{tokens} {is_are} read from physical page {read}, where the table says {table[row.seq][page]}")
-        general.append(set(_origins(row, table, page, read)))
+        general.append(set(_origins(row, case, page, read)))
     common = set.intersection(*general)
     return Reading("; ".join(texts), tuple(origin for origin in _ORIGINS if origin in common))
 
 
-_ORIGINS = (
-    *RULES,
-    "a physical page is read that no sequence owns",
-    "a page is read that is not the one in the block table",
-)
+_ORIGINS = (*RULES, _NOBODYS, _ANOTHER)
+"""The most telling first."""
 
 
-def _origins(row: MeasuredRow, table: tuple[tuple[int, ...], ...], page: int, read: int) -> Iterator[str]:
-    own = table[row.seq]
-    if page + 1 < len(own) and own[page + 1] == read:
-        yield _ORIGINS[0]
-    if page and own[page - 1] == read:
-        yield _ORIGINS[1]
-    if own[0] == read:
-        yield _ORIGINS[2]
-    if page == read:
-        yield _ORIGINS[3]
-    if any(read in other for seq, other in enumerate(table) if seq != row.seq):
-        yield _ORIGINS[4]
+def _origins(row: MeasuredRow, case: PagedDecodeCase, page: int, read: int) -> Iterator[str]:
+    """Rules by which physical page `read` may have been found in place of a page of the sequence."""
+    yield from (words for words, pages in _rules(case, row.seq, page + 1) if pages[page:] == [read])
+    if any(read in other for seq, other in enumerate(block_table_rows(case)) if seq != row.seq):
+        yield _OTHER_ROW
     if not any(slot[0] == read for slot in row.places.owners):
-        yield _ORIGINS[5]
-    yield _ORIGINS[6]
+        yield _NOBODYS
+    yield _ANOTHER
 
 
 def _paired(wanted: dict[int, list[int]], found: dict[int, list[int]]) -> list[tuple[int, int]] | None:
@@ -306,7 +301,7 @@ def split_mistakes(row: MeasuredRow) -> Iterator[str]:
     by_split, lse = row.weights.by_split, row.weights.split_lse
     if by_split is None:
         return
-    mine = by_split[row.number][:, row.own] if row.length else by_split.new_zeros((by_split.shape[1], 0))
+    mine = by_split[row.number][:, row.own] if row.num_tokens else by_split.new_zeros((by_split.shape[1], 0))
     read = mine > _LEAST
     yield from _overlaps(row, read)
     if lse is not None:
@@ -343,21 +338,14 @@ def read_variant(row: MeasuredRow) -> Reading | None:
     """A mistake in what the case asks for beyond plain attention; None if the weights point to none."""
     if row.case.variant == PLAIN_VARIANT:
         return None
-    mistake = diagnosed(row)
-    named = () if mistake is None else (mistake,)
+    mistake = _mistake(row)
+    named = (mistake,) if mistake else ()
     if outside := _outside_the_window(row):
         lies, has = ("lies", "has") if len(outside) == 1 else ("lie", "have")
         total = weight(row.got[row.own[outside]].sum())
         text = f"{row.tokens(outside)} {lies} outside the window of {row.case.variant.window} and {has} weight {total}"
         return Reading("; ".join((f"{text}, expected 0", *named)), (*named, "tokens outside the window are read"))
-    return None if mistake is None else Reading(mistake, named)
-
-
-def diagnosed(row: MeasuredRow) -> str | None:
-    """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
-    full = row.diagnosable()
-    found = None if full is None else explain_row(full)
-    return None if found is None else found.words or None
+    return Reading(mistake, named) if mistake else None
 
 
 def _outside_the_window(row: MeasuredRow) -> list[int]:
@@ -370,6 +358,8 @@ def _outside_the_window(row: MeasuredRow) -> list[int]:
     return found
 
 
+_LEAST_FACTOR = 0.02
+"""By which a factor must differ from 1, and by which it may from a divisor."""
 _FEWEST = 4
 _LEAST_SPREAD = 0.1
 """Of scores, and between them: for two tokens, some factor always fits."""
@@ -377,7 +367,7 @@ _LEAST_SPREAD = 0.1
 
 def read_row(row: MeasuredRow) -> Reading | None:
     """What is wrong with a row; None if its weights and its LSE are right."""
-    if row.length == 0:
+    if row.num_tokens == 0:
         return _empty(row)
     if not bool(row.got.isfinite().all()):
         return Reading(
@@ -385,19 +375,12 @@ def read_row(row: MeasuredRow) -> Reading | None:
         )
     if not bool(row.weights.wrong[row.number].any()):
         return _lse_alone(row)
-    got, expected, bound = (part[row.own] for part in (row.got, row.expected, row.bound))
-    counts = count_tokens(got, expected, bound, row.weights.lse_error(row.number), row.beside_tokens)
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
-    if (of_scales := _by_scales(row)) is not None:
-        return of_scales
-    if (of_variant := read_variant(row)) is not None:
-        return of_variant
-    for read in (_result_of_another_row, _through_table, _elsewhere, _counted, _query_of_another_row):
-        found = read(row, counts)
-        if found is not None:
+    for read in _READERS:
+        if (found := read(row)) is not None:
             return found
-    return _by_diagnosis(row) or _rescaled(row) or _largest_errors(row)
+    return _largest_errors(row)
 
 
 def _empty(row: MeasuredRow) -> Reading | None:
@@ -416,7 +399,7 @@ def _empty(row: MeasuredRow) -> Reading | None:
 
 
 def _nothing_read(row: MeasuredRow) -> Reading:
-    seen = range(row.first_seen, row.length)
+    seen = range(row.first_seen, row.num_tokens)
     tokens = row.tokens(list(seen))
     has = "has" if len(seen) == 1 else "have"
     lse = row.weights.lse
@@ -436,26 +419,24 @@ def _is_of_no_token(row: MeasuredRow, lse: float) -> bool:
     return math.isclose(lse, sink, rel_tol=1e-4, abs_tol=1e-4)
 
 
-def _result_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | None:
-    del counts
-    for other in range(len(row.weights.expected)):
-        expected = row.weights.expected[other]
-        if other != row.number and not torch.equal(expected, row.expected) and _same(row, other):
-            number, head = divmod(other, row.case.num_q_heads)
-            seq = row.case.row_seqs[number]
-            if head // row.case.gqa_ratio != row.kv_head and number == row.row:
-                continue  # another KV head says more
-            if seq != row.seq and head == row.head and row.length == row.case.row_lens[number]:
-                continue  # as does another sequence's page
-            if (
-                seq == row.seq
-                and number != row.row
-                and torch.equal(row.values.q[number, head], row.values.q[row.row, row.head])
-            ):
-                continue  # the same query with another causal limit: which tokens it reads says more
-            text = f"the result is that of {row_name(row.case, other)}"
-            return Reading(text, ("rows are exchanged or written to another row's place",))
+def _result_of_another_row(row: MeasuredRow) -> Reading | None:
+    for i, expected in enumerate(row.weights.expected):
+        if i == row.number or torch.equal(expected, row.expected) or not _same(row, i):
+            continue
+        other = Query.numbered(row.case, i)
+        if other.kv_head != row.kv_head and other.row == row.row:
+            continue  # another KV head says more
+        if other.seq != row.seq and other.head == row.head and other.num_tokens == row.num_tokens:
+            continue  # as does another sequence's page
+        if other.seq == row.seq and other.row != row.row and torch.equal(_q(row, other), _q(row, row)):
+            continue  # the same query with another causal limit: which tokens it reads says more
+        text = f"the result is that of {row_name(row.case, i)}"
+        return Reading(text, ("rows are exchanged or written to another row's place",))
     return None
+
+
+def _q(row: MeasuredRow, query: Query) -> Float[Tensor, " head_size"]:
+    return row.values.q[query.row, query.head]
 
 
 def _same(row: MeasuredRow, other: int) -> bool:
@@ -468,12 +449,7 @@ def _same(row: MeasuredRow, other: int) -> bool:
     return bool(((row.got - expected).abs() <= 2 * bound).all()) and bool((expected > 8 * bound).any())
 
 
-def _through_table(row: MeasuredRow, counts: Counts | None) -> Reading | None:
-    del counts
-    return read_through_table(row)
-
-
-def _elsewhere(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+def _elsewhere(row: MeasuredRow) -> Reading | None:
     is_own = torch.zeros_like(row.got, dtype=torch.bool)
     is_own[row.own] = True
     gained = ((row.got > row.bound) & ~is_own).nonzero()[:, 0].tolist()
@@ -484,7 +460,8 @@ def _elsewhere(row: MeasuredRow, counts: Counts | None) -> Reading | None:
     return read_elsewhere(row, gained, lost)
 
 
-def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+def _counted(row: MeasuredRow) -> Reading | None:
+    counts = row.counts
     if counts is None:
         return None
     dropped, repeated = counts.positions(0), counts.repeated
@@ -500,7 +477,7 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
         if row.reads_outside:
             what = "read from outside the cache"
         texts.append(f"{row.tokens(dropped)} {verb} weight 0, expected {total}: {what}")
-        general += [f"{name} is {what}" for name in descriptions(row.case, row.length, dropped, row.first_seen)]
+        general += [f"{name} is {what}" for name in descriptions(row.case, row.num_tokens, dropped, row.first_seen)]
         general.append(f"tokens are {what}")
     for times in sorted({int(counts.times[position]) for position in repeated}):
         positions = counts.positions(times)
@@ -508,7 +485,7 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
         often = _often(times)
         verb = "has" if len(positions) == 1 else "have"
         texts.append(f"{row.tokens(positions)} {verb} weight {got}, expected {expected}: counted {often}")
-        names = descriptions(row.case, row.length, positions, row.first_seen)
+        names = descriptions(row.case, row.num_tokens, positions, row.first_seen)
         general += [f"{name} is counted {often}" for name in names]
         general.append("tokens are counted more than once")
     return Reading("; ".join(texts), tuple(general))
@@ -539,17 +516,14 @@ def _often(times: int) -> str:
 def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:
     """All weights too large or too small by the same factor."""
     total = 1 / max(float(row.expected.max()), row.beside_tokens)  # of exp(score - largest score)
-    names = {
-        total: f"not divided by the sum of the weights ({weight(total)})",
-        1 / total: f"divided twice by the sum of the weights ({weight(total)})",
-        math.exp(float(row.weights.expected_lse[row.number])): "not divided by the sum of exp(score)",
-    }
-    for factor, words in names.items():
-        if abs(factor - 1) > 0.02 and math.isclose(counts.factor, factor, rel_tol=2e-2):
-            return Reading(
-                f"all weights are {weight(counts.factor)} x the right ones: {words}",
-                (f"the output is {words.partition(' (')[0]}",),
-            )
+    of_exp = math.exp(float(row.weights.expected_lse[row.number]))
+    words, shown = divisor_words(counts.factor, total, rel_tol=_LEAST_FACTOR), f" ({weight(total)})"
+    if words is None or abs(total - 1) <= _LEAST_FACTOR:
+        is_of_exp = abs(of_exp - 1) > _LEAST_FACTOR and math.isclose(counts.factor, of_exp, rel_tol=_LEAST_FACTOR)
+        words, shown = "not divided by the sum of exp(score)" if is_of_exp else None, ""
+    if words is not None:
+        text = f"all weights are {weight(counts.factor)} x the right ones: {words}{shown}"
+        return Reading(text, (f"the output is {words}",))
     diagnosed = _by_diagnosis(row)
     if diagnosed is not None and "past the end" in diagnosed.exact:
         return diagnosed
@@ -557,19 +531,17 @@ def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:
     return Reading(text, (text, "all weights are off by a factor"))
 
 
-def _query_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+def _query_of_another_row(row: MeasuredRow) -> Reading | None:
     """The right keys and values with another query."""
-    del counts
-    num_heads = row.case.num_q_heads
-    for other in range(row.case.num_rows * num_heads):
-        number, head = divmod(other, num_heads)
-        seq, q = row.case.row_seqs[number], row.values.q[number, head].double()
-        if other == row.number or torch.equal(q, row.q):
+    for i in range(row.case.num_rows * row.case.num_q_heads):
+        other = Query.numbered(row.case, i)
+        q = _q(row, other).double()
+        if i == row.number or torch.equal(q, row.q):
             continue
-        if row.length > 1 and row.fits(row.predicted(row.own, row.own, q)):
-            other_than = "head" if number == row.row else "token" if seq == row.seq else "sequence"
+        if row.num_tokens > 1 and row.fits(row.predicted(row.own, row.own, q)):
+            other_than = "head" if other.row == row.row else "token" if other.seq == row.seq else "sequence"
             return Reading(
-                f"the query of {row_name(row.case, other)} is read", (f"the query of another {other_than} is read",)
+                f"the query of {row_name(row.case, i)} is read", (f"the query of another {other_than} is read",)
             )
     return None
 
@@ -597,29 +569,28 @@ def _rescaled(row: MeasuredRow) -> Reading | None:
 
 
 def _by_diagnosis(row: MeasuredRow) -> Reading | None:
-    """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
-    words = diagnosed(row)
-    return None if words is None else Reading(words, tuple(_without_numbers(words, row)))
+    words = _mistake(row)
+    return Reading(words, (words.replace(f" of sequence {row.seq}", ""),)) if words else None
+
+
+def _mistake(row: MeasuredRow) -> str:
+    """What mistake, of those that `diagnose_row` replays, gives all of these weights; empty if none does."""
+    found = None if row.diagnosable is None else diagnose_row(row.diagnosable)
+    return "" if found is None else found.words
 
 
 def _by_scales(row: MeasuredRow) -> Reading | None:
     """Scales of an 8-bit cache that are not this row's own: before anything else, which would see odd weights."""
-    full = row.diagnosable() if row.values.kv_scales is not None else None
+    full = row.diagnosable if row.values.kv_scales is not None else None
     found = None if full is None else first_match(full, wrong_scales(full))
     return None if found is None else Reading(found.words, (found.words,))
-
-
-def _without_numbers(words: str, row: MeasuredRow) -> Iterator[str]:
-    """The mistake as it may hold for other rows."""
-    of_this = f" of sequence {row.seq}"
-    yield words.replace(of_this, "")
 
 
 def _lse_alone(row: MeasuredRow) -> Reading | None:
     if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
         return None
-    full = row.diagnosable()
-    found = explain_lse(full) if full is not None else None
+    full = row.diagnosable
+    found = diagnose_lse(full) if full is not None else None
     words = None if found is None else found.words
     got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
     text = f"the weights are right, but lse = {got}, expected {expected}"
@@ -636,3 +607,17 @@ def _largest_errors(row: MeasuredRow) -> Reading:
         if float(errors[t]) > float(row.bound[row.own[t]])
     ]
     return Reading("; ".join(texts), ("the scores are wrong",), vague=True)
+
+
+_READERS: tuple[Callable[[MeasuredRow], Reading | None], ...] = (
+    _by_scales,
+    read_variant,
+    _result_of_another_row,
+    read_through_table,
+    _elsewhere,
+    _counted,
+    _query_of_another_row,
+    _by_diagnosis,
+    _rescaled,
+)
+"""The most telling first."""

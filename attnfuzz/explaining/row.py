@@ -1,387 +1,197 @@
-"""One row of measured weights: what it read, what it should have read, with which keys, and how often.
-
-What a set of tokens has in common is said so that it may hold for other sequences, too (`descriptions`).
-"""
+"""One row: a query token and head of a case, the scores and values that it averages, and what came out of it."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.explaining.places import Places
-from attnfuzz.explaining.weights import Weights
-from attnfuzz.judging.words import number, ranges, row_words, tokens_name
-from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.told import tokens_name
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["Counts", "MeasuredRow", "Reading", "count_tokens", "descriptions", "joined", "row_name", "scope", "weight"]
+__all__ = ["AttentionRow", "AveragedRow", "Query", "softmax_average"]
 
 
-def weight(value: Tensor | float) -> str:
-    """At most four significant digits; `0` for 0."""
-    return "0" if float(value) == 0 else number(float(f"{float(value):.4g}"))
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """A query token, as a row of q, and a query head of a case, and which keys they see.
 
-
-def joined(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def row_name(case: Case | AttentionCase, row: int) -> str:
-    """`sequence 0, query head 3`."""
-    first, head = divmod(row, case.num_q_heads)
-    name = f"token {first}" if isinstance(case, MergeStatesCase | OpenCase) else row_words(case, first)
-    return f"{name}, query head {head}"
-
-
-def scope(case: Case, rows: Iterable[int], *, count: int) -> str:
-    """All rows that are meant, in a few words; `count` of them exist."""
-    chosen = set(rows)
-    if len(chosen) == count:
-        return "every row" if count > 1 else row_name(case, 0)
-    noun = "token" if isinstance(case, MergeStatesCase | PagedAttentionCase) else "sequence"
-    firsts = {row // case.num_q_heads for row in chosen}
-    heads = {row % case.num_q_heads for row in chosen}
-    if len(chosen) == 1:
-        return row_name(case, chosen.pop())
-    if len(firsts) * len(heads) == len(chosen):
-        first = f"{noun}{'s' if len(firsts) > 1 else ''} {ranges(firsts)}"
-        every = len(firsts) * case.num_q_heads
-        head = f"query head{'s' if len(heads) > 1 else ''} {ranges(heads)}"
-        if len(chosen) == every:
-            return first
-        if count == case.num_q_heads:
-            return head
-        return f"{head} of every {noun}" if every == count else f"{first}, {head}"
-    return f"{len(chosen)} of {count} rows"
-
-
-_TILES = (16, 32, 64, 128)
-
-
-def descriptions(case: object, length: int, positions: list[int], first: int = 0) -> Iterator[str]:
-    """Names of these positions of a sequence of this length, such as "the last token", the most telling first.
-
-    `first`: the first position that counts, not 0 where there is a window.
-    """
-    every = list(range(length))
-    if positions == every[first:]:
-        yield "every token" if not first else "every token of the window"
-    if positions == [first] and first and length > first + 1:
-        yield "the first token of the window"
-    if positions == every[-1:]:
-        yield "the last token"
-    if positions == every[:1] and length > 1:
-        yield "the first token"
-    if isinstance(case, PagedDecodeCase) and case.block_size > 1:
-        yield from _in_steps(every, positions, case.block_size, "page")
-    for tile in _TILES:
-        yield from _in_steps(every, positions, tile, f"tile of {tile}")
-    if positions == every[positions[0] :] and positions[0]:
-        yield f"every token from {positions[0]} on"
-    if positions == every[: len(positions)]:
-        yield f"the first {len(positions)} tokens" if len(positions) > 1 else "the first token"
-
-
-def _in_steps(every: list[int], positions: list[int], size: int, unit: str) -> Iterator[str]:
-    """By where they lie in pages or tiles."""
-    length = len(every)
-    if length <= size:
-        return
-    last = (length - 1) // size * size
-    if positions == every[last:]:
-        yield f"the last {unit}" if length % size == 0 else f"the last, partial {unit}"
-    if positions == every[last : last + 1]:
-        yield f"the first token of the last {unit}"
-    offsets = {position % size for position in positions}
-    if len(offsets) == 1 and positions == every[min(offsets) :: size] and len(positions) > 1:
-        yield f"offset {offsets.pop()} of every {unit}"
-    if positions == every[size::size] or positions == every[size - 1 : length : size]:
-        yield f"the token at every boundary of a {unit}"
-    if positions == every[size:]:
-        yield f"every token after the first {unit}"
-
-
-_MOST = 16
-_MOST_OF_NONE_ONCE = 3
-"""Where no token is counted once: any two weights are as 10 to 3, or nearly so."""
-_ROUNDOFF = 2.0**-7
-_VISIBLE = 8.0
-"""A weight of less than so many error bounds says nothing."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """`times[i]`: how often token `i` was counted. All weights are `factor` times what that gives without division.
-
-    `sum`: whether the sum of weights, that is the divisor, counted the same tokens, all tokens once, or neither.
-    """
-
-    times: Int64[Tensor, " seq_len"]
-    factor: float
-    sum: Literal["same", "all", "other"]
-
-    def positions(self, times: int) -> list[int]:
-        """Tokens that were counted so often."""
-        found: list[int] = (self.times == times).nonzero()[:, 0].tolist()
-        return found
-
-    @property
-    def repeated(self) -> list[int]:
-        """Tokens that were counted more than once."""
-        found: list[int] = (self.times > 1).nonzero()[:, 0].tolist()
-        return found
-
-
-def count_tokens(
-    got: Float64[Tensor, " seq_len"],
-    expected: Float64[Tensor, " seq_len"],
-    bound: Float64[Tensor, " seq_len"],
-    lse_error: float | None = None,
-    beside: float = 0.0,
-) -> Counts | None:
-    """The simplest counts that explain the weights; None if none do. A token whose weight is too small counts once.
-
-    `lse_error`: how much too large the log-sum-exp is, None if that is not known. It tells a token that is dropped from
-    one in whose place another is read. `beside`: the weight of what is no token, a sink.
-    """
-    visible = expected > _VISIBLE * bound
-    if not bool(visible.any()) or not bool(got.isfinite().all()):
-        return None
-    ratio = torch.where(visible, got / expected, 0.0)
-    slack = _VISIBLE * bound + _ROUNDOFF * got.abs()
-    found = []
-    for base in _bases(ratio[visible]):
-        times = torch.where(visible, (ratio / base).round(), 1.0)
-        most = _MOST if bool((times[visible] == 1).any()) else _MOST_OF_NONE_ONCE
-        if int(times.max()) <= most and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
-            found.append(_explained(times.long(), base, expected, beside))
-    if not found:
-        return None
-
-    def preference(counts: Counts) -> tuple[bool, bool, int]:
-        total = math.log(max(float((counts.times * expected).sum()) + beside, _ROUNDOFF))
-        other_lse = lse_error is not None and abs(total - lse_error) > _ROUNDOFF
-        return counts.sum == "other", other_lse, int(counts.times.max())
-
-    return min(found, key=preference)
-
-
-def _bases(ratio: Float64[Tensor, " visible"]) -> list[float]:
-    """Candidates for the ratio of a token that is counted once."""
-    positive = ratio[ratio > _ROUNDOFF]
-    found: list[float] = sorted(set(positive.tolist()))[:_MOST]
-    return found + [found[0] / times for times in (2, 3) if found]
-
-
-def _explained(
-    times: Int64[Tensor, " seq_len"], base: float, expected: Float64[Tensor, " seq_len"], beside: float
-) -> Counts:
-    total = float((times * expected).sum()) + beside
-    if abs(base * total - 1) <= 4 * _ROUNDOFF:
-        return Counts(times, base, "same")
-    return Counts(times, base, "all" if abs(base - 1) <= 4 * _ROUNDOFF else "other")
-
-
-_MAX_DIMENSIONS = 1024
-_BOUNDS = 4.0
-_LSE_ROUNDOFF = 1e-5
-_UNEXPLAINED = 0.25
-_TINY = 1e-12
-"""Added to bounds, some of which are 0, where they divide."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What is wrong with one row. `exact` says it with numbers; each of `general` may hold for other rows, too.
-
-    The most telling of `general` come first. A `vague` reading names no mistake.
-    """
-
-    exact: str
-    general: tuple[str, ...] = ()
-    vague: bool = False
-
-
-@dataclass(frozen=True)
-class MeasuredRow:
-    """A row of an attention case. `keys` are those of every place, as the kernel finds them in memory.
-
-    Those of an 8-bit cache are multiplied with their scale.
+    In decode problems the row is the number of the sequence.
     """
 
     case: AttentionCase
-    places: Places
-    weights: Weights
-    values: LogicalAttention
-    keys: Float64[Tensor, "places head_size"]
-    number: int
+    row: int
+    head: int
+
+    @staticmethod
+    def numbered(case: AttentionCase, number: int) -> Query:
+        """That of a row of the result, whose heads come one after another."""
+        row, head = divmod(number, case.num_q_heads)
+        return Query(case=case, row=row, head=head)
 
     @property
-    def row(self) -> int:
-        """Of q and of the result."""
-        return self.number // self.case.num_q_heads
+    def number(self) -> int:
+        """Undo `numbered`."""
+        return self.row * self.case.num_q_heads + self.head
 
     @property
     def seq(self) -> int:
+        """The sequence that it belongs to."""
         return self.case.row_seqs[self.row]
 
     @property
-    def head(self) -> int:
-        return self.number % self.case.num_q_heads
-
-    @property
     def kv_head(self) -> int:
+        """The KV head that this query head must read."""
         return self.head // self.case.gqa_ratio
 
     @property
-    def length(self) -> int:
-        """How many keys it attends to."""
+    def num_tokens(self) -> int:
+        """How many keys it attends to: all of the sequence's, or those up to the query token."""
         return self.case.row_lens[self.row]
 
-    @functools.cached_property
-    def own(self) -> Int64[Tensor, " seq_len"]:
-        """The places that it must read."""
-        return self.places.own(self.seq, self.kv_head)[: self.length]
-
     @property
-    def got(self) -> Float64[Tensor, " places"]:
-        return self.weights.got[self.number]
-
-    @property
-    def expected(self) -> Float64[Tensor, " places"]:
-        return self.weights.expected[self.number]
-
-    @property
-    def bound(self) -> Float64[Tensor, " places"]:
-        return self.weights.bound[self.number]
-
-    @functools.cached_property
-    def q(self) -> Float64[Tensor, " head_size"]:
-        return self.values.q[self.row, self.head].double()
-
-    @property
-    def reads_outside(self) -> bool:
-        """Whether part of the output comes from no place of the cache."""
-        return bool(self.weights.has_constant[self.number])
-
-    def tokens(self, positions: list[int]) -> str:
-        """`token 16 (page 1, offset 0)`."""
-        return tokens_name(self.case, positions)
-
-    def scores(
-        self, read: Int64[Tensor, " n"], q: Float64[Tensor, " head_size"] | None = None
-    ) -> Float64[Tensor, " n"]:
-        """Of the keys in these places, before what a variant makes of them."""
-        return self.case.scale * (self.keys[read] @ (self.q if q is None else q))
-
-    @property
-    def final_scores(self) -> Float64[Tensor, " seq_len"]:
-        """Of its own keys, as the softmax takes them: with what a variant makes of them."""
-        scores = self.scores(self.own)
-        if self.case.variant == PLAIN_VARIANT:
-            return scores
-        weights, lse = row_weights(self.case, self.row, self.head, scores)
-        return weights.log() + lse
+    def is_plain(self) -> bool:
+        """Whether neither a variant nor a mask changes the scores of the keys up to the last that it sees."""
+        seen = self.case.seen(self.row)
+        return self.case.variant == PLAIN_VARIANT and (seen is None or 0 not in seen[: self.num_tokens])
 
     @property
     def first_seen(self) -> int:
         """The first position that it attends to: not 0 for a row with a window."""
         window = self.case.variant.window
-        return 0 if window is None else max(0, self.length - window)
+        return 0 if window is None else max(0, self.num_tokens - window)
+
+    def tokens(self, positions: Sequence[int]) -> str:
+        """`token 16 (page 1, offset 0)`, or `tokens 16-31 (page 1)`."""
+        return tokens_name(self.case, positions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedRow:
+    """What a row averages, what came out, and what should have. Everything in float64 on the CPU.
+
+    `got_lse` is None for a kernel that returns none. `bound [v_head_size]` and `lse_bound` are error bounds.
+    """
+
+    got: Float64[Tensor, " v_head_size"]
+    got_lse: float | None
+    bound: Float64[Tensor, " v_head_size"]
+    lse_bound: float
 
     @property
-    def beside_tokens(self) -> float:
-        """The right weight of what is no token: the sink's."""
-        return max(0.0, 1 - float(self.expected.sum())) if self.case.variant.sinks is not None else 0.0
+    def dtype(self) -> torch.dtype:
+        """Of the kernel's output."""
+        raise NotImplementedError
 
-    def predicted(
-        self,
-        keys_from: Int64[Tensor, " n"],
-        values_from: Int64[Tensor, " n"],
-        q: Float64[Tensor, " head_size"] | None = None,
-    ) -> Float64[Tensor, " places"]:
-        """The weights of a kernel that reads tokens there, in order of position; a place read twice has both weights.
+    @property
+    def scores(self) -> Float64[Tensor, " seq_len"]:
+        """Natural logarithms of what the values are weighted with, as far as the case's variant leaves them."""
+        raise NotImplementedError
 
-        What the case's variant makes of them is made of them. `q`: of another query.
-        """
-        found = torch.zeros_like(self.got)
-        return found.index_add_(
-            0, values_from, row_weights(self.case, self.row, self.head, self.scores(keys_from, q))[0]
-        )
+    @property
+    def v(self) -> Float64[Tensor, "seq_len v_head_size"]:
+        """The values that are averaged."""
+        raise NotImplementedError
 
-    def fits(self, predicted: Float64[Tensor, " places"]) -> bool:
-        """Whether these weights are those that were measured, and explain what is wrong with them."""
-        groups = self.weights.groups
-        if groups is None:
-            return self._explains(predicted, self.got, self.expected, self.bound)
-        parts = (predicted, self.got, self.expected, self.bound)
-        if not self._explains(*(part[groups.measured] for part in parts)):
-            return False
-        sums = (torch.zeros_like(part).index_add(0, groups.number, part)[groups.number] for part in parts[:3:2])
-        predicted_sums, expected_sums = sums
-        return self._explains(predicted_sums, groups.got[self.number], expected_sums, groups.bound[self.number])
+    @cached_property
+    def top(self) -> float:
+        """The largest score."""
+        return float(self.scores.max())
 
-    def fits_lse(self, keys_from: Int64[Tensor, " n"]) -> bool:
-        """Whether the LSE is that of the keys in these places; nothing speaks against it where there is none."""
-        if self.weights.lse is None:
-            return True
-        got, predicted = (
-            float(self.weights.lse[self.number]),
-            float(row_weights(self.case, self.row, self.head, self.scores(keys_from))[1]),
-        )
-        slack = 2 * _BOUNDS * float(self.weights.lse_bound[self.number]) + _LSE_ROUNDOFF * (1 + abs(predicted))
-        return not abs(got - predicted) > slack
+    @cached_property
+    def weights(self) -> Float64[Tensor, " seq_len"]:
+        """exp(score - top), not normalised."""
+        return (self.scores - self.top).exp()
 
-    @staticmethod
-    def _explains(
-        predicted: Float64[Tensor, " n"],
-        got: Float64[Tensor, " n"],
-        expected: Float64[Tensor, " n"],
-        bound: Float64[Tensor, " n"],
-    ) -> bool:
-        missed = (predicted - got).abs()
-        slack = _BOUNDS * (bound + bound.amax()) + _ROUNDOFF * torch.maximum(predicted.abs(), got.abs())
-        return bool((missed <= slack).all()) and bool(missed.max() <= _UNEXPLAINED * (expected - got).abs().max())
+    @cached_property
+    def expected(self) -> Float64[Tensor, " v_head_size"]:
+        """The right output."""
+        return self._right[0] @ self.v
 
-    def diagnosable(self) -> AttentionRow | None:
-        """The row as `attnfuzz.oracles.diagnosis` takes it, with a dimension for each token; None if that is too large.
+    @cached_property
+    def lse(self) -> float:
+        """The right log-sum-exp."""
+        return float(self._right[1])
 
-        Each token's value is a basis vector then, so that an explanation must fit every weight.
-        """
-        case, heads = self.case, self.case.num_kv_heads
-        by_token = [self.places.own(seq, head) for seq in range(case.num_seqs) for head in range(heads)]
-        live, dims = torch.unique(torch.cat(by_token), return_inverse=True)
-        if not 0 < len(live) <= _MAX_DIMENSIONS:
-            return None
-        parts = torch.split(dims, [len(part) for part in by_token])
-        rows = [torch.stack(parts[seq * heads : (seq + 1) * heads], -1) for seq in range(case.num_seqs)]
-        size = max(len(live), case.value_size)
-        v = torch.nn.functional.one_hot(torch.cat(rows), size).double()
-        exact = self.values.dequantised()
-        q, k = exact.q.double(), exact.k.double()
-        got, bound = (torch.nn.functional.pad(part[live], (0, size - len(live))) for part in (self.got, self.bound))
-        lse = self.weights.lse
-        return AttentionRow(
-            case=case,
-            values=LogicalAttention(q, k, v, self.values.starts),
-            row=self.row,
-            head=self.head,
-            got=got,
-            got_lse=None if lse is None else float(lse[self.number]),
-            bound=bound + _TINY,
-            lse_bound=float(self.weights.lse_bound[self.number]),
-            poison=0.0,
-            kv_scales=self.values.kv_scales,
-        )
+    @cached_property
+    def _right(self) -> tuple[Tensor, Tensor]:
+        """Weights and LSE."""
+        return self.scores.softmax(-1), self.scores.logsumexp(-1)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that came out is a number."""
+        return bool(self.got.isfinite().all()) and (self.got_lse is None or math.isfinite(self.got_lse))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all that came out is within its bound."""
+        lse_is_right = self.got_lse is None or abs(self.got_lse - self.lse) <= self.lse_bound
+        return lse_is_right and bool(((self.got - self.expected).abs() <= self.bound).all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow(Query, AveragedRow):
+    """A row of attention.
+
+    `poison` is the number that dead memory held in this run. `values`: for which an 8-bit cache's numbers stand;
+    `kv_scales` are what these were multiplied with, None for a plain cache.
+    """
+
+    values: LogicalAttention
+    poison: float
+    kv_scales: Float64[Tensor, "2 num_kv_heads"] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the case."""
+        found: torch.dtype = getattr(torch, self.case.dtype)
+        return found
+
+    @cached_property
+    def q(self) -> Float64[Tensor, " head_size"]:
+        """The query."""
+        return self.values.q[self.row, self.head].double()
+
+    def keys_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len head_size"]:
+        """All keys of a sequence."""
+        return self.values.sequence(seq)[0][:, kv_head].double()
+
+    def values_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len v_head_size"]:
+        """All values of a sequence."""
+        return self.values.sequence(seq)[1][:, kv_head].double()
+
+    @cached_property
+    def k(self) -> Float64[Tensor, "seq_len head_size"]:
+        """The keys that this row must read."""
+        return self.keys_of(self.seq, self.kv_head)[: self.num_tokens]
+
+    @cached_property
+    def v(self) -> Float64[Tensor, "seq_len v_head_size"]:
+        """The values that this row must read."""
+        return self.values_of(self.seq, self.kv_head)[: self.num_tokens]
+
+    @cached_property
+    def scores(self) -> Float64[Tensor, " seq_len"]:
+        """Scaled scores, before what a variant makes of them."""
+        return self.case.scale * (self.k @ self.q)
+
+    @cached_property
+    def _right(self) -> tuple[Tensor, Tensor]:
+        return row_weights(self.case, self.row, self.head, self.scores)
+
+
+def softmax_average(
+    scores: Float64[Tensor, "*batch seq_len"], v: Float64[Tensor, "*batch seq_len v_head_size"]
+) -> tuple[Float64[Tensor, "*batch v_head_size"], Float64[Tensor, "*batch"]]:
+    """Output and log-sum-exp of attention with these scores."""
+    out = torch.einsum("...n,...nd->...d", scores.softmax(-1), v)
+    return out, scores.logsumexp(-1)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
-from attnfuzz.judging.comparison import natural_lse
-from attnfuzz.judging.expectations import expectations
+from attnfuzz.explaining.row import Query
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.reference import row_weights
-from attnfuzz.values import LogicalAttention
-from attnfuzz.values.tokens import token_table
+from attnfuzz.trials.comparison import natural_lse
+from attnfuzz.trials.expectations import expectations
+from attnfuzz.values.tokens import token_table, values_on
 
 __all__ = ["MAX_PLACES", "MAX_WEIGHTS", "Groups", "Probe", "Weights", "measure", "probe", "settle_keys"]
 
@@ -124,16 +124,14 @@ def run_with(reruns: Reruns, places: Places, chosen: Int64[Tensor, " n"], dims: 
 
 def _logical_values(reruns: Reruns) -> Any:
     """The case's logical values with those that the memory now holds, on the host."""
-    tensors = value_tensors(reruns.inputs)
+    tensors, values = value_tensors(reruns.inputs), values_on(reruns.values, "cpu")
     if not isinstance(reruns.case, AttentionCase):
         prefix, suffix = (tensor.cpu().clone() for tensor in tensors)
-        lses = {name: getattr(reruns.values, name).cpu() for name in ("prefix_lse", "suffix_lse")}
-        return dataclasses.replace(reruns.values, prefix_output=prefix, suffix_output=suffix, **lses)
+        return dataclasses.replace(values, prefix_output=prefix, suffix_output=suffix)
     v = bits(tensors[0])[_slots(reruns)].view(tensors[0].dtype).cpu()
-    for start, freed in zip(reruns.values.starts[:-1], freed_tokens(reruns.case), strict=True):
-        v[start : start + freed] = reruns.values.v[start : start + freed].cpu()  # what lies there instead has no weight
-    scales = None if reruns.values.kv_scales is None else reruns.values.kv_scales.cpu()
-    return LogicalAttention(reruns.values.q.cpu(), reruns.values.k.cpu(), v, reruns.values.starts, scales)
+    for start, freed in zip(values.starts[:-1], freed_tokens(reruns.case), strict=True):
+        v[start : start + freed] = values.v[start : start + freed]  # what lies there instead has no weight
+    return dataclasses.replace(values, v=v)
 
 
 def _slots(reruns: Reruns) -> tuple[Tensor, Tensor]:
@@ -281,20 +279,19 @@ def weigh_in_groups(
 
 def expected_weights(reruns: Reruns, places: Places) -> Float64[Tensor, "rows places"]:
     """The right weight of every place, in float64."""
-    case, values = reruns.case, reruns.values
+    case, values = reruns.case, values_on(reruns.values, "cpu")
     if not isinstance(case, AttentionCase):
-        parts = torch.stack((values.prefix_lse, values.suffix_lse)).cpu().double().flatten(1)
+        parts = torch.stack((values.prefix_lse, values.suffix_lse)).double().flatten(1)
         parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
         sides = parts.softmax(0).nan_to_num(0.0)
         return (torch.eye(sides.shape[1], dtype=torch.float64, device="cpu")[:, None] * sides).flatten(1)
     values = values.dequantised()
     found = torch.zeros((case.num_rows * case.num_q_heads, places.count), dtype=torch.float64, device="cpu")
     for number in range(len(found)):
-        row, head = divmod(number, case.num_q_heads)
-        seq, length, kv_head = case.row_seqs[row], case.row_lens[row], head // case.gqa_ratio
-        keys = values.sequence(seq)[0][:length, kv_head].cpu().double()
-        scores = case.scale * (keys @ values.q[row, head].cpu().double())
-        found[number].index_add_(0, places.own(seq, kv_head)[:length], row_weights(case, row, head, scores)[0])
+        query = Query.numbered(case, number)
+        keys = values.sequence(query.seq)[0][: query.num_tokens, query.kv_head].double()
+        scores = case.scale * (keys @ values.q[query.row, query.head].double())
+        found[number].index_add_(0, places.of_query(query), row_weights(case, query.row, query.head, scores)[0])
     return found
 
 

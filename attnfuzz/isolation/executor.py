@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -260,9 +259,7 @@ class Executor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _call_until_heard(self, frame: bytes, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:

@@ -15,25 +15,42 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.comparison import Reference
-from attnfuzz.judging.expectations import DistantExpectations, Expectation, expectations
-from attnfuzz.judging.observation import KernelRaised, Observation, call
-from attnfuzz.judging.symptoms import Seen, Symptoms, look
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
-from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
 from attnfuzz.oracles.verdict import Timing
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.comparison import Reference
+from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations
+from attnfuzz.trials.observation import KernelRaised, Observation, call
+from attnfuzz.trials.symptoms import Seen, Symptoms, look
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values.tokens import token_table
 
-__all__ = ["Asked", "Batch", "Entry", "asked_of", "entries_of"]
+__all__ = ["Asked", "Batch", "Candidate", "Entry", "asked_of", "entries_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A case to be judged, the plan of its memory, and the relations that have a word on it if all else is well.
+
+    Their runs are made along with it, in which case a batch is filled on the host. `guard`: see `guard_of`; of a case
+    that has one, only the first run is made along with the others, and the second by its `trial`.
+    """
+
+    case: Case
+    plan: Plan
+    relations: Sequence[Relation] = ()
+    guard: Guard | None = None
+
+    def by_itself(self) -> Candidate:
+        """With relations that make their runs one by one."""
+        return replace(self, relations=[replace(relation, further=None) for relation in self.relations])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +75,17 @@ class Asked:
 
 
 def asked_of(
-    declaration: Declaration,
-    cases: Sequence[Case],
-    contents: Sequence[Contents],
-    relations: Sequence[Sequence[Relation]],
+    declaration: Declaration, candidates: Sequence[Candidate], contents: Sequence[Contents]
 ) -> list[list[Asked]]:
-    """For each of `cases` what its `relations` want run; those entries are numbered from the number of cases on."""
-    asked: list[list[Asked]] = [[] for _ in cases]
-    number = len(cases)
-    for of_case, case, in_it, chosen in zip(asked, cases, contents, relations, strict=True):
-        for relation in chosen:
+    """For each candidate what its relations want run; those entries are numbered from the number of candidates on."""
+    asked: list[list[Asked]] = [[] for _ in candidates]
+    number = len(candidates)
+    for of_case, one, in_it in zip(asked, candidates, contents, strict=True):
+        for relation in one.relations:
             if relation.further is None:
                 of_case.append(Asked(relation, None, range(0)))
                 continue
-            further = relation.further(declaration, case, in_it)
+            further = relation.further(declaration, one.case, in_it)
             if further is not None:
                 entries = range(number, number + len(further.runs))
                 of_case.append(Asked(relation, further, entries))
@@ -121,15 +135,6 @@ def _placed(runs: Sequence[Changed]) -> list[Contents]:
     return contents
 
 
-class _HostTrial(Trial):
-    """A trial whose runs are looked at on the host, further ones included."""
-
-    def _observe(self, poison: Fill, prefill: Fill) -> Observation:
-        super()._observe(poison, prefill)
-        self.observations[-1] = self.observations[-1].on_host()
-        return self.observations[-1]
-
-
 @dataclass
 class _Run:
     """What a run left on the device."""
@@ -159,34 +164,24 @@ class Batch:
     def __init__(
         self,
         kernel: Kernel,
-        cases: Sequence[Case],
+        candidates: Sequence[Candidate],
         *,
-        plans: Sequence[Plan],
         device: str,
         home: str,
         tolerance: Tolerance,
         twice: bool,
         compile_clock: Callable[[], float],
-        relations: Sequence[Sequence[Relation]] | None = None,
-        guards: Sequence[Guard | None] | None = None,
     ) -> None:
-        """`plans`: of the memory of `cases`, see `plan_of`. `home`: where they are filled and looked at, `device` or
-        "cpu". `relations`: for each case those whose runs are made along with it; `home` is "cpu" then. `guards`: of a
-        case that has one, only the first run is made along with the others, and the second by its `trial`. All else as
-        for `Trial`.
-        """
+        """`home`: where cases are filled and looked at, `device` or "cpu". All else as for `Trial`."""
         self.kernel = kernel
-        self.cases = cases
+        self.candidates = candidates
         self.device = device
         self.home = home
         self.tolerance = tolerance
         self.twice = twice
         self._compile_clock = compile_clock
-        self._problem = problem_of(cases[0])
-        self.asked: list[list[Asked]] = [[] for _ in cases]
-        self.guards = guards or [None] * len(cases)
-        self._plans = plans
-        self._relations = relations
+        self._problem = problem_of(candidates[0].case)
+        self.asked: list[list[Asked]] = []
         self._entries: list[Entry] = []
         self._damaged: list[tuple[bool, ...]] = []
         self._found: dict[int, Symptoms] = {}
@@ -211,7 +206,7 @@ class Batch:
         self._image.send()
         self._build_s = time.perf_counter() - started
         self._attempts = [_Attempt() for _ in self._entries]
-        for i in range(len(self.cases)):
+        for i in range(len(self.candidates)):
             self._attempt_with_relations(i)
         self._start_copies()
 
@@ -238,13 +233,13 @@ class Batch:
             self._found = self._look_on_host()
         else:
             self._found = self._look_on_device()
-        return [self._attempts[i].raised or self._found[i] for i in range(len(self.cases))]
+        return [self._attempts[i].raised or self._found[i] for i in range(len(self.candidates))]
 
     def trial(self, entry: int) -> Trial:
         """The trial of a drawn entry, with its runs, none of which raised; the same one each time."""
         if entry not in self._trials:
             self._trials[entry] = made = self._trial(entry)
-            guard = self.guards[entry] if entry < len(self.cases) else None
+            guard = self.candidates[entry].guard if entry < len(self.candidates) else None
             if guard is None:
                 made.symptoms = self._found[entry]
             else:
@@ -278,10 +273,10 @@ class Batch:
         runs: list[_Run | Observation] = [run for entry in entries for run in self._attempts[entry].runs]
         later = self._trials[case].observations[self._entries[case].runs :] if case in self._trials else []
         return Timing(
-            build_s=self._build_s / len(self.cases) + sum(seen.build_s for seen in later),
+            build_s=self._build_s / len(self.candidates) + sum(seen.build_s for seen in later),
             compile_s=sum(run.compile_s for run in runs + later),
             kernel_s=sum(run.kernel_s for run in runs + later),
-            reference_s=self._expect_s / len(self.cases),
+            reference_s=self._expect_s / len(self.candidates),
         )
 
     def _look_on_host(self) -> dict[int, Symptoms]:
@@ -309,16 +304,14 @@ class Batch:
         return [i for i, entry in enumerate(self._entries) if entry.is_drawn]
 
     def _list_entries(self) -> list[Entry]:
-        declaration = self.kernel.declaration
-        all_contents = self._problem.contents(self.cases, self.home, declaration.supports)
+        declaration, candidates = self.kernel.declaration, self.candidates
+        all_contents = self._problem.contents([one.case for one in candidates], self.home, declaration.supports)
+        self.asked = asked_of(declaration, candidates, all_contents)
         entries = [
-            Entry(case, plan, contents, runs=1 + (self.twice and guard is None))
-            for case, plan, contents, guard in zip(self.cases, self._plans, all_contents, self.guards, strict=True)
+            Entry(one.case, one.plan, contents, runs=1 + (self.twice and one.guard is None))
+            for one, contents in zip(candidates, all_contents, strict=True)
         ]
-        if self._relations is not None:
-            self.asked = asked_of(declaration, self.cases, all_contents, self._relations)
-            entries += entries_of(declaration, self.asked)
-        return entries
+        return entries + entries_of(declaration, self.asked)
 
     def _results(self, entry: int) -> list[list[Tensor]]:
         """Of each run, at home."""
@@ -357,16 +350,19 @@ class Batch:
         try:
             for i in range(entry.runs):
                 tensors = {name: tensor[i] for name, tensor in both_runs.items()}
-                attempt.runs.append(self._run(entry.case, tensors, i))
+                is_first_of_all = (
+                    number == i == 0
+                )  # one run of a batch is waited for, which shows work in other streams
+                attempt.runs.append(self._run(entry.case, tensors, i, wait=is_first_of_all))
         except KernelRaised as raised:
             raised.changed = entry.words
             attempt.raised = raised
 
-    def _run(self, case: Case, tensors: dict[str, Tensor], i: int) -> _Run:
+    def _run(self, case: Case, tensors: dict[str, Tensor], i: int, *, wait: bool) -> _Run:
         inputs = self._problem.inputs(case, tensors)
         allocations = TrackedAllocations(self.device, poison=RUNS[i], prefill=RUNS[i], source=self._pools[i].take)
         started, compiled = time.perf_counter(), self._compile_clock()
-        results = call(self.kernel, case, inputs, allocations)
+        results = call(self.kernel, case, inputs, allocations, wait=wait)
         compile_s = self._compile_clock() - compiled
         kernel_s = time.perf_counter() - started - compile_s
         for name, result in results.items():
@@ -382,24 +378,18 @@ class Batch:
 
     def _trial(self, number: int) -> Trial:
         entry = self._entries[number]
-        make = Trial if self.home == self.device else _HostTrial
-        trial = make(
+        reference = Reference(self.kernel.declaration, entry.case, device=self.home, tolerance=self.tolerance)
+        reference.values, reference.expectation = entry.contents.values, self._expectations[number]
+        reference.seconds = self._expect_s / len(self.candidates)
+        trial = Trial(
             self.kernel,
             entry.case,
             device=self.device,
             tolerance=self.tolerance,
+            reference=reference,
             twice=entry.runs > 1,
             compile_clock=self._compile_clock,
         )
-        trial.reference = Reference.known(
-            self.kernel.declaration,
-            entry.case,
-            device=self.home,
-            tolerance=self.tolerance,
-            values=entry.contents.values,
-            expectation=self._expectations[number],
-        )
-        trial.reference.seconds = self._expect_s / len(self.cases)
         trial.adopt([self._observation(number, i, run) for i, run in enumerate(self._attempts[number].runs)])
         return trial
 
@@ -411,7 +401,7 @@ class Batch:
             given=self._image.arena(entry, i, self._fetch),
             allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
             results={name: self._fetch.at_home(result) for name, result in run.results.items()},
-            build_s=self._build_s / len(self.cases) / self._entries[entry].runs,
+            build_s=self._build_s / len(self.candidates) / self._entries[entry].runs,
             compile_s=run.compile_s,
             kernel_s=run.kernel_s,
         )

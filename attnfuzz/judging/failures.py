@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import Died, TimedOut
-from attnfuzz.judging.words import plural, shape_of
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.said import Place
+from attnfuzz.problems.told import plural, shape_of
+from attnfuzz.said import Frame
 
 __all__ = ["failure_of", "guard_failure"]
 
@@ -101,16 +101,16 @@ def _cause_of_death(died: Died) -> str:
     return f"the kernel ended its process with exit status {died.exit_status}"
 
 
-def _details(died: Died, frames: Sequence[Place]) -> Iterator[str]:
+def _details(died: Died, frames: Sequence[Frame]) -> Iterator[str]:
     if frames:
         yield from map(str, frames[:_MAX_LINES])
     else:
         yield from _tail(died.output_tail)
 
 
-def _kernel_frames(stack: str) -> list[Place]:
+def _kernel_frames(stack: str) -> list[Frame]:
     """Frames of the code under test, innermost first, as faulthandler writes them."""
-    frames = [Place(match["path"], int(match["line"]), match["function"]) for match in _FRAME.finditer(stack)]
+    frames = [Frame(match["path"], int(match["line"]), match["function"]) for match in _FRAME.finditer(stack)]
     return [frame for frame in frames if not _FRAMEWORK.search(frame.path) and not _LIBRARIES.search(frame.path)]
 
 

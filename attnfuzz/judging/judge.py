@@ -8,18 +8,16 @@ looks closer where that is due: by the same oracles, on the runs that were made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypedDict, Unpack
 
 import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.judging.batch import Asked, Batch
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.symptoms import Symptoms
-from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.batch import Asked, Batch, Candidate
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
@@ -33,10 +31,15 @@ from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_siz
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.said import text_of
+from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.symptoms import Symptoms
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["BatchLost", "Judging", "judge", "judge_many"]
 
 Oracle = Callable[[Trial], Failure | None]
+Ask = Callable[[Verdict], Verdict]
+"""Of a relation: the verdict on a case, unless the relation objects."""
 
 _BY_SPECIFICITY: Mapping[OracleName, Oracle] = {
     "red_zone": red_zone.check,
@@ -106,20 +109,6 @@ def judge_many(kernel: Kernel, cases: Sequence[Case], *, device: str, **how: Unp
     return _Judge(kernel=kernel, device=device, **how).together(cases)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A case, the plan of its memory, the relations that have a word on it if all else is well, and see `guard_of`."""
-
-    case: Case
-    plan: Plan
-    relations: list[Relation]
-    guard: Guard | None
-
-    def by_itself(self) -> _Candidate:
-        """With relations that make their runs one by one."""
-        return replace(self, relations=[replace(relation, further=None) for relation in self.relations])
-
-
 def _survived(verdict: Verdict) -> Verdict:
     """`verdict`, after which this process can go on. Raises `BatchLost`."""
     if verdict.fatal:
@@ -155,15 +144,8 @@ class _Judge:
             guard=guard,
             compile_clock=self.compile_clock,
         )
-        try:
-            verdict = self._of_trial(trial)
-            if verdict.failure is None:
-                verdict = self._unguarded(verdict, trial)
-            if verdict.failure is None or _lacks_lse(verdict, trial):
-                output = trial if verdict.failure is None else trial.without_lse()
-                verdict = self._of_relations(verdict, output)
-        except KernelRaised as raised:
-            verdict = self._raised(raised)
+        asked = (partial(self._of_relation, trial=trial, relation=relation) for relation in self._relations_of(case))
+        verdict = self._of_all(lambda: trial, lambda: self._of_trial(trial), asked, is_guarded=guard is not None)
         timing = Timing(
             build_s=sum(seen.build_s for seen in trial.observations),
             compile_s=sum(seen.compile_s for seen in trial.observations),
@@ -179,7 +161,7 @@ class _Judge:
             return [_survived(self.alone(case)) for case in cases]
         for case in cases:
             check_size(case, self.size_limit)
-        candidates = [_Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
+        candidates = [Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
         small = [i for i, one in enumerate(candidates) if _is_small(one.plan)]
         large = sorted(set(range(len(cases))) - set(small))
         sizes = [candidates[i].plan.nbytes * (_MOST_RELATED if candidates[i].relations else 1) for i in small]
@@ -227,30 +209,33 @@ class _Judge:
         failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in self.oracles)
         return next(filter(None, failures), None)
 
-    def _unguarded(self, verdict: Verdict, trial: Trial) -> Verdict:
-        """`verdict`, of all oracles on a case that passed, or that of guard_page on one whose first run was not right.
+    def _of_all(
+        self, trial: Callable[[], Trial], usual: Callable[[], Verdict], asked: Iterable[Ask], *, is_guarded: bool
+    ) -> Verdict:
+        """The word of all oracles on `trial()`: the `usual` ones, then relations, which are `asked` where it passed.
 
-        For that, of which no oracle asked for has a word, its second run was not guarded.
+        Or where it lacks but an LSE. The first that objects is believed.
         """
-        if trial.guard is None or not trial.alone.any():
-            return verdict
-        return self._of_relation(verdict, trial, GUARD_PAGE)
-
-    def _of_relations(self, verdict: Verdict, trial: Trial) -> Verdict:
-        """`verdict`, that of all other oracles, or that of the first relation that objects to the case.
-
-        It passed, or lacks but an LSE, and `trial` has none.
-        """
-        for relation in self._relations_of(trial.case):
-            found = self._of_relation(verdict, trial, relation)
-            if found is not verdict:
-                return found
+        try:
+            verdict = usual()
+            if verdict.failure is None and is_guarded and trial().alone.any():  # so its second run was not guarded
+                verdict = self._of_relation(verdict, trial(), GUARD_PAGE)
+            if verdict.failure is None or _lacks_lse(verdict, trial()):
+                for ask in asked:
+                    found = ask(verdict)
+                    if found.failure is not verdict.failure or found.fatal:
+                        return found
+        except KernelRaised as raised:
+            return self._raised(raised)
         return verdict
 
     def _of_relation(self, verdict: Verdict, trial: Trial, relation: Relation) -> Verdict:
-        """As `_of_relations`, of a single one."""
+        """`verdict`, that of all other oracles, or that of a relation that objects.
+
+        Where the `verdict` is that an LSE is lacking, the relation looks at the output alone.
+        """
         try:
-            failure = relation.check(trial)
+            failure = relation.check(trial if verdict.failure is None else trial.without_lse())
         except KernelRaised as raised:
             found = self._relation_raised(relation.name, raised)
             return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
@@ -277,7 +262,7 @@ class _Judge:
             raise raised.error from None
         return exception.verdict(raised, self.oracles if oracles is None else oracles)
 
-    def _at_home(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+    def _at_home(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts on `candidates`, filled and looked at on the device `home`."""
         started = time.perf_counter()
         try:
@@ -291,19 +276,16 @@ class _Judge:
         shared_s = time.perf_counter() - started - sum(verdict.timing.total_s for verdict in verdicts)
         return [_with_share(verdict, shared_s / len(candidates)) for verdict in verdicts]
 
-    def _of_batch(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+    def _of_batch(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts with the time that each case took for itself."""
         batch = Batch(
             self.kernel,
-            [one.case for one in candidates],
-            plans=[one.plan for one in candidates],
+            candidates,
             device=self.device,
             home=home,
             tolerance=self.tolerance,
             twice=self._runs_twice,
             compile_clock=self.compile_clock,
-            relations=[one.relations for one in candidates],
-            guards=[one.guard for one in candidates],
         )
         batch.launch()
         batch.expect()
@@ -312,7 +294,7 @@ class _Judge:
     def _of_case(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         launched = batch.timing(case)
         launched_s = launched.compile_s + launched.kernel_s
-        is_done = batch.guards[case] is None and not batch.asked[case]
+        is_done = batch.candidates[case].guard is None and not batch.asked[case]
         if isinstance(found, Symptoms) and not found.any() and is_done:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
@@ -330,48 +312,34 @@ class _Judge:
 
     def _closer_look(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         """The oracles' word on a case with symptoms, or that a relation is to judge."""
-        try:
-            if isinstance(found, KernelRaised):
-                raise found
-            if any(found.damaged):  # perhaps by another case, whose memory lies beside
-                return self.alone(batch.cases[case])
-            guarded = batch.guards[case] is not None
-            if not found.any() and not (guarded and batch.trial(case).symptoms.any()):
-                verdict = Verdict(error_ratio=found.error_ratio)
-            else:
-                verdict = self._of_trial(batch.trial(case))
-            if verdict.failure is None and guarded:
-                verdict = self._unguarded(verdict, batch.trial(case))
-            if verdict.failure is None or _lacks_lse(verdict, batch.trial(case)):
-                verdict = self._related(verdict, batch, case)
-            return verdict
-        except KernelRaised as raised:
-            return self._raised(raised)
+        if isinstance(found, KernelRaised):
+            return self._raised(found)
+        if any(found.damaged):  # perhaps by another case, whose memory lies beside
+            return self.alone(batch.candidates[case].case)
+        is_guarded = batch.candidates[case].guard is not None
+        trial = partial(batch.trial, case)
+        asked = (partial(self._of_runs, batch=batch, case=case, asked=one) for one in batch.asked[case])
 
-    def _related(self, verdict: Verdict, batch: Batch, case: int) -> Verdict:
-        """As `_of_relations`, from runs that were made along with a case of a batch.
+        def usual() -> Verdict:
+            has_symptoms = found.any() or (is_guarded and trial().symptoms.any())
+            return self._of_trial(trial()) if has_symptoms else Verdict(error_ratio=found.error_ratio)
+
+        return self._of_all(trial, usual, asked, is_guarded=is_guarded)
+
+    def _of_runs(self, verdict: Verdict, batch: Batch, case: int, asked: Asked) -> Verdict:
+        """As `_of_relation`, from runs that were made along with a case of a batch, or by runs of its own.
 
         Where it lacks but an LSE, they are made again without.
         """
-        for asked in batch.asked[case]:
-            if verdict.failure is None:
-                found = self._of_runs(verdict, batch, case, asked)
-            else:
-                found = self._of_relation(verdict, batch.trial(case).without_lse(), asked.relation)
-            if found.failure is not verdict.failure or found.fatal:
-                return found
-        return verdict
-
-    def _of_runs(self, verdict: Verdict, batch: Batch, case: int, asked: Asked) -> Verdict:
-        """As `_related`, of a single relation: from the runs that were seen, or by runs of its own."""
-        if asked.further is None or any(_is_owed_to_others(batch, entry) for entry in asked.entries):
+        further = asked.further if verdict.failure is None else None
+        if further is None or any(_is_owed_to_others(batch, entry) for entry in asked.entries):
             return self._of_relation(verdict, batch.trial(case), asked.relation)
-        for changed, entry in zip(asked.further.runs, asked.entries, strict=True):
+        for changed, entry in zip(further.runs, asked.entries, strict=True):
             raised = batch.raised(entry)
             if raised is not None and (changed.values is not None or raised.is_a(KeyboardInterrupt)):
                 found = self._relation_raised(asked.relation.name, raised)
                 return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
-        failure = _objection(asked.further, batch, case, asked.entries)
+        failure = _objection(further, batch, case, asked.entries)
         return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
 
 

@@ -21,8 +21,6 @@ from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.isolation.process import descendant_bytes, resident_bytes
 from attnfuzz.judging.leaks import MemoryUse
 from attnfuzz.judging.messages import GuardReply, GuardRequest, Neighbourhood
-from attnfuzz.judging.observation import KernelRaised, call_options
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.guarded import GuardedArena
 from attnfuzz.memory.patterns import POISON_BYTES
@@ -33,6 +31,8 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.said import code_line, text_of, type_name
+from attnfuzz.trials.observation import KernelRaised, call_options
+from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import interpreter_operations
 
 __all__ = ["GrowthTrial", "cause_lines", "guarded_reply"]

@@ -21,8 +21,8 @@ __all__ = [
     "Arena",
     "ChunkSource",
     "Cursor",
-    "Place",
     "Region",
+    "Span",
     "Violation",
     "Where",
     "aligned",
@@ -35,7 +35,7 @@ _SMALLEST_ZONE = 256
 _LARGEST_ZONE = 1 << 16
 
 
-class Place(NamedTuple):
+class Span(NamedTuple):
     """Bytes ``start`` to ``end`` hold a tensor, gaps between its elements included; ``zone`` bytes either side none."""
 
     start: int
@@ -49,13 +49,13 @@ class Cursor:
     def __init__(self) -> None:
         self.used = 0
 
-    def place(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int = 0) -> Place:
+    def place(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int = 0) -> Span:
         """The next place, for a tensor that starts ``shift`` elements after an aligned address."""
         nbytes = span(shape, strides) * itemsize
         zone = _zone_bytes(nbytes, shape)
         start = aligned(self.used + zone) + shift * itemsize
         self.used = start + nbytes + zone
-        return Place(start, start + nbytes, zone)
+        return Span(start, start + nbytes, zone)
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -238,7 +238,7 @@ class Arena:
         ]
         return found
 
-    def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
+    def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Span:
         """A tensor's place in the last chunk, a new one if it does not fit into the present one."""
         place = self._cursor.place(shape, strides, itemsize, shift)
         if not self._chunks or self._cursor.used > self._chunks[-1].numel():

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from attnfuzz.isolation.memory_faults import FaultMap, GuardedRegion
-from attnfuzz.memory.arena import Arena, Place, Region, span
+from attnfuzz.memory.arena import Arena, Region, Span, span
 from attnfuzz.memory.cuda_virtual import CudaVirtualMemory, virtual_memory
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 from attnfuzz.problems.shapes import Role
@@ -142,7 +142,7 @@ class GuardedArena(Arena):
         )
         return view
 
-    def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
+    def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Span:
         del shift
         nbytes = span(shape, strides) * itemsize
         block = self._memory.take(nbytes + self._room + self._memory.alignment - 1)
@@ -155,7 +155,7 @@ class GuardedArena(Arena):
         )
         around = block.numel() if self.device.type == "cpu" else _POISONED
         block[max(0, start - around) : start + nbytes + around].fill_(POISON_BYTES[self.poison])
-        return Place(start, start + nbytes, 0)
+        return Span(start, start + nbytes, 0)
 
 
 class HostGuardedMemory:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from attnfuzz.memory.arena import Arena, Cursor, Place, Region, aligned
+from attnfuzz.memory.arena import Arena, Cursor, Region, Span, aligned
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.shapes import Role, strides_of, tensor_specs
@@ -104,7 +104,7 @@ class _Slot(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    place: Place
+    place: Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,11 @@ from itertools import cycle
 
 import msgspec
 
-from attnfuzz.campaign.draw.drawing import derive_seed, run_round
-from attnfuzz.campaign.draw.schedule import BatchSize
-from attnfuzz.campaign.judge.executor import History
+from attnfuzz.campaign.draw.drawing import BatchSize, derive_seed, run_round
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.triage.confirmation import Trials, confirm
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
@@ -102,23 +100,20 @@ class Hunt:
     def __init__(
         self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration], *, spare: Future[Runner] | None = None
     ) -> None:
-        self._runner = runner
         self._spare = spare
         self._started = time.monotonic()
         self._until = self._started + hunter.budget_s
         self._places = [_Place(one, hunter.streams[one.target]) for one in kernels]
-        self._history = History()
-        self._renewals = 0
         self._cases = 0
         self._slowest_s = 0.0
         self._complaints: list[str] = []
-        self._judge = TimedJudge(
-            self._judge_one,
-            judge_together=self._judge_together,
+        self._judge = CaseJudge(
+            runner,
             deadline=self._until + _CONFIRMATION_LIMIT * hunter.hang_s,
             longest_s=hunter.hang_s,
             journal=Journal(None),
             complain=self._complaints.append,
+            renew=self._renewed,
         )
 
     def run(self) -> Hunted:
@@ -178,7 +173,7 @@ class Hunt:
         if failure is None:
             return None
         declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
-        suspect = FailingCase(declaration, case, failure, self._history.before(declaration, case))
+        suspect = FailingCase(declaration, case, failure, self._judge.history.before(declaration, case))
         relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
         trials = Trials(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
         confirmation = confirm(suspect, trials)
@@ -196,41 +191,12 @@ class Hunt:
             flaky=confirmation.is_flaky,
         )
 
-    def _judge_one(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        if afresh:
-            self._renew()
-        try:
-            return self._runner.judge(declaration, case, timeout_s=timeout_s, relations=relations)
-        finally:
-            self._history.record(self._process, declaration, [case])
-
-    def _judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
-    ) -> list[Verdict] | None:
-        try:
-            return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
-        finally:
-            self._history.record(self._process, declaration, cases)
-
-    def _renew(self) -> None:
-        self._renewals += 1
+    def _renewed(self, runner: Runner) -> Runner:
         if self._spare is None:
-            self._runner.restart()
-        else:
-            self._runner, self._spare = self._spare.result(), None
-
-    @property
-    def _process(self) -> tuple[int, int]:
-        """Tells the process that judged last from those before it."""
-        return self._renewals, self._runner.restarts
+            runner.restart()
+            return runner
+        runner, self._spare = self._spare.result(), None
+        return runner
 
 
 _CASES_PER_LIST = 8

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.judge.executor import memory_limit
+from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.startup import load_searchable
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError

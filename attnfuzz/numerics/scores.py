@@ -20,7 +20,7 @@ tokens out.
   it is without a cap, a bias or a sink, so `out` takes the LSE's number of roundings. Of a cap, those of c and of its
   product with tanh are among them, in place of the scale's.
 * *A sink* may be added in a stage of its own, out / (1 + exp(sink - lse)): such a case counts as split
-  (`attnfuzz.judging.expected_rows`).
+  (`attnfuzz.trials.expected_rows`).
 """
 
 from __future__ import annotations

@@ -5,28 +5,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from attnfuzz.cases.edits import with_lengths
-from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
+from attnfuzz.cases.facets.sequences import with_lengths
+from attnfuzz.explaining.diagnose import Compared, diagnose
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.diagnosis import Compared, explain
 from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
+    VarlenCase,
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
+from attnfuzz.problems.told import element, number, ratio
+from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
+from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["check", "objection"]
 
-_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
+_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | VarlenCase
 
 
 def check(trial: Trial) -> Failure | None:
@@ -43,12 +43,12 @@ def objection(
     *,
     nearby: Callable[[], Iterable[Compared]] = tuple,
 ) -> Failure | None:
-    """As `check`, to results that somebody has; see `explain`."""
+    """As `check`, to results that somebody has; see `diagnose`."""
     comparison = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if comparison is None:
         return None
     kind, index = _worst(comparison)
-    found = explain(reference, poison, comparisons, comparison, index, nearby=nearby)
+    found = diagnose(reference, poison, comparisons, comparison, index, nearby=nearby)
     blame = blame_of(reference.case, comparison.axes, index)
     return Failure(
         oracle="accuracy",

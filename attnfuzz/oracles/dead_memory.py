@@ -1,11 +1,12 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
-from attnfuzz.judging.observation import Observation
-from attnfuzz.judging.trial import Trial, cause_of_difference
-from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
+from attnfuzz.explaining.diagnose import diagnose, past_the_end_within_bounds
+from attnfuzz.explaining.mistakes import Diagnosis
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
+from attnfuzz.trials.observation import Observation
+from attnfuzz.trials.trial import Trial, cause_of_difference
 
 __all__ = ["check"]
 
@@ -48,5 +49,5 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
         without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
         return read or Diagnosis(without, WITHOUT_WEIGHT)
-    found = explain(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
+    found = diagnose(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
     return None if found is not None and found.cause in IDENTIFYING_CAUSES else found

@@ -9,9 +9,9 @@ import torch
 
 import attnfuzz
 from attnfuzz.environment import interpreter_problem
-from attnfuzz.judging.observation import KernelRaised, ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
-from attnfuzz.said import Place, cause_of, places, text_of, type_name
+from attnfuzz.said import Frame, cause_of, places, text_of, type_name
+from attnfuzz.trials.observation import KernelRaised, ResultError
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 
@@ -124,7 +124,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _kernel_frames(error: BaseException) -> Iterator[Place]:
+def _kernel_frames(error: BaseException) -> Iterator[Frame]:
     """Frames of the code under test, outermost first."""
     for part in _chain(error):
         yield from (place for place in places(part) if _is_kernel_code(place.path))
@@ -137,14 +137,14 @@ def _is_kernel_code(filename: str) -> bool:
     return not path.is_relative_to(_FRAMEWORK) and not any(part in filename for part in _LIBRARIES)
 
 
-def _details(said: str, wrapper: str | None, frames: Sequence[Place]) -> Iterator[str]:
+def _details(said: str, wrapper: str | None, frames: Sequence[Frame]) -> Iterator[str]:
     yield from _shown(frames)
     yield from (line for line in said.strip().splitlines()[1 : _MAX_LINES + 1] if line.strip())
     if wrapper is not None:
         yield f"raised inside Triton as {wrapper}"
 
 
-def _shown(frames: Sequence[Place]) -> Iterator[str]:
+def _shown(frames: Sequence[Frame]) -> Iterator[str]:
     yield from (frame.with_source() for frame in frames[-_MAX_FRAMES:])
 
 

@@ -194,7 +194,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     attnfuzz itself goes by is in the other fields:
 
     - ``tensor``: the tensor that is concerned, if one is known;
-    - ``cause``: the mistake that a replay found to give this very result (`attnfuzz.oracles.diagnosis`), in a short,
+    - ``cause``: the mistake that a replay found to give this very result (`attnfuzz.explaining.diagnose`), in a short,
       stable word; empty if none does;
     - ``maybe``: causes that would give much the same, if they are known of the kernel;
     - ``blame``: what it points to;

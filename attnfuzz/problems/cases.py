@@ -37,6 +37,7 @@ __all__ = [
     "PagedDecodeCase",
     "Problem",
     "SplitDecodeCase",
+    "VarlenCase",
     "case_from_builtins",
     "case_type_of",
     "decode_case",
@@ -284,15 +285,14 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
             )
 
 
-class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Causal attention of the last ``query_lens`` tokens of each sequence over its paged cache, which holds them too.
+class VarlenCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Attention of the last ``query_lens`` tokens of each sequence over its paged cache, which holds them too.
 
-    ``seq_lens`` counts context and new tokens. Query token j of a sequence with n query tokens and length L attends to
-    positions 0 to L - n + j: prefill is n = L, decode n = 1, and a sequence with n = 0 gets no token this step. A batch
-    has at least one query token, since no kernel is launched for none.
+    ``seq_lens`` counts context and new tokens. Of a sequence of length L prefill has L query tokens, decode one, and
+    one with none gets no token this step. A batch has at least one query token, since no kernel is launched for none.
+    Which keys each of them sees is what the problems differ in.
     """
 
-    problem: ClassVar[BundledProblem] = "paged_attention"
     tensor_names: ClassVar[tuple[str, ...]] = (
         "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks",
         "k_scale", "v_scale", "out", "lse",
@@ -331,10 +331,6 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
     def row_seqs(self) -> Sequence[int]:
         return _row_seqs(self.query_lens)
 
-    @property
-    def row_lens(self) -> tuple[int, ...]:
-        return _row_lens(self.query_lens, self.seq_lens)
-
     def rows_of(self, seq: int) -> range:
         first = sum(self.query_lens[:seq])
         return range(first, first + self.query_lens[seq])
@@ -353,15 +349,31 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
         return max(self.seq_lens) + self.seq_slack
 
 
+class PagedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Query token j of a sequence with n query tokens and length L attends to positions 0 to L - n + j.
+
+    Unless ``causal``, it attends to all L.
+    """
+
+    problem: ClassVar[BundledProblem] = "paged_attention"
+
+    causal: bool = True
+    """False: each query token stands at its sequence's last position, and sees all of it, as in an encoder."""
+
+    @property
+    def row_lens(self) -> tuple[int, ...]:
+        return _row_lens(self.query_lens, self.seq_lens, self.causal)
+
+
 @lru_cache(maxsize=64)
 def _row_seqs(query_lens: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(seq for seq, query_len in enumerate(query_lens) for _ in range(query_len))
 
 
 @lru_cache(maxsize=64)
-def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> tuple[int, ...]:
+def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...], causal: bool) -> tuple[int, ...]:
     return tuple(
-        length
+        length if causal else seq_len
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
         for length in range(seq_len - query_len + 1, seq_len + 1)
     )
@@ -401,23 +413,19 @@ class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True,
         return self.values.keys in DRAWN_KEYS and not self.values.needles
 
 
-class MaskedAttentionCase(
-    PagedAttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
-    """paged_attention under a mask, which says of each query token which keys of its sequence it sees.
+class MaskedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Attention under a mask, which says of each query token which keys of its sequence it sees.
 
     A query token that sees none has ``out = 0`` and ``lse = -inf``, or its sink.
     """
 
     problem: ClassVar[BundledProblem] = "masked_attention"
-    tensor_names: ClassVar[tuple[str, ...]] = tuple(
-        name for name in PagedAttentionCase.tensor_names if name != "alibi_slopes"
-    )
+    tensor_names: ClassVar[tuple[str, ...]] = tuple(name for name in VarlenCase.tensor_names if name != "alibi_slopes")
 
     mask: Mask = CAUSAL_MASK
 
     def __post_init__(self) -> None:
-        PagedAttentionCase.__post_init__(self)
+        VarlenCase.__post_init__(self)
         for name in ("window", "alibi"):
             if name in self.variant.names:
                 raise ValueError(
@@ -496,7 +504,7 @@ def case_type_of(problem: Problem) -> type[Case]:
 
 def has_query_lens(problem: Problem) -> bool:
     """Whether sequences of its cases have any number of query tokens."""
-    return issubclass(case_type_of(problem), PagedAttentionCase)
+    return issubclass(case_type_of(problem), VarlenCase)
 
 
 def encode_case(case: Case) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
+from attnfuzz.problems.masks import MASK_KINDS, MaskKind
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
@@ -50,6 +51,7 @@ __all__ = [
     "layouts_of",
     "lse_kinds_of",
     "lying_alike",
+    "masks_of",
     "merge_heads_of",
     "min_seq_len",
     "offers",
@@ -235,6 +237,11 @@ def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]
     if problem == "masked_attention":
         return tuple(name for name in supports.variants if name in ("soft_cap", "sinks"))
     return supports.variants if has_block_table(problem) else ()
+
+
+def masks_of(supports: Supports) -> tuple[MaskKind, ...]:
+    """The simplest first."""
+    return tuple(kind for kind in MASK_KINDS if kind in supports.masks)
 
 
 def has_block_table(problem: Problem) -> bool:

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator, allocate
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.placement import Placement, placements
-from attnfuzz.problems.reference import Expected, attention_reference
-from attnfuzz.problems.supports import Supports
-from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.tokens import token_table
+from attnfuzz.problems.placement import Placement
+from attnfuzz.values.attention import LogicalAttention
 
-__all__ = ["DenseDecodeInputs", "build", "inputs_of", "reference", "write"]
+__all__ = ["DenseDecodeInputs", "inputs_of", "write"]
 
 
 @dataclass(slots=True)
@@ -32,18 +28,6 @@ class DenseDecodeInputs:
     lse: Float32[Tensor, "num_seqs num_q_heads"]
 
 
-def build(
-    case: DenseDecodeCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> DenseDecodeInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    tensors = allocate(case, allocator)
-    (placement,) = placements([case], token_table([case], allocator.device))
-    one_run = {name: tensor[None] for name, tensor in tensors.items()}
-    write(case, one_run, values or attention_values(case, allocator.device), placement)
-    return inputs_of(case, tensors)
-
-
 def inputs_of(case: DenseDecodeCase, tensors: dict[str, Tensor]) -> DenseDecodeInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     return DenseDecodeInputs(scale=case.scale, max_seq_len=case.max_seq_len, **tensors)
@@ -57,8 +41,3 @@ def write(case: DenseDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     seqs, rows = placement.slots
     tensors["k"][:, seqs, rows] = values.k
     tensors["v"][:, seqs, rows] = values.v
-
-
-def reference(case: DenseDecodeCase, values: LogicalAttention) -> Expected:
-    """``out [num_seqs num_q_heads v_head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
-    return attention_reference(case, values)

@@ -7,7 +7,7 @@ are freed: the tokens before the window in the page that it begins in stay.
 
 from __future__ import annotations
 
-from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, VarlenCase
 
 __all__ = ["freed_tokens"]
 
@@ -20,7 +20,7 @@ def freed_tokens(case: AttentionCase) -> tuple[int, ...]:
     window = case.variant.window
     if window is None or not case.variant.freed_pages or not isinstance(case, PagedDecodeCase):
         return (0,) * case.num_seqs
-    query_lens = case.query_lens if isinstance(case, PagedAttentionCase) else (1,) * case.num_seqs
+    query_lens = case.query_lens if isinstance(case, VarlenCase) else (1,) * case.num_seqs
     found = []
     for seq_len, query_len in zip(case.seq_lens, query_lens, strict=True):
         seen = seq_len - max(0, query_len - 1)  # by the first of its query tokens

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from attnfuzz.cases.domain import Domain
-from attnfuzz.cases.facets import facets_of
-from attnfuzz.problems.axes import Axis, cache_axes, case_axes, option_axes, variant_axes
+from attnfuzz.cases.facets import Axis, Domain, facets_of
 from attnfuzz.problems.cases import Case, Problem, case_type_of
-from attnfuzz.problems.choices import kv_dtypes_of, variants_of
-from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.problems.where import narrowed
 
@@ -41,12 +37,10 @@ class InputSpace:
     """Numbers the levels of all axes of a kernel, one axis after the other: ``numbers[axis][level]``."""
 
     def __init__(self, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]) -> None:
-        supports = narrowed(problem, supports)
-        variants = variant_axes(variants_of(problem, supports))
-        caches = cache_axes(kv_dtypes_of(problem, supports), supports.kv_scales)
-        sizes = [axis for facet in facets_of(case_type_of(problem)) for axis in facet.axes(Domain(supports, options))]
-        case = (*case_axes(problem), *sizes, *option_axes(options), *variants, *caches)
-        rows = row_axes(problem, options)
+        domain = Domain(problem, narrowed(problem, supports), options)
+        self._facets = facets_of(case_type_of(problem))
+        case = [axis for facet in self._facets for axis in facet.axes(domain)]
+        rows = [axis for facet in self._facets for axis in facet.row_axes(domain)]
         self.axes: tuple[Axis, ...] = (*case, *rows)
         number = iter(range(_MAX_LEVELS))
         self.numbers = {axis.name: {level: next(number) for level in axis.levels} for axis in self.axes}
@@ -58,7 +52,8 @@ class InputSpace:
     def place(self, case: Case) -> CaseLevels:
         """Where ``case`` lies."""
         levels = [numbers[level] for of, numbers in self._case for level in of(case)]
-        return CaseLevels(tuple(levels), frozenset([self._place_row(row) for row in rows_of(case)]))
+        rows = (row for facet in self._facets for row in facet.rows(case))
+        return CaseLevels(tuple(levels), frozenset(map(self._place_row, rows)))
 
-    def _levels_of_row(self, row: Row | tuple[str, str]) -> tuple[int, ...]:
+    def _levels_of_row(self, row: Any) -> tuple[int, ...]:
         return tuple(numbers[level] for of, numbers in self._rows for level in of(row))

@@ -16,14 +16,11 @@ from dataclasses import dataclass
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import LatentDecodeCase
-from attnfuzz.problems.paged_decode import with_both_caches, written
-from attnfuzz.problems.reference import Expected, attention_reference
-from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.problems.paged_decode import with_both_caches
+from attnfuzz.problems.supports import Layout
 
-__all__ = ["LatentDecodeInputs", "build", "inputs_of", "reference"]
+__all__ = ["LatentDecodeInputs", "inputs_of"]
 
 
 @dataclass(slots=True)
@@ -52,14 +49,6 @@ class LatentDecodeInputs:
     sinks: Float32[Tensor, " num_q_heads"] | None = None
 
 
-def build(
-    case: LatentDecodeCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> LatentDecodeInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    return inputs_of(case, written(case, allocator, values))
-
-
 def inputs_of(case: LatentDecodeCase, tensors: dict[str, Tensor]) -> LatentDecodeInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     return LatentDecodeInputs(
@@ -71,8 +60,3 @@ def inputs_of(case: LatentDecodeCase, tensors: dict[str, Tensor]) -> LatentDecod
         soft_cap=case.variant.soft_cap,
         **with_both_caches(case, tensors),
     )
-
-
-def reference(case: LatentDecodeCase, values: LogicalAttention) -> Expected:
-    """``out [num_seqs num_q_heads v_head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
-    return attention_reference(case, values)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase, PagedAttentionCase
+from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase, VarlenCase
 
 __all__ = ["of_sequences", "with_seq_lens"]
 
@@ -19,7 +19,7 @@ def with_seq_lens(case: AttentionCase, seq_lens: Sequence[int]) -> dict[str, Any
     Nothing of this looks after needles.
     """
     fields: dict[str, Any] = {"seq_lens": tuple(seq_lens)}
-    if isinstance(case, PagedAttentionCase):
+    if isinstance(case, VarlenCase):
         fields["query_lens"] = tuple(
             new if 1 < query_len == old else min(query_len, new)
             for query_len, old, new in zip(case.query_lens, case.seq_lens, seq_lens, strict=True)
@@ -30,7 +30,7 @@ def with_seq_lens(case: AttentionCase, seq_lens: Sequence[int]) -> dict[str, Any
 def of_sequences(case: AttentionCase, kept: Sequence[int]) -> dict[str, Any]:
     """Fields of ``case`` with only the sequences ``kept``, in this order."""
     fields: dict[str, Any] = {"seq_lens": tuple(case.seq_lens[seq] for seq in kept)}
-    if isinstance(case, PagedAttentionCase):
+    if isinstance(case, VarlenCase):
         fields["query_lens"] = tuple(case.query_lens[seq] for seq in kept)
     if isinstance(case, MaskedAttentionCase) and case.mask.seqs:
         numbers = tuple(case.mask.of(seq) for seq in kept)

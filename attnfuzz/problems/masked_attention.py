@@ -2,8 +2,8 @@
 
 One problem for what engines give a mask to a kernel for: the trees of tokens that speculative decoding verifies at
 once, attention that is not causal, as in encoders and in cross attention, and attention to some pages of a cache. What
-masks there are, and how a case writes them down: `attnfuzz.problems.masks`. All else is as in paged_attention, of
-whose cases these are, and the reference is that of attention without a mask to the keys that are seen.
+masks there are, and how a case writes them down: `attnfuzz.problems.masks`. All else is as in
+paged_attention, and the reference is that of attention without a mask to the keys that are seen.
 """
 
 from __future__ import annotations
@@ -12,44 +12,50 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.problems import paged_attention, paged_decode, told
-from attnfuzz.problems.allocation import Allocator
+from attnfuzz.problems import paged_decode, told
 from attnfuzz.problems.cases import MaskedAttentionCase
 from attnfuzz.problems.masks import parents_of
-from attnfuzz.problems.paged_attention import PagedAttentionInputs, reference
+from attnfuzz.problems.paged_attention import varlen_arguments
 from attnfuzz.problems.placement import Placement
-from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.supports import Layout
 from attnfuzz.values.attention import LogicalAttention
 
-__all__ = ["MaskedAttentionInputs", "build", "inputs_of", "keys_seen", "reference", "write"]
+__all__ = ["MaskedAttentionInputs", "inputs_of", "keys_seen", "write"]
 
 
-@dataclass(slots=True, kw_only=True)
-class MaskedAttentionInputs(PagedAttentionInputs):
-    """What a masked_attention kernel gets: what one of paged_attention does, which is not causal here, and a mask.
+@dataclass(slots=True)
+class MaskedAttentionInputs:
+    """What a masked_attention kernel gets: the batch as in paged_attention, and a mask.
 
     ``mask`` holds the tables of all sequences one after another: that of sequence s, with n query tokens and length L,
     begins at ``mask_indptr[s]`` and has n rows of L entries, so that query token j sees key t where
     ``mask[mask_indptr[s] + j * L + t]`` is True. FlashInfer's ``custom_mask`` and SGLang's lie so. A query token that
     sees no key has ``out = 0`` and ``lse = -inf``, or that of its sink. Keys that a query does not see are live memory:
-    they are finite numbers, and may be read.
+    they are finite numbers, and may be read. The last four are None unless the case asks for them.
     """
 
+    q: Float[Tensor, "num_tokens num_q_heads head_size"]
+    k_cache: Float[Tensor, "num_blocks ..."]
+    v_cache: Float[Tensor, "num_blocks ..."]
+    block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"]
+    seq_lens: Int32[Tensor, " num_seqs"]
+    cu_seqlens_q: Int32[Tensor, " num_seqs_plus_1"]
     mask: Bool[Tensor, " mask_size"]
     mask_indptr: Int32[Tensor, " num_seqs_plus_1"]
-
-
-def build(
-    case: MaskedAttentionCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> MaskedAttentionInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    tensors = paged_decode.written(case, allocator, values)
-    _write_mask(case, tensors)
-    return inputs_of(case, tensors)
+    scale: float
+    block_size: int
+    layout: Layout
+    max_query_len: int
+    max_seq_len: int
+    out: Float[Tensor, "num_tokens num_q_heads v_head_size"]
+    lse: Float32[Tensor, "num_tokens num_q_heads"]
+    soft_cap: float | None = None
+    sinks: Float32[Tensor, " num_q_heads"] | None = None
+    k_scale: Float32[Tensor, " num_kv_scales"] | None = None
+    v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
 def write(
@@ -71,7 +77,7 @@ def _write_mask(case: MaskedAttentionCase, tensors: dict[str, Tensor]) -> None:
 def inputs_of(case: MaskedAttentionCase, tensors: dict[str, Tensor]) -> MaskedAttentionInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     as_bool = tensors | {"mask": tensors["mask"].view(torch.bool)}
-    return MaskedAttentionInputs(**paged_attention.arguments(case, as_bool))
+    return MaskedAttentionInputs(**varlen_arguments(case, as_bool))
 
 
 def keys_seen(case: MaskedAttentionCase, row: int) -> list[str]:

@@ -9,13 +9,12 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator, allocate
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.reference import Expected, merge_all
-from attnfuzz.problems.supports import LseLayout, Supports
-from attnfuzz.values.states import LogicalStates, merge_values
+from attnfuzz.problems.supports import LseLayout
+from attnfuzz.values.states import LogicalStates
 
-__all__ = ["MergeStatesInputs", "build", "inputs_of", "reference", "tokens_first", "write"]
+__all__ = ["MergeStatesInputs", "inputs_of", "reference", "tokens_first", "write"]
 
 
 @dataclass(slots=True)
@@ -33,24 +32,6 @@ class MergeStatesInputs:
     lse_layout: LseLayout
     output: Float[Tensor, "num_tokens num_q_heads head_size"]
     output_lse: Float32[Tensor, "lse_rows lse_columns"]
-
-
-def build(
-    case: MergeStatesCase, allocator: Allocator, supports: Supports, values: LogicalStates | None = None
-) -> MergeStatesInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again.
-
-    ``supports.lse`` only says how a kernel reads the LSE numbers: they are the same for natural and base-2 logarithms.
-    """
-    values = values or merge_values(
-        case,
-        allocator.device,
-        lse_base2=supports.lse == "base2",
-        empty_are_zeros=supports.empty_state_outputs == "zeros",
-    )
-    tensors = allocate(case, allocator)
-    write(case, {name: tensor[None] for name, tensor in tensors.items()}, values)
-    return inputs_of(case, tensors)
 
 
 def inputs_of(case: MergeStatesCase, tensors: dict[str, Tensor]) -> MergeStatesInputs:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnfuzz.cases.fields import Seed
 from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
-from attnfuzz.problems.open_cases import OpenCase, ProblemError, Seed, implementation_of
+from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
 from attnfuzz.problems.own import Expected, Problem
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports
@@ -98,9 +99,8 @@ def filled(case: OpenCase) -> dict[str, Tensor]:
     return tensors
 
 
-def build(case: OpenCase, allocator: Allocator, supports: Supports, values: OpenValues) -> SimpleNamespace:
+def build(case: OpenCase, allocator: Allocator, values: OpenValues) -> SimpleNamespace:
     """The inputs, in the memory of ``allocator``."""
-    del supports
     tensors = allocate(case, allocator)
     _write(_problem_of(case), case, tensors)
     for name in changed_names(case):
@@ -115,9 +115,8 @@ def inputs(case: OpenCase, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
     return SimpleNamespace(**{**fields, **tensors})
 
 
-def returned_names(case: OpenCase, supports: Supports) -> tuple[str, ...]:
+def returned_names(case: OpenCase) -> tuple[str, ...]:
     """The outputs, in the order in which a kernel may return them."""
-    del supports
     return tuple(name for name, spec in tensor_specs(case).items() if spec.role == "output")
 
 

@@ -1,4 +1,4 @@
-"""paged_attention: causal attention of several query tokens per sequence over a paged cache that holds their keys.
+"""paged_attention: attention of several query tokens per sequence over a paged cache that holds their keys.
 
 One problem for prefill (every token of a sequence is a query), decode (the last one is), chunked prefill (some of the
 last) and batches that mix them, as serving engines launch it.
@@ -12,14 +12,11 @@ from typing import Any
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator
-from attnfuzz.problems.cases import PagedAttentionCase
-from attnfuzz.problems.paged_decode import with_both_caches, written
-from attnfuzz.problems.reference import Expected, attention_reference
-from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.problems.cases import PagedAttentionCase, VarlenCase
+from attnfuzz.problems.paged_decode import with_both_caches
+from attnfuzz.problems.supports import Layout
 
-__all__ = ["PagedAttentionInputs", "arguments", "build", "inputs_of", "reference"]
+__all__ = ["PagedAttentionInputs", "inputs_of", "varlen_arguments"]
 
 
 @dataclass(slots=True)
@@ -27,10 +24,10 @@ class PagedAttentionInputs:
     """What a paged_attention kernel gets. The caches have the shapes of ``layout``; all queries' keys are in them.
 
     ``seq_lens`` counts context and new tokens. The query tokens of sequence s are the rows from ``cu_seqlens_q[s]`` to
-    ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j. n may be 0.
-    ``max_query_len`` and ``max_seq_len`` are upper bounds, known on the host. Dead memory is that of paged_decode: keys
-    behind a query are live, but not for this query. The last six are None unless the case asks for that variant
-    or for an 8-bit cache, as in paged_decode.
+    ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j, or to all
+    L unless ``causal``, as if it stood at the last position. n may be 0. ``max_query_len`` and ``max_seq_len`` are
+    upper bounds, known on the host. Dead memory is that of paged_decode: keys behind a query are live, but not for this
+    query. Six of the last are None unless the case asks for that variant or for an 8-bit cache, as in paged_decode.
     """
 
     q: Float[Tensor, "num_tokens num_q_heads head_size"]
@@ -52,35 +49,22 @@ class PagedAttentionInputs:
     sinks: Float32[Tensor, " num_q_heads"] | None = None
     k_scale: Float32[Tensor, " num_kv_scales"] | None = None
     v_scale: Float32[Tensor, " num_kv_scales"] | None = None
-
-
-def build(
-    case: PagedAttentionCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> PagedAttentionInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    return inputs_of(case, written(case, allocator, values))
+    causal: bool = True
 
 
 def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAttentionInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
-    return PagedAttentionInputs(**arguments(case, tensors))
+    return PagedAttentionInputs(window=case.variant.window, causal=case.causal, **varlen_arguments(case, tensors))
 
 
-def arguments(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The fields of the inputs, by name."""
+def varlen_arguments(case: VarlenCase, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What kernels of all problems with several query tokens get, by name."""
     return {
         "scale": case.scale,
         "block_size": case.block_size,
         "layout": case.layout,
         "max_query_len": case.max_query_len,
         "max_seq_len": case.max_seq_len,
-        "window": case.variant.window,
         "soft_cap": case.variant.soft_cap,
         **with_both_caches(case, tensors),
     }
-
-
-def reference(case: PagedAttentionCase, values: LogicalAttention) -> Expected:
-    """``out [num_tokens num_q_heads v_head_size]`` and natural ``lse [num_tokens num_q_heads]`` in float64."""
-    return attention_reference(case, values)

@@ -8,18 +8,16 @@ import torch
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator, allocate
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import split_interleaved, token_views
-from attnfuzz.problems.placement import Placement, placements
+from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
-from attnfuzz.problems.reference import Expected, attention_reference
-from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.tokens import on_device, token_table
+from attnfuzz.problems.supports import Layout
+from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.values.tokens import on_device
 
-__all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_caches", "write", "written"]
+__all__ = ["PagedDecodeInputs", "inputs_of", "with_both_caches", "write"]
 
 
 @dataclass(slots=True)
@@ -50,14 +48,6 @@ class PagedDecodeInputs:
     v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
-def build(
-    case: PagedDecodeCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> PagedDecodeInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    return inputs_of(case, written(case, allocator, values))
-
-
 def inputs_of(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> PagedDecodeInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     tensors = with_both_caches(case, tensors)
@@ -69,15 +59,6 @@ def inputs_of(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> PagedDecodeI
         soft_cap=case.variant.soft_cap,
         **tensors,
     )
-
-
-def written(case: PagedDecodeCase, allocator: Allocator, values: LogicalAttention | None) -> dict[str, Tensor]:
-    """All tensors of ``case``, live elements written; split_decode and paged_attention share them."""
-    tensors = allocate(case, allocator)
-    (placement,) = placements([case], token_table([case], allocator.device))
-    one_run = {name: tensor[None] for name, tensor in tensors.items()}
-    write(case, one_run, values or attention_values(case, allocator.device), placement)
-    return tensors
 
 
 def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement) -> None:
@@ -129,8 +110,3 @@ def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[
     k_cache, v_cache = split_interleaved(tensors["kv_cache"])
     others = {name: tensor for name, tensor in tensors.items() if name != "kv_cache"}
     return others | {"k_cache": k_cache, "v_cache": v_cache}
-
-
-def reference(case: PagedDecodeCase, values: LogicalAttention) -> Expected:
-    """``out [num_seqs num_q_heads v_head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
-    return attention_reference(case, values)

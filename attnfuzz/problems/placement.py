@@ -12,7 +12,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.block_table import block_table_rows
-from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, VarlenCase
 from attnfuzz.values.tokens import TokenTable, on_device
 
 __all__ = ["Placement", "placements"]
@@ -39,7 +39,7 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
         tables, slots = _paged(paged, tokens)
     else:
         slots = (tokens.local_seq[tokens.seq], tokens.position)
-    starts = _query_starts(cases, tokens.seq.device) if isinstance(cases[0], PagedAttentionCase) else None
+    starts = _query_starts(cases, tokens.seq.device) if isinstance(cases[0], VarlenCase) else None
     parts = (tokens.tokens_of(i) for i in range(len(cases)))
     return [
         Placement(
@@ -54,7 +54,7 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
 
 def _query_starts(cases: Sequence[AttentionCase], device: torch.device) -> list[Tensor]:
     """``cu_seqlens_q`` of each case, in one copy to the device."""
-    starts = [case.cu_seqlens_q for case in cases if isinstance(case, PagedAttentionCase)]
+    starts = [case.cu_seqlens_q for case in cases if isinstance(case, VarlenCase)]
     of_all = torch.tensor([start for of_case in starts for start in of_case], dtype=torch.int32, device="cpu")
     flat = on_device(of_all, device)
     return list(torch.split(flat, [len(of_case) for of_case in starts]))

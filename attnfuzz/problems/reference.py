@@ -1,7 +1,7 @@
 """The float64 reference of attention: the definition, row by row, on logical positions.
 
 It knows no cache, no block table, no mask and no tile: a row's keys are simply all there is to attend to. Oracles
-take their references from `attnfuzz.judging.expectations`, many cases at once, which is tested against this one.
+take their references from `attnfuzz.trials.expectations`, many cases at once, which is tested against this one.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _scores(
     if variant.window is not None:
         scores = scores.masked_fill(distance <= -variant.window, float("-inf"))
     if (seen := case.seen(row)) is not None:
-        is_seen = torch.tensor(list(seen[:length]), dtype=torch.bool, device=scores.device)
+        is_seen = torch.tensor(list(seen[:length].ljust(length, b"\1")), dtype=torch.bool, device=scores.device)
         scores = scores.masked_fill(~is_seen, float("-inf"))
     return scores, scores.new_tensor(numbers["sinks"][head : head + 1] if "sinks" in numbers else ())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from attnfuzz.problems import (
     split_decode,
     told,
 )
-from attnfuzz.problems.allocation import PlainAllocator, allocate
-from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeStatesCase, VarlenCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.open_module import Target
 from attnfuzz.problems.placement import Placement, placements
-from attnfuzz.problems.reference import Expected
+from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.values.attention import attention_values, attention_values_of_many
@@ -33,8 +34,6 @@ from attnfuzz.values.states import LogicalStates, merge_values, merge_values_of_
 from attnfuzz.values.tokens import token_table
 
 __all__ = ["Contents", "ProblemModule", "filled", "problem_of"]
-
-Build = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +46,12 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ProblemModule:
-    """``values(case, device, supports)`` draws the logical values, ``build(case, allocator, supports, values)`` the
-    inputs, ``reference(case, values)`` the expected result, and ``logical_result(case, out, lse)`` brings what a kernel
-    returned (LSE already natural) into the axes of that result.
+    """``values(case, device, supports)`` draws the logical values, ``reference(case, values)`` is the expected result,
+    and ``logical_result(case, out, lse)`` brings what a kernel returned (LSE already natural) into its axes.
 
-    ``build`` in parts, for many cases at once: ``contents(cases, device, supports)`` gives the `Contents` of each,
-    ``write(case, tensors, values, placement)`` writes them, ``inputs(case, tensors)`` is what the kernel gets.
-    ``results`` names the two output tensors, out first.
+    ``placement(case, device)`` says where the values go, ``write(case, tensors, values, placement)`` writes them, and
+    ``inputs(case, tensors)`` is what the kernel gets. For many cases at once, ``contents(cases, device, supports)``
+    gives the `Contents` of each. ``results`` names the two output tensors, out first.
 
     ``returned_names(case, supports)``: what a kernel may return, in this order, or write into its inputs;
     ``changed_names(case)``: the inputs that it changes in place. ``owned(case, results)`` leaves out of the results
@@ -64,28 +62,51 @@ class ProblemModule:
     sequences that a row belongs to; None where results have no rows with heads.
 
     ``targets(values, tolerance)``: what the results are to hold, where the problem says that itself; None for
-    attention, whose bounds are derived (`attnfuzz.oracles.expectations`). ``in_parts``: whether there are `contents`,
+    attention, whose bounds are derived (`attnfuzz.judging.expectations`). ``in_parts``: whether there are `contents`,
     so that many cases can be built and judged at once.
     """
 
     results: tuple[str, ...]
     values: Callable[[Any, torch.device | str, Supports], Any]
-    build: Build
     reference: Callable[[Any, Any], Expected]
     logical_result: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
     contents: Callable[[Any, torch.device | str, Supports], list[Contents]]
     write: Callable[..., None]
     inputs: Callable[[Any, dict[str, Tensor]], Any]
-    returned_names: Callable[[Any, Supports], tuple[str, ...]]
     axes: Callable[[Any, str], tuple[str, ...]]
     dead_words: Callable[[Any, Supports, int], list[str]]
-    owned: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]]
+    placement: Callable[[Any, torch.device | str], Placement | None] = lambda case, device: None
+    owned: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]] = lambda case, results: results
     changed_names: Callable[[Any], tuple[str, ...]] = lambda case: ()
     where_is: Callable[[Any, str, tuple[int, ...]], str] = lambda case, name, index: ""
     length_words: Callable[[Any, int], list[str]] = lambda case, row: []
     seqs_of: Callable[[Any, int], tuple[int, ...]] | None = None
     targets: Callable[[Any, Tolerance], list[Target]] | None = None
     in_parts: bool = True
+
+    def returned_names(self, case: Any, supports: Supports) -> tuple[str, ...]:
+        """Both results, or the output alone of a kernel that declares no LSE."""
+        del case
+        return self.results if supports.lse != "none" else self.results[:1]
+
+    def build(self, case: Any, allocator: Allocator, supports: Supports, values: Any = None) -> Any:
+        """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
+        device = allocator.device
+        tensors = allocate(case, allocator)
+        one_run = {name: tensor[None] for name, tensor in tensors.items()}
+        self.write(case, one_run, values or self.values(case, device, supports), self.placement(case, device))
+        return self.inputs(case, tensors)
+
+
+class _OpenModule(ProblemModule):
+    """A user's problem writes its inputs itself."""
+
+    def returned_names(self, case: Any, supports: Supports) -> tuple[str, ...]:
+        del supports
+        return open_module.returned_names(case)
+
+    def build(self, case: Any, allocator: Allocator, supports: Supports, values: Any = None) -> Any:
+        return open_module.build(case, allocator, values or self.values(case, allocator.device, supports))
 
 
 def problem_of(case: Case) -> ProblemModule:
@@ -111,6 +132,11 @@ def _attention_values(case: Any, device: torch.device | str, supports: Supports)
 
 def _merge_values(case: MergeStatesCase, device: torch.device | str, supports: Supports) -> LogicalStates:
     return merge_values(case, device, **_convention(supports))
+
+
+def _attention_placement(case: AttentionCase, device: torch.device | str) -> Placement:
+    (placement,) = placements([case], token_table([case], device))
+    return placement
 
 
 def _attention_contents(cases: Sequence[Any], device: torch.device | str, supports: Supports) -> list[Contents]:
@@ -143,17 +169,7 @@ def _tokens_first(case: MergeStatesCase, out: Tensor, lse: Tensor) -> tuple[Tens
     return out.double(), merge_states.tokens_first(case, lse).double()
 
 
-def _as_declared(*names: str) -> Callable[[Any, Supports], tuple[str, ...]]:
-    """Both results, or the output alone of a kernel that declares no LSE."""
-    return lambda case, supports: names if supports.lse != "none" else names[:1]
-
-
-def _all(case: Any, results: dict[str, Tensor]) -> dict[str, Tensor]:
-    del case
-    return results
-
-
-def _without_padding(case: PagedAttentionCase, results: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_padding(case: VarlenCase, results: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without the rows of padding tokens, in which a kernel may leave anything."""
     return {name: result[: case.num_rows] for name, result in results.items()} if case.padding_tokens else results
 
@@ -184,7 +200,7 @@ def _no_seq(case: Any, row: int) -> tuple[int, ...]:
     return ()
 
 
-def _keys_of_query(case: PagedAttentionCase, row: int) -> list[str]:
+def _keys_of_query(case: VarlenCase, row: int) -> list[str]:
     keys = told.plural(case.row_lens[row], "key")
     return [f"token {row} of the batch is {told.query_of_row(case, row)} and attends to {keys}"]
 
@@ -193,16 +209,14 @@ def _not_in_parts(*arguments: Any) -> Any:
     raise TypeError(f"inputs of an open problem are built one case at a time, not from {arguments!r:.80}")
 
 
-_OPEN = ProblemModule(
+_OPEN = _OpenModule(
     results=(),
     values=open_module.values,
-    build=open_module.build,
     reference=_not_in_parts,
     logical_result=_not_in_parts,
     contents=_not_in_parts,
     write=_not_in_parts,
     inputs=open_module.inputs,
-    returned_names=open_module.returned_names,
     changed_names=open_module.changed_names,
     owned=open_module.owned,
     axes=open_module.axes,
@@ -212,116 +226,55 @@ _OPEN = ProblemModule(
     in_parts=False,
 )
 
+_attention = partial(
+    ProblemModule,
+    results=("out", "lse"),
+    values=_attention_values,
+    reference=attention_reference,
+    logical_result=_as_is,
+    contents=_attention_contents,
+    placement=_attention_placement,
+    write=paged_decode.write,
+    axes=_axes("seq", "head"),
+    dead_words=told.dead_pages,
+    length_words=told.length_of_row,
+    seqs_of=_own_seq,
+)
+"""Attention over a paged cache, one query a sequence: other problems say in what they differ."""
+
 _PROBLEMS: dict[BundledProblem, ProblemModule] = {
-    "dense_decode": ProblemModule(
-        results=("out", "lse"),
-        values=_attention_values,
-        build=dense_decode.build,
-        reference=dense_decode.reference,
-        logical_result=_as_is,
-        contents=_attention_contents,
-        write=dense_decode.write,
-        inputs=dense_decode.inputs_of,
-        returned_names=_as_declared("out", "lse"),
-        axes=_axes("seq", "head"),
-        owned=_all,
-        dead_words=told.dead_rows,
-        length_words=told.length_of_row,
-        seqs_of=_own_seq,
-    ),
-    "paged_decode": ProblemModule(
-        results=("out", "lse"),
-        values=_attention_values,
-        build=paged_decode.build,
-        reference=paged_decode.reference,
-        logical_result=_as_is,
-        contents=_attention_contents,
-        write=paged_decode.write,
-        inputs=paged_decode.inputs_of,
-        returned_names=_as_declared("out", "lse"),
-        axes=_axes("seq", "head"),
-        owned=_all,
-        dead_words=told.dead_pages,
-        length_words=told.length_of_row,
-        seqs_of=_own_seq,
-    ),
-    "split_decode": ProblemModule(
-        results=("partial_out", "partial_lse"),
-        values=_attention_values,
-        build=split_decode.build,
-        reference=split_decode.reference,
-        logical_result=_merged,
-        contents=_attention_contents,
-        write=paged_decode.write,
+    "dense_decode": _attention(inputs=dense_decode.inputs_of, write=dense_decode.write, dead_words=told.dead_rows),
+    "paged_decode": _attention(inputs=paged_decode.inputs_of),
+    "split_decode": _attention(
         inputs=split_decode.inputs_of,
-        returned_names=_as_declared("partial_out", "partial_lse"),
+        results=("partial_out", "partial_lse"),
+        logical_result=_merged,
         axes=_split_axes,
-        owned=_all,
-        dead_words=told.dead_pages,
-        length_words=told.length_of_row,
-        seqs_of=_own_seq,
     ),
     "merge_states": ProblemModule(
         results=("output", "output_lse"),
         values=_merge_values,
-        build=merge_states.build,
         reference=merge_states.reference,
         logical_result=_tokens_first,
         contents=_merge_contents,
         write=merge_states.write,
         inputs=merge_states.inputs_of,
-        returned_names=_as_declared("output", "output_lse"),
         axes=_merge_axes,
-        owned=_all,
         dead_words=told.dead_states,
         seqs_of=_no_seq,
     ),
-    "paged_attention": ProblemModule(
-        results=("out", "lse"),
-        values=_attention_values,
-        build=paged_attention.build,
-        reference=paged_attention.reference,
-        logical_result=_as_is,
-        contents=_attention_contents,
-        write=paged_decode.write,
+    "paged_attention": _attention(
         inputs=paged_attention.inputs_of,
-        returned_names=_as_declared("out", "lse"),
         axes=_axes("token", "head"),
         owned=_without_padding,
-        dead_words=told.dead_pages,
         length_words=_keys_of_query,
-        seqs_of=_own_seq,
     ),
-    "masked_attention": ProblemModule(
-        results=("out", "lse"),
-        values=_attention_values,
-        build=masked_attention.build,
-        reference=masked_attention.reference,
-        logical_result=_as_is,
-        contents=_attention_contents,
-        write=masked_attention.write,
+    "masked_attention": _attention(
         inputs=masked_attention.inputs_of,
-        returned_names=_as_declared("out", "lse"),
+        write=masked_attention.write,
         axes=_axes("token", "head"),
         owned=_without_padding,
-        dead_words=told.dead_pages,
         length_words=masked_attention.keys_seen,
-        seqs_of=_own_seq,
     ),
-    "latent_decode": ProblemModule(
-        results=("out", "lse"),
-        values=_attention_values,
-        build=latent_decode.build,
-        reference=latent_decode.reference,
-        logical_result=_as_is,
-        contents=_attention_contents,
-        write=paged_decode.write,
-        inputs=latent_decode.inputs_of,
-        returned_names=_as_declared("out", "lse"),
-        axes=_axes("seq", "head"),
-        owned=_all,
-        dead_words=told.dead_pages,
-        length_words=told.length_of_row,
-        seqs_of=_own_seq,
-    ),
+    "latent_decode": _attention(inputs=latent_decode.inputs_of),
 }

@@ -11,9 +11,9 @@ from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MaskedAttentionCase,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
+    VarlenCase,
     packed_width,
 )
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
@@ -59,7 +59,7 @@ def tensor_specs(case: Case) -> Specs:
     if isinstance(case, DenseDecodeCase):
         return _query(case) | _dense_kv(case) | _result(case)
     results = _partials(case) if isinstance(case, SplitDecodeCase) else _result(case)
-    starts = _query_starts(case) if isinstance(case, PagedAttentionCase) else {}
+    starts = _query_starts(case) if isinstance(case, VarlenCase) else {}
     return _query(case) | starts | _cache(case) | _table(case) | _per_head(case) | _kv_scales(case) | results
 
 
@@ -95,7 +95,7 @@ def _query(case: AttentionCase) -> Specs:
     return {"q": TensorSpec(shape, case.dtype, "input"), "seq_lens": TensorSpec((case.num_seqs,), "int32", "input")}
 
 
-def _query_starts(case: PagedAttentionCase) -> Specs:
+def _query_starts(case: VarlenCase) -> Specs:
     starts = {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
     if not isinstance(case, MaskedAttentionCase):
         return starts

@@ -29,11 +29,13 @@ from attnfuzz.problems.choices import (
     head_size_rank,
     head_sizes_of,
     layouts_of,
+    masks_of,
     merge_heads_of,
     options_of,
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.open_cases import OpenProblem, simplest_open_case
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
@@ -127,6 +129,8 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
     if has_query_lens(problem):
         cache["query_lens"] = (1,)
+    if problem == "masked_attention":
+        cache["mask"] = Mask(kind=masks_of(supports)[0])
     if problem == "split_decode":
         return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
     return CASE_TYPES[problem](**rows, **cache)

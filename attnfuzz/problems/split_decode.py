@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from jaxtyping import Float, Float32, Float64, Int32
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import SplitDecodeCase
-from attnfuzz.problems.paged_decode import with_both_caches, written
-from attnfuzz.problems.reference import Expected, attention_reference, merge_all
-from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.problems.paged_decode import with_both_caches
+from attnfuzz.problems.reference import merge_all
+from attnfuzz.problems.supports import Layout
 
-__all__ = ["SplitDecodeInputs", "build", "inputs_of", "merge_partials", "reference"]
+__all__ = ["SplitDecodeInputs", "inputs_of", "merge_partials"]
 
 
 @dataclass(slots=True)
@@ -39,14 +37,6 @@ class SplitDecodeInputs:
     v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
-def build(
-    case: SplitDecodeCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> SplitDecodeInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    return inputs_of(case, written(case, allocator, values))
-
-
 def inputs_of(case: SplitDecodeCase, tensors: dict[str, Tensor]) -> SplitDecodeInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     tensors = with_both_caches(case, tensors)
@@ -59,11 +49,6 @@ def inputs_of(case: SplitDecodeCase, tensors: dict[str, Tensor]) -> SplitDecodeI
         soft_cap=case.variant.soft_cap,
         **tensors,
     )
-
-
-def reference(case: SplitDecodeCase, values: LogicalAttention) -> Expected:
-    """What the partial states must merge to: where a kernel cuts a sequence is its own business."""
-    return attention_reference(case, values)
 
 
 def merge_partials(

@@ -7,21 +7,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from attnfuzz.cases.domain import Domain
-from attnfuzz.cases.facets import facets_of
+from attnfuzz.cases.facets import Domain, facets_of
+from attnfuzz.cases.facets.formats import wrong_strides
 from attnfuzz.problems.cases import (
     CASE_TYPES,
-    AttentionCase,
     BundledCase,
     BundledProblem,
     Case,
     DenseDecodeCase,
     MaskedAttentionCase,
     MergeStatesCase,
-    PagedAttentionCase,
-    PagedDecodeCase,
     Problem,
-    SplitDecodeCase,
+    VarlenCase,
     has_query_lens,
     packed_width,
 )
@@ -32,14 +29,12 @@ from attnfuzz.problems.choices import (
     lying_alike,
     offers,
     paddings_of,
-    permits_stride,
     split_counts_of,
 )
 from attnfuzz.problems.masks import CAUSAL_MASK
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
-from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import named_in_strides, strides_of, tensor_specs
+from attnfuzz.problems.shapes import named_in_strides
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
 from attnfuzz.problems.where import fits, narrowed, value_in
 
@@ -129,7 +124,7 @@ def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fie
         return False
     if problem == "split_decode" and case.variant.sinks is not None:
         return False
-    if isinstance(case, PagedAttentionCase) and any(
+    if isinstance(case, VarlenCase) and any(
         queries != min(1, keys) for queries, keys in zip(case.query_lens, case.seq_lens, strict=True)
     ):
         return False
@@ -187,7 +182,7 @@ def _strides_in(problem: BundledProblem, case: BundledCase, layout: str | None) 
 def _permitted_strides(supports: Supports, case: BundledCase) -> tuple[BundledCase, tuple[str, ...]]:
     """``case`` with those tensors contiguous that must be, and their names."""
     left_out: list[str] = []
-    while (culprit := next(_wrong_strides(supports, case), None)) is not None:
+    while (culprit := next(wrong_strides(supports, case), None)) is not None:
         name = named_in_strides(case, culprit[0])
         left_out.append(name)
         alike = (name, *lying_alike(supports.strides, name))
@@ -197,100 +192,12 @@ def _permitted_strides(supports: Supports, case: BundledCase) -> tuple[BundledCa
 
 
 def _objections(supports: Supports, options: Options, case: Case) -> Iterator[str]:
-    if isinstance(case, OpenCase):
-        yield from _options(options, case)
-        return
-    yield from _not_among("dtype", case.dtype, supports.dtypes)
-    yield from _not_among("head_size", case.head_size, supports.head_sizes)
-    if isinstance(case, MergeStatesCase):
-        yield from _merge(supports, case)
-    else:
-        yield from _attention(supports, options, case)
-    yield from (sentence for _, sentence in _wrong_strides(supports, case))
-    yield from _options(options, case)
+    domain = Domain(case.problem, supports, options)
+    for facet in facets_of(type(case)):
+        yield from facet.objections(case, domain)
     if supports.combinations and not any(fits(case, one) for one in supports.combinations):
         names = dict.fromkeys(name for one in supports.combinations for name in one)
         values = ", ".join(f"{name}={value_in(case, name)!r}" for name in names)
         shown = ", ".join(as_written(one) for one in supports.combinations[:_MOST_SHOWN])
         more = ", ..." if len(supports.combinations) > _MOST_SHOWN else ""
         yield f"{values} do not go together: the kernel declares where=({shown}{more})"
-
-
-def _attention(supports: Supports, options: Options, case: AttentionCase) -> Iterator[str]:
-    yield from _not_among("gqa_ratio", case.gqa_ratio, supports.gqa_ratios)
-    for facet in facets_of(type(case)):
-        yield from facet.objections(case, Domain(supports, options))
-    longest = case.max_seq_len if isinstance(case, DenseDecodeCase | PagedAttentionCase) else max(case.seq_lens)
-    if supports.max_seq_len is not None and longest > supports.max_seq_len:
-        yield f"the case has max_seq_len={longest}, but the kernel declares at most {supports.max_seq_len}"
-    if not supports.empty_sequences and 0 in case.seq_lens:
-        yield f"seq_lens[{case.seq_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
-    if isinstance(case, SplitDecodeCase) and case.num_splits > (supports.max_num_splits or case.num_splits):
-        yield f"num_splits={case.num_splits}, but the kernel declares at most {supports.max_num_splits}"
-    if isinstance(case, PagedAttentionCase):
-        yield from _queries(supports, case)
-    if isinstance(case, PagedDecodeCase):
-        yield from _not_among("block_size", case.block_size, supports.block_sizes)
-        yield from _not_among("layout", case.layout, supports.layouts)
-        yield from _not_among("pages.padding", case.pages.padding, paddings_of(supports))
-        if case.kv is not None:
-            yield from _quantised(supports, case.kv)
-        for name in case.variant.names:
-            if name not in supports.variants:
-                yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
-        if case.variant.freed_pages and not supports.freed_pages:
-            yield "variant.freed_pages=True, but the kernel declares freed_pages=False"
-
-
-def _quantised(supports: Supports, kv: QuantisedKv) -> Iterator[str]:
-    if kv.dtype not in supports.kv_dtypes:
-        yield f"kv.dtype={kv.dtype!r}, but the kernel declares kv_dtypes={supports.kv_dtypes}"
-    elif kv.per not in supports.kv_scales:
-        yield f"kv.per={kv.per!r}, but the kernel declares kv_scales={supports.kv_scales}"
-
-
-def _queries(supports: Supports, case: PagedAttentionCase) -> Iterator[str]:
-    if supports.max_query_len is not None and case.max_query_len > supports.max_query_len:
-        most = supports.max_query_len
-        yield f"the case has max_query_len={case.max_query_len}, but the kernel declares at most {most}"
-    if not supports.empty_sequences and 0 in case.query_lens:
-        yield f"query_lens[{case.query_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
-    if case.padding_tokens and not supports.padding_tokens:
-        yield f"padding_tokens={case.padding_tokens}, but the kernel declares padding_tokens=False"
-
-
-def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:
-    yield from _not_among("lse_layout", case.lse_layout, (supports.lse_layout,))
-    for pair in case.lse_pairs:
-        for kind in pair:
-            yield from _not_among("lse_pairs", kind, lse_kinds_of(supports))
-
-
-def _wrong_strides(supports: Supports, case: BundledCase) -> Iterator[tuple[str, str]]:
-    """Each tensor that may not lie as it does, or not beside another that lies otherwise, and a sentence on it."""
-    specs = tensor_specs(case) if case.strides else {}
-    for name, spec in specs.items():
-        kind = strides_of(case, name)
-        if not permits_stride(supports.strides, name, kind, spec.shape):
-            yield name, f"strides[{name!r}]={kind!r}, but the kernel declares strides={supports.strides!r}"
-        for other in lying_alike(supports.strides, name):
-            if other in specs and strides_of(case, other) != kind:
-                declared = f"the kernel declares strides={supports.strides!r}, where both lie alike"
-                both = f"strides[{name!r}]={kind!r} and strides[{other!r}]={strides_of(case, other)!r}"
-                yield name, f"{both}, but {declared}"
-
-
-def _options(options: Options, case: Case) -> Iterator[str]:
-    for name, value in case.options.items():
-        if name not in options:
-            yield f"options[{name!r}]={value!r}, but the kernel has no such option"
-        elif not offers(options[name], value):
-            yield f"options[{name!r}]={value!r}, but the kernel offers {options[name]}"
-    for name in options:
-        if name not in case.options:
-            yield f"the case leaves out options[{name!r}]; the kernel offers {options[name]}"
-
-
-def _not_among(name: str, value: object, allowed: tuple[object, ...] | None) -> Iterator[str]:
-    if allowed is not None and value not in allowed:
-        yield f"{name}={value!r}, but the kernel declares {allowed}"

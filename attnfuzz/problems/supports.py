@@ -26,6 +26,7 @@ __all__ = [
     "OptionValue",
     "Supports",
     "VHeadSizes",
+    "as_call",
     "as_written",
     "check_option",
     "check_options",
@@ -98,6 +99,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       paged_attention and, when merging, empty states.
     * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
       the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
+    * ``non_causal``: cases of paged_attention with ``causal=False``, whose query tokens attend to all keys of their
+      sequence, as its last token does; ``inputs.causal`` says which it is. Not unless declared.
     * ``empty_state_outputs``: what the outputs of empty states hold when merging: ``"zeros"``, which is what the
       kernels of FlashAttention, FlashInfer and vLLM write for a sequence or split without keys, or ``"anything"``, NaN
       included, as it is where nobody wrote them.
@@ -141,6 +144,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
     padding_tokens: bool = True
+    non_causal: bool = False
     empty_state_outputs: EmptyStateOutputs = "zeros"
     empty_state_lse: tuple[EmptyStateLse, ...] = EMPTY_STATE_LSES
     lse: LseKind = "natural"
@@ -170,6 +174,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return bool(getattr(self, name) == default) and not any(
             field in combination for combination in self.combinations for field in named
         )
+
+    def declared(self) -> dict[str, Any]:
+        """The fields that are not at their defaults."""
+        fields = msgspec.structs.fields(self)
+        return {one.name: value for one in fields if (value := getattr(self, one.name)) != one.default}
 
     def __post_init__(self) -> None:
         if self.where is not None and not callable(self.where):
@@ -203,6 +212,7 @@ _FLAGS = (
     "empty_sequences",
     "infinite_scores",
     "padding_tokens",
+    "non_causal",
     "freed_pages",
     "deterministic",
     "batch_invariant",
@@ -225,6 +235,11 @@ def as_written(value: object) -> str:
         single = {name: one[0] if isinstance(one, tuple) and len(one) == 1 else one for name, one in value.items()}
         return f"{{{', '.join(f'{json.dumps(name)}: {as_written(one)}' for name, one in single.items())}}}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def as_call(name: str, fields: Mapping[str, object]) -> str:
+    """``name(...)`` with ``fields`` by keyword, as it is written in a program."""
+    return f"{name}({', '.join(f'{field}={as_written(value)}' for field, value in fields.items())})"
 
 
 def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:

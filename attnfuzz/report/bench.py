@@ -13,7 +13,7 @@ from rich.text import Text
 from attnfuzz.bench.endurance import Endurance
 from attnfuzz.bench.kernels.measurements import STATES, MachineReply, Report, Result, State
 from attnfuzz.bench.kernels.run import versions_text
-from attnfuzz.bench.throughput import MeasuredCampaign, Row, Setting
+from attnfuzz.bench.throughput import Measured, MeasuredCampaign, Setting
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
@@ -39,13 +39,13 @@ def print_setting(console: Console, setting: Setting) -> None:
     console.print(Text(f"{len(setting.kernels)} kernels on {setting.device_name}, {setting.cores} CPU cores"))
 
 
-def print_row(console: Console, row: Row) -> None:
+def print_row(console: Console, row: Measured) -> None:
     """One measurement, as soon as there is one."""
     console.print(Text(f"{row.name}: {row.rate:.1f} cases/s"))
     console.file.flush()
 
 
-def print_throughput(console: Console, rows: Sequence[Row]) -> None:
+def print_throughput(console: Console, rows: Sequence[Measured]) -> None:
     """All measurements beside the first one, and where the time of the campaigns went."""
     table = _table("measurement", "cases/s", "over the first", "cases", "found")
     for row in rows:

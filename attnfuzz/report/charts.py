@@ -10,8 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Throughput, above
-from attnfuzz.campaign.draw.coverage import Coverage, Level
+from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Level, Throughput, above
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.svg import element, number, path_of_rects, text
 
@@ -40,7 +39,7 @@ _BOUND = 0
 
 
 def histogram_svg(counts: Mapping[int, int]) -> Markup:
-    """``counts``: cases by bin of ``attnfuzz.campaign.ratios``."""
+    """``counts``: cases by bin of ``attnfuzz.campaign.counts``."""
     most = max(counts.values(), default=0) or 1
     inside = [_bar(number, count, most) for number, count in counts.items() if number <= _BOUND]
     outside = [_bar(number, count, most) for number, count in counts.items() if number > _BOUND]

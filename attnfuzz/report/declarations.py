@@ -9,12 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.problems.supports import as_written
+from attnfuzz.problems.supports import as_call, as_written
 from attnfuzz.report.findings import count, in_order, one_line, remedy_lines
 
 __all__ = ["print_declared", "print_kernels"]
@@ -73,11 +71,11 @@ def print_declared(console: Console, result: CampaignResult) -> None:
 def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
     kernel = result.statistics.kernels[target]
     yield Text(f"{target}:", style="bold")
-    yield Text(f"    supports=attnfuzz.{supports_as_text(kernel.declaration.supports)},", style="green")
+    yield Text(f"    supports=attnfuzz.{as_call('Supports', kernel.declaration.supports.declared())},", style="green")
     inferred = next((one for one in result.inferred if one.target == target), None)
     numerics = kernel.declaration.numerics if inferred is None else inferred.kept
-    if numerics.declared():
-        yield Text(f"    numerics=attnfuzz.{numerics_as_text(numerics)},", style="green")
+    if declared := numerics.declared():
+        yield Text(f"    numerics=attnfuzz.{as_call('Numerics', declared)},", style="green")
     for left_out in inferred.left_out if inferred is not None else ():
         yield Text(f"  {left_out}: {left_out.said}" if left_out.said else f"  {left_out}", style="dim")
     if inferred is None or not inferred.left_out:
@@ -105,4 +103,4 @@ def _finding_lines(finding: Finding, *, further: bool = False) -> Iterator[Text]
     yield Text(f"  - {finding.failure.message}")
     yield Text(f"    {one_line(finding.case)}", style="dim")
     if further and finding.remedy is not None:
-        yield from (Text(f"    {line}") for line in remedy_lines(declared_limits(finding.remedy), finding.case))
+        yield from (Text(f"    {line}") for line in remedy_lines(finding.remedy.declared(), finding.case))

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
@@ -25,12 +26,12 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
+    VarlenCase,
 )
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.report.findings import count, finding_lines, headline, listed, wrapped
+from attnfuzz.report.findings import count, finding_lines, headline, wrapped
 from attnfuzz.report.svg import element, text
 
 __all__ = [
@@ -169,7 +170,7 @@ def _shared_pages(case: PagedDecodeCase, seq: int) -> int:
 
 
 def _notes(case: AttentionCase, seq: int, freed: int) -> Iterator[str]:
-    if isinstance(case, PagedAttentionCase):
+    if isinstance(case, VarlenCase):
         yield _queries(case, seq)
     if freed:
         yield f"behind the window, in pages that were freed: {count(freed, 'token')}"
@@ -181,7 +182,7 @@ def _notes(case: AttentionCase, seq: int, freed: int) -> Iterator[str]:
         yield f"in {count(num_splits, 'split')}, if even: {_splits(case.seq_lens[seq], num_splits)}"
 
 
-def _queries(case: PagedAttentionCase, seq: int) -> str:
+def _queries(case: VarlenCase, seq: int) -> str:
     """Which of the tokens are the queries, and where those are in q."""
     rows, length = case.rows_of(seq), case.seq_lens[seq]
     if not rows:
@@ -232,17 +233,6 @@ _SYMBOLS: dict[Mark, tuple[str, str]] = {
 """Character and style of a mark."""
 
 _GUTTER = 12
-
-
-def _cells(slots: tuple[Mark, ...], *, width: int) -> Text:
-    """One character per slot, or per several slots where there are more than ``width``."""
-    return Text.assemble(*(_SYMBOLS[mark] for mark in squeeze(slots, cells=width)))
-
-
-def _legend() -> Text:
-    """What the characters mean."""
-    pairs = ((_SYMBOLS[mark], f" {meaning}   ") for mark, meaning in MARKS.items())
-    return Text.assemble(*(part for pair in pairs for part in pair))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +289,11 @@ def _field_table(case: Case, *, defaults: bool = False) -> Table:
     """The fields of ``case`` with their values; with ``defaults`` those too that have theirs, but less bright."""
     table = Table("field", "value", box=None, pad_edge=False, header_style="bold")
     changed = dict(_flat(msgspec.to_builtins(case)))
-    for name, value in _flat(_all_fields(case)) if defaults else changed.items():
+    fields = {name: msgspec.to_builtins(getattr(case, name)) for name in case.__struct_fields__}
+    for name, value in _flat(fields) if defaults else changed.items():
         style = "bold" if name in changed else "dim"
         table.add_row(name, Text(msgspec.json.encode(value).decode()), style=style)
     return table
-
-
-def _all_fields(case: Case) -> dict[str, Any]:
-    """As ``to_builtins``, with the fields that still have their default."""
-    return {name: msgspec.to_builtins(getattr(case, name)) for name in case.__struct_fields__}
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -345,7 +331,8 @@ def picture(case: Case, finding: FindingRecord | None = None, *, defaults: bool 
 def _sequences(drawing: Drawing) -> Iterator[RenderableType]:
     if not drawing.sequences:
         return
-    yield _legend()
+    pairs = ((_SYMBOLS[mark], f" {meaning}   ") for mark, meaning in MARKS.items())
+    yield Text.assemble(*(part for pair in pairs for part in pair))
     for sequence in drawing.sequences:
         labels = (
             f"seq {sequence.number}" + (" ✗" if sequence.fails else ""),
@@ -358,7 +345,8 @@ def _box(box: Box) -> _TextBox:
     if box.skipped:
         return _TextBox(box.title, Text(count(box.skipped, "page"), "dim"), "dim")
     is_page = box.title.startswith("page")
-    content = _cells(box.slots, width=_CELLS_PER_PAGE if is_page else _CELLS_PER_ROW)
+    cells = squeeze(box.slots, cells=_CELLS_PER_PAGE if is_page else _CELLS_PER_ROW)
+    content = Text.assemble(*map(_SYMBOLS.__getitem__, cells))
     return _TextBox(box.title, content, "red" if "fails" in box.slots and is_page else "")
 
 

@@ -1,31 +1,34 @@
-"""A case in one line, what a finding says in lines, and the order in which all reports tell findings."""
+"""What all reports say of a finding, a case in one line, and the order in which findings are told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from attnfuzz.campaign.aspects import aspects
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
-from attnfuzz.corpus import FindingRecord
+from attnfuzz.campaign.identity.signature import aspects
+from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
+from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.cases.facets import facets_of
+from attnfuzz.cases.facets.facet import listed
+from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.oracles.verdict import ends_process, where_to_look
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
-    SplitDecodeCase,
 )
 from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.supports import as_call
 
 __all__ = [
     "CLOSE_TO_THE_BOUND",
     "OUT_OF_CONTRACT",
     "Severity",
+    "ToldFinding",
     "count",
     "finding_lines",
     "found_so_far",
@@ -35,11 +38,11 @@ __all__ = [
     "kernels_in_order",
     "known_since",
     "largest_ratio",
-    "listed",
     "one_line",
     "remedy_lines",
     "restarts_of",
     "severity_of",
+    "told_findings",
     "what_was_found",
     "wrapped",
 ]
@@ -47,7 +50,6 @@ __all__ = [
 
 _One = TypeVar("_One")
 
-_MOST_LISTED = 8
 CLOSE_TO_THE_BOUND = 0.9
 """Times the bound: above it an error stands out, though it is allowed."""
 
@@ -73,23 +75,12 @@ def headline(case: Case) -> str:
 
 def one_line(case: Case) -> str:
     """What the case is in plain characters, with the lengths of its sequences, variants and options."""
-    parts = [headline(case).replace(" · ", ", ")]
-    if isinstance(case, PagedAttentionCase):
-        parts.append(f"query_lens {listed(case.query_lens)}")
-    if isinstance(case, AttentionCase):
-        parts += [f"seq_lens {listed(case.seq_lens)}", *case.variant.names]
-    if isinstance(case, SplitDecodeCase):
-        parts.append(f"num_splits={case.num_splits}")
-    return ", ".join([*parts, *(f"{name}={value}" for name, value in case.options.items())])
+    told = (words for facet in facets_of(type(case)) for words in facet.told(case))
+    return ", ".join([headline(case).replace(" · ", ", "), *told])
 
 
 def _value(value: object) -> str:
     return f"({listed(value)})" if isinstance(value, tuple) else str(value)
-
-
-def listed(numbers: tuple[int, ...]) -> str:
-    """The first few of them."""
-    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
 
 
 def count(number: int, noun: str) -> str:
@@ -154,10 +145,71 @@ def _standings(found: Iterable[Finding], statistics: Statistics) -> tuple[int, *
     return standings.count("counts"), *others
 
 
+@dataclass(frozen=True, slots=True)
+class ToldFinding:
+    """What every report says of ``finding``, each in its own form; texts are empty where there is nothing to say.
+
+    ``number``: its place among those of the campaign. ``standing``: what it amounts to. ``status``: whether it is new,
+    where that was asked for. ``case`` is its case in one line, ``lines`` what is said beside its message, ``certainty``
+    how sure it is, and ``comparison`` what came of it in several environments. ``saved`` is what its regression file
+    holds, and ``command`` what runs that again.
+    """
+
+    number: int
+    finding: Finding
+    standing: Standing
+    status: str
+    case: str
+    lines: tuple[str, ...]
+    certainty: str
+    comparison: str
+    saved: str
+    command: str
+
+    @property
+    def target(self) -> str:
+        """That of its kernel."""
+        return self.finding.declaration.target
+
+    @property
+    def message(self) -> str:
+        """What an oracle says of it."""
+        return self.finding.failure.message
+
+    @property
+    def severity(self) -> Severity:
+        """What it does."""
+        return severity_of(self.finding)
+
+
+def told_findings(result: CampaignResult) -> list[ToldFinding]:
+    """All that were found, in the order of all reports."""
+    statistics = result.statistics
+    return [_told(number, finding, statistics) for number, finding in enumerate(in_order(result), start=1)]
+
+
+def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
+    regression = finding.regression(statistics.device_name)
+    is_new = "" if statistics.against is None else "new"
+    path = finding.path
+    return ToldFinding(
+        number=number,
+        finding=finding,
+        standing=statistics.standing(finding),
+        status=known_since(statistics) if statistics.is_known(finding) else is_new,
+        case=one_line(finding.case),
+        lines=finding_lines(regression.finding, finding.case),
+        certainty=finding.certainty(),
+        comparison=finding.comparison(),
+        saved=encode_regression(regression).decode().rstrip(),
+        command="" if path is None else replay_command(path, finding.declaration.target, finding.python),
+    )
+
+
 def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
     """What there is to say of ``finding`` beside its message: which lines to look at, details, what declares it away,
     how else it shows."""
-    remedy = () if finding.remedy is None else remedy_lines(declared_limits(finding.remedy), case)
+    remedy = () if finding.remedy is None else remedy_lines(finding.remedy.declared(), case)
     also = [
         f"also shows as: {one.oracle}/{one.kind}"
         + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
@@ -168,7 +220,7 @@ def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
 
 def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:
     """That a kernel which is meant to do this declares ``limits``; nothing if there are none."""
-    return (f"if the kernel is {_words(case, limits)}, declare {supports_text(limits)}",) if limits else ()
+    return (f"if the kernel is {_words(case, limits)}, declare {as_call('Supports', limits)}",) if limits else ()
 
 
 def _words(case: Case, limits: Mapping[str, Any]) -> str:

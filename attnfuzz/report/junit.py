@@ -12,15 +12,10 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.draw.coverage import pairs_met
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.saved.replay import replay_command
-from attnfuzz.campaign.triage.undeclared import declared_limits
-from attnfuzz.corpus import encode_regression
+from attnfuzz.campaign.counts import KernelStatistics, pairs_met
+from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.report.files import write_file
-from attnfuzz.report.findings import finding_lines, in_order, kernels_in_order, known_since, one_line, remedy_lines
+from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines, told_findings
 from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
@@ -39,15 +34,15 @@ def junit_xml(result: CampaignResult) -> bytes:
     """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
     root = ElementTree.Element("testsuites")
-    ordered = in_order(result)
+    findings = told_findings(result)
     for target in kernels_in_order(result):
         kernel = result.statistics.kernels[target]
         suite = _suite(root, target, kernel.seconds, began)
         _properties(suite, result, kernel)
         _search(suite, kernel)
-        for finding in ordered:
-            if finding.declaration.target == target:
-                _finding(suite, finding, result)
+        for told in findings:
+            if told.target == target:
+                _finding(suite, told, result)
     if result.troubles or result.stop_reason in ("workers_lost", "environment"):
         _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
     for suite in root:
@@ -98,7 +93,8 @@ def _search(suite: Element, kernel: KernelStatistics) -> None:
         ElementTree.SubElement(case, "skipped", message="no case was judged; raise --budget")
 
 
-def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
+def _finding(suite: Element, told: ToldFinding, result: CampaignResult) -> None:
+    finding, failure = told.finding, told.finding.failure
     until = result.elapsed_s if finding.shrunk_s is None else finding.shrunk_s
     case = ElementTree.SubElement(
         suite,
@@ -107,20 +103,10 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
         name=_clean(str(finding.signature)),
         time=f"{max(0.0, until - finding.first_seen_s):.3f}",
     )
-    failure = finding.failure
-    why_skipped = _why_skipped(finding, result.statistics)
-    report = _report(case, f"{failure.oracle}/{failure.kind}", failure.message, why_skipped)
-    regression = finding.regression(result.statistics.device_name)
-    lines = [
-        failure.message,
-        *finding_lines(regression.finding, finding.case),
-        finding.certainty(),
-        finding.comparison(),
-        f"case: {one_line(finding.case)}",
-        _replay(finding),
-    ]
-    saved = encode_regression(regression).decode()
-    report.text = _clean("\n".join(line for line in (*lines, saved) if line))
+    report = _report(case, f"{failure.oracle}/{failure.kind}", told.message, _why_skipped(told))
+    replay = told.command or "not saved; its regression file would hold:"
+    lines = (told.message, *told.lines, told.certainty, told.comparison, f"case: {told.case}", replay, told.saved)
+    report.text = _clean("\n".join(filter(None, lines)) + "\n")
 
 
 def _report(case: Element, symptom: str, message: str, why_skipped: str) -> Element:
@@ -131,21 +117,13 @@ def _report(case: Element, symptom: str, message: str, why_skipped: str) -> Elem
     return ElementTree.SubElement(case, kind, type=_clean(symptom), message=_clean(message))
 
 
-def _why_skipped(found: Finding, statistics: Statistics) -> str:
+def _why_skipped(told: ToldFinding) -> str:
     """Why a finding does not count; empty if it does."""
-    standing = statistics.standing(found)
-    if standing == "outside":
-        lines: tuple[str, ...] = ()
-        if found.remedy is not None:
-            lines = remedy_lines(declared_limits(found.remedy), found.case)
+    if told.standing == "outside":
+        remedy = told.finding.remedy
+        lines = () if remedy is None else remedy_lines(remedy.declared(), told.finding.case)
         return ", ".join(("possibly out of contract", *lines))
-    return known_since(statistics) if standing == "known" else ""
-
-
-def _replay(finding: Finding) -> str:
-    if finding.path is None:
-        return "not saved; its regression file would hold:"
-    return replay_command(finding.path, finding.declaration.target, finding.python)
+    return told.status if told.standing == "known" else ""
 
 
 def _trouble(suite: Element, result: CampaignResult) -> None:

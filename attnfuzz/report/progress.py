@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.draw.coverage import pairs_met
+from attnfuzz.campaign.counts import pairs_met
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.findings import count, found_so_far, largest_ratio, one_line, restarts_of
 from attnfuzz.report.terminal import kernel_table
@@ -50,7 +50,7 @@ def describe(what: str, finding: Finding, *, message: bool = True) -> str:
     return f"{line}: {finding.failure.message}{where}" if message else f"{line}{where}"
 
 
-class LineReporter:
+class LineReporter(Reporter):
     """One line every five seconds and one for every event; of a case that shrinks, one every other second."""
 
     def __init__(self, console: Console) -> None:
@@ -71,30 +71,18 @@ class LineReporter:
             self._last = time.monotonic()
             self.note(status_line(statistics))
 
-    def found(self, finding: Finding) -> None:
-        self.note(describe("found", finding))
-        self.note(f"          {one_line(finding.case)}")
-
-    def confirmed(self, finding: Finding) -> None:
-        self.note(describe("confirmed", finding, message=False))
-
-    def unconfirmed(self, finding: Finding) -> None:
-        self.note(describe("once only", finding, message=False))
-
-    def known(self, finding: Finding) -> None:
-        self.note(describe("known", finding, message=False))
-
-    def smaller(self, finding: Finding) -> None:
-        if time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:
+    def finding(self, event: FindingEvent, finding: Finding) -> None:
+        if event == "found":
+            self.note(describe("found", finding))
+            self.note(f"          {one_line(finding.case)}")
+        elif event == "shrunk":
+            self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))
+        elif event != "smaller":
+            self.note(describe("once only" if event == "unconfirmed" else event, finding, message=False))
+        elif time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:
             self._last_smaller = time.monotonic()
             steps = count(finding.steps, "step")
             self.note(f"shrinking #{finding.tag} {finding.declaration.target}, {steps}: {one_line(finding.case)}")
-
-    def shrunk(self, finding: Finding) -> None:
-        self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))
-
-    def finished(self) -> None:
-        return
 
     def note(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
@@ -218,28 +206,16 @@ class LiveReporter(LineReporter):
         self._live.update(drawn, refresh=True)
         self._next = time.monotonic() + _REDRAW_EVERY_S
 
-    def found(self, finding: Finding) -> None:
-        self._at_work[finding.name] = finding
-        self._brief(describe("found", finding), "yellow")
-        self._brief(f"          {one_line(finding.case)}", "dim")
-
-    def confirmed(self, finding: Finding) -> None:
-        self._brief(describe("confirmed", finding), "red")
-
-    def unconfirmed(self, finding: Finding) -> None:
-        self._at_work.pop(finding.name, None)
-        super().unconfirmed(finding)
-
-    def known(self, finding: Finding) -> None:
-        self._at_work.pop(finding.name, None)
-        super().known(finding)
-
-    def smaller(self, finding: Finding) -> None:
-        return  # the panel shows it
-
-    def shrunk(self, finding: Finding) -> None:
-        self._at_work.pop(finding.name, None)
-        super().shrunk(finding)
+    def finding(self, event: FindingEvent, finding: Finding) -> None:
+        if event == "found":
+            self._at_work[finding.name] = finding
+            self._brief(describe("found", finding), "yellow")
+            self._brief(f"          {one_line(finding.case)}", "dim")
+        elif event == "confirmed":
+            self._brief(describe("confirmed", finding), "red")
+        elif event != "smaller":  # which the panel shows
+            self._at_work.pop(finding.name, None)
+            super().finding(event, finding)
 
     def finished(self) -> None:
         self._live.stop()

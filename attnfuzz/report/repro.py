@@ -28,7 +28,6 @@ import attnfuzz
 from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.judging.expectations import bound_of
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case, MergeStatesCase
@@ -40,6 +39,7 @@ from attnfuzz.report.files import TEMPLATES
 from attnfuzz.report.findings import finding_lines
 from attnfuzz.report.sources import kernel_sources
 from attnfuzz.said import only_printable
+from attnfuzz.trials.expectations import bound_of
 
 __all__ = [
     "MAX_TENSOR_BYTES",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,25 +14,20 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.draw.coverage import pairs_met
+from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
-from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.undeclared import restriction_of
-from attnfuzz.corpus import encode_regression
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
+    ToldFinding,
     count,
-    finding_lines,
     heading_of,
-    in_order,
-    known_since,
-    one_line,
     restarts_of,
+    told_findings,
     what_was_found,
 )
 from attnfuzz.said import only_printable
@@ -84,7 +80,7 @@ class _LastingConsole(Console):
 def make_reporter(console: Console, *, quiet: bool) -> Reporter:
     """A live panel on a terminal, plain lines where nothing can be redrawn, nothing if ``quiet``."""
     if quiet:
-        return SilentReporter()
+        return Reporter()
     if console.is_terminal and not console.is_dumb_terminal:
         from attnfuzz.report.progress import LiveReporter
 
@@ -100,17 +96,17 @@ def print_result(console: Console, result: CampaignResult) -> None:
     console.print(kernel_table(result.statistics, width=console.width))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
     before = ("", "")
-    for number, finding in enumerate(in_order(result), start=1):
+    for told in told_findings(result):
         console.print()
-        if heading := _heading(before, place := (finding.declaration.target, heading_of(finding, result.statistics))):
+        if heading := _heading(before, place := (told.target, heading_of(told.finding, result.statistics))):
             console.print(Text(heading, style="bold yellow"), soft_wrap=True)
             console.print()
         before = place
-        for line in _finding_lines(number, finding, result.statistics):
+        for line in _finding_lines(told):
             console.print(line, soft_wrap=True)
-    remarks = (_side_lines, _restrictions, _outside, _precision, _unbuilt, _not_runnable)
-    for line in (line for remark in remarks for line in remark(result)):
-        console.print(line, soft_wrap=True)
+    for remark in _remarks_on(result):
+        console.print()
+        console.print(remark, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
         console.print(Text(_unreached(result), style="bold yellow"), soft_wrap=True)
@@ -137,16 +133,6 @@ def _remedy(result: CampaignResult) -> str:
     return "; raise --budget" if result.stop_reason == "budget" and not kept else ""
 
 
-def _not_runnable(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel that could not run some case here, how many and why: their number is in no other."""
-    for target, kernel in result.statistics.kernels.items():
-        if kernel.not_runnable:
-            yield Text()
-            number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])
-            were = "case was" if number == 1 else "cases were"
-            yield Text(f"{target}: {number} {were} left out, not runnable here: {why}; use a GPU", style="yellow")
-
-
 def verdict_sentence(result: CampaignResult) -> str:
     """What a campaign amounts to, with the effort behind it."""
     statistics = result.statistics
@@ -170,32 +156,27 @@ def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
     return place[1] or (f"Findings of {place[0]}" if before[1] else "")
 
 
-def _finding_lines(number: int, finding: Finding, statistics: Statistics) -> Iterator[RenderableType]:
-    device = statistics.device_name
-    title = Text(f"{number}. {finding.declaration.target}  ", style="bold")
-    title.append(str(finding.signature), style="bold red" if statistics.standing(finding) == "counts" else "bold")
-    if statistics.against is not None:
-        title.append(f"  ({known_since(statistics) if statistics.is_known(finding) else 'new'})", style="bold yellow")
+def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
+    finding = told.finding
+    title = Text(f"{told.number}. {told.target}  ", style="bold")
+    title.append(str(finding.signature), style="bold red" if told.standing == "counts" else "bold")
+    if told.status:
+        title.append(f"  ({told.status})", style="bold yellow")
     yield title
-    yield Text(f"   {finding.failure.message}")
-    yield Text(f"   {one_line(finding.case)}")
-    for line in finding_lines(finding.regression(device).finding, finding.case):
-        yield Text(f"   {line}")
-    yield from (Text(f"   {remark}", style="dim") for remark in _remarks(finding))
-    if finding.path is None:
-        yield Text("   not saved; its regression file would hold:")
-        yield Text(encode_regression(finding.regression(device)).decode().rstrip())
-    else:
+    yield from (Text(f"   {line}") for line in (told.message, told.case, *told.lines))
+    yield from (Text(f"   {remark}", style="dim") for remark in _remarks(told) if remark)
+    if told.command:
         yield Text(f"   saved in {finding.path}")
-        yield Text(f"   {replay_command(finding.path, finding.declaration.target, finding.python)}", style="cyan")
+        yield Text(f"   {told.command}", style="cyan")
+    else:
+        yield Text("   not saved; its regression file would hold:")
+        yield Text(told.saved)
 
 
-def _remarks(finding: Finding) -> Iterator[str]:
+def _remarks(told: ToldFinding) -> Iterator[str]:
+    finding = told.finding
     yield f"#{finding.tag}: first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
-    if finding.certainty():
-        yield finding.certainty()
-    if comparison := finding.comparison():
-        yield comparison
+    yield from (told.certainty, told.comparison)
     if finding.known_as is not None:
         yield "already known: the file was there before and is unchanged"
     if finding.replaces is not None:
@@ -208,55 +189,40 @@ def _how_small(finding: Finding) -> str:
     return "shrinking was cut off" if finding.steps or not finding.is_flaky else "not shrunk"
 
 
-def _restrictions(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel that rests on more than it declares, the declaration to copy."""
-    kernels = result.statistics.kernels
-    for target, kernel in kernels.items():
-        restriction = restriction_of(kernel.declaration, result.findings_of(target))
-        if restriction is not None:
-            yield Text()
-            whose = f"{target}: " if len(kernels) > 1 else ""
-            yield Text(f"{whose}{restriction}", style="yellow")
-
-
-def _outside(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel, what it was not searched for, and the declaration that makes that its contract."""
-    for inferred in result.limited:
-        yield Text()
-        yield Text(str(inferred), style="yellow")
-
-
-def _precision(result: CampaignResult) -> Iterator[Text]:
-    """Of each kernel that rounds more than stricter declarations would allow, which rounding explains that."""
-    for inferred in result.inferred:
-        if more := [str(one) for one in inferred.stricter if not one.holds]:
-            yield Text()
-            yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", style="dim")
-
-
-def _unbuilt(result: CampaignResult) -> Iterator[Text]:
-    """For each kernel that was still being built, how far that had come: no more of it was searched."""
-    for target, how_far in result.unbuilt.items():
-        yield Text()
-        yield Text(f"{target}: {how_far}; no more of it was searched", style="yellow")
-
-
 def _doubt(finding: Finding) -> str:
     if finding.runs:
         return f"it did not fail again in {count(finding.runs, 'run')}"
     return "time ran out before a second run; raise --budget"
 
 
-def _side_lines(result: CampaignResult) -> Iterator[Text]:
+def _remarks_on(result: CampaignResult) -> Iterator[Text]:
+    """What else there is to know, a paragraph each."""
+    kernels = result.statistics.kernels
     for finding in result.unconfirmed:
-        yield Text()
-        title = f"not confirmed: {finding.declaration.target} {finding.signature}"
-        yield Text(f"{title}; {_doubt(finding)}", style="yellow")
-        yield Text(f"   {finding.failure.message}")
+        title = f"not confirmed: {finding.declaration.target} {finding.signature}; {_doubt(finding)}"
+        yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
-        yield Text()
-        yield Text(f"{told}: {trouble.strip()}", style="yellow")
+        yield Text(f"{told}: {trouble.strip()}", "yellow")
+    for target, kernel in kernels.items():  # that rest on more than they declare: the declaration to copy
+        if (restriction := restriction_of(kernel.declaration, result.findings_of(target))) is not None:
+            yield Text((f"{target}: " if len(kernels) > 1 else "") + str(restriction), "yellow")
+    for inferred in result.limited:  # what was not searched, and the declaration that makes that the contract
+        yield Text(str(inferred), "yellow")
+    for inferred in result.inferred:  # which rounding keeps a kernel from what stricter declarations would allow
+        if more := [str(one) for one in inferred.stricter if not one.holds]:
+            yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", "dim")
+    for target, how_far in result.unbuilt.items():
+        yield Text(f"{target}: {how_far}; no more of it was searched", "yellow")
+    for target, kernel in kernels.items():
+        if kernel.not_runnable:  # their number is in no other
+            number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])
+            were = "case was" if number == 1 else "cases were"
+            yield Text(f"{target}: {number} {were} left out, not runnable here: {why}; use a GPU", "yellow")
+
+
+_Row = tuple[KernelStatistics, int]
+"""A kernel, and how many findings count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,16 +230,10 @@ class _Column:
     """Shown where the terminal is ``from_width`` wide, and not ``to_width``."""
 
     title: str
-    cell: Callable[[_Row], Text]
+    cell: Callable[[KernelStatistics, int], Text]
     from_width: int = 0
     to_width: int = 1 << 30
     justify: JustifyMethod = "right"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    kernel: KernelStatistics
-    findings: int
 
 
 def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = None) -> Table:
@@ -286,67 +246,42 @@ def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = 
     for column in columns:
         least = None if column.justify == "left" else len(column.title)  # names give way to numbers
         table.add_column(column.title, justify=column.justify, no_wrap=True, min_width=least)
-    rows = [_row(statistics, target) for target in statistics.kernels]
+    found = Counter(one.declaration.target for one in statistics.findings if statistics.in_contract(one))
+    rows = [(kernel, found[target]) for target, kernel in statistics.kernels.items()]
     shown = _most_important(rows, most_rows)
     for row in shown:
-        table.add_row(*(column.cell(row) for column in columns))
+        table.add_row(*(column.cell(*row) for column in columns))
     if len(shown) < len(rows):
         table.add_row(Text(f"... and {len(rows) - len(shown)} more", style="dim"))
     return table
 
 
-def _row(statistics: Statistics, target: str) -> _Row:
-    counted = (finding for finding in statistics.findings if statistics.in_contract(finding))
-    findings = sum(finding.declaration.target == target for finding in counted)
-    return _Row(statistics.kernels[target], findings)
-
-
 def _most_important(rows: list[_Row], most: int | None) -> list[_Row]:
     if most is None or len(rows) <= most:
         return rows
-    ranked = sorted(rows, key=lambda row: (-row.findings, -row.kernel.max_error_ratio))[: max(1, most - 1)]
+    ranked = sorted(rows, key=lambda row: (-row[1], -row[0].max_error_ratio))[: max(1, most - 1)]
     return [row for row in rows if row in ranked]
 
 
-def _name(row: _Row) -> Text:
-    return Text(row.kernel.declaration.name)
-
-
-def _problem(row: _Row) -> Text:
-    return Text(str(row.kernel.declaration.problem))
-
-
-def _cases(row: _Row) -> Text:
-    return Text(str(row.kernel.cases))
-
-
-def _rate(row: _Row) -> Text:
-    return Text(f"{row.kernel.cases / row.kernel.seconds:.1f}" if row.kernel.seconds else "-")
-
-
-def _ratio(row: _Row) -> Text:
-    ratio = row.kernel.max_error_ratio
+def _ratio(kernel: KernelStatistics, found: int) -> Text:
+    ratio = kernel.max_error_ratio
     style = "bold red" if ratio > 1 else "yellow" if ratio > CLOSE_TO_THE_BOUND else ""
-    return Text(f"{ratio:.3g}" if row.kernel.cases else "-", style=style)
-
-
-def _pairs(row: _Row) -> Text:
-    return Text(f"{pairs_met(row.kernel.coverage):,}" if row.kernel.coverage else "-")
-
-
-def _findings(row: _Row) -> Text:
-    return Text(str(row.findings), style="bold red" if row.findings else "")
+    return Text(f"{ratio:.3g}" if kernel.cases else "-", style=style)
 
 
 _COLUMNS = (
-    _Column("kernel", _name, justify="left"),
-    _Column("problem", _problem, from_width=74, justify="left"),
-    _Column("cases", _cases),
-    _Column("cases/s per worker", _rate, from_width=104),
+    _Column("kernel", lambda kernel, _: Text(kernel.declaration.name), justify="left"),
+    _Column("problem", lambda kernel, _: Text(str(kernel.declaration.problem)), from_width=74, justify="left"),
+    _Column("cases", lambda kernel, _: Text(str(kernel.cases))),
+    _Column(
+        "cases/s per worker",
+        lambda kernel, _: Text(f"{kernel.cases / kernel.seconds:.1f}" if kernel.seconds else "-"),
+        from_width=104,
+    ),
     _Column("largest error/bound", _ratio, from_width=84),
     _Column("err/bound", _ratio, to_width=84),
-    _Column("pairs", _pairs),
-    _Column("findings", _findings),
+    _Column("pairs", lambda kernel, _: Text(f"{pairs_met(kernel.coverage):,}" if kernel.coverage else "-")),
+    _Column("findings", lambda _, found: Text(str(found), style="bold red" if found else "")),
 )
 
 

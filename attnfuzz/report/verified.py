@@ -8,17 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.supports import Supports
-from attnfuzz.report.findings import count, finding_lines, in_order, one_line
+from attnfuzz.problems.supports import as_call
+from attnfuzz.report.findings import ToldFinding, count, one_line, told_findings
 
 __all__ = [
     "FORMAT",
@@ -126,10 +122,9 @@ def failed_to_verify(kernel: str, error: str, elapsed_s: float) -> Verification:
     )
 
 
-def counting(result: CampaignResult) -> Finding | None:
+def counting(result: CampaignResult) -> ToldFinding | None:
     """The worst finding that counts; None if there is none."""
-    found = (one for one in in_order(result) if result.statistics.standing(one) == "counts")
-    return next(found, None)
+    return next((told for told in told_findings(result) if told.standing == "counts"), None)
 
 
 def lines_of(verification: Verification) -> Iterator[str]:
@@ -152,15 +147,15 @@ def lines_of(verification: Verification) -> Iterator[str]:
     yield from (f"  not confirmed: {message}" for message in verification.unconfirmed)
 
 
-def _counterexample(found: Finding, regression: Path | None, script: Path | None) -> Counterexample:
-    failure = found.failure
+def _counterexample(told: ToldFinding, regression: Path | None, script: Path | None) -> Counterexample:
+    found = told.finding
     return Counterexample(
-        oracle=failure.oracle,
-        kind=failure.kind,
+        oracle=found.failure.oracle,
+        kind=found.failure.kind,
         cause=found.cause,
-        message=failure.message,
-        details=finding_lines(found.regression("").finding, found.case),
-        certainty=found.certainty(),
+        message=told.message,
+        details=told.lines,
+        certainty=told.certainty,
         case=found.case,
         preceding=found.preceding,
         regression=None if regression is None else str(regression),
@@ -173,7 +168,7 @@ def _left_out(result: CampaignResult) -> Iterator[Limit]:
         for left_out in inferred.left_out:
             yield Limit(
                 field=left_out.name,
-                declare=supports_text({left_out.name: left_out.kept}),
+                declare=as_call("Supports", {left_out.name: left_out.kept}),
                 how=left_out.how,
                 said=left_out.said,
                 text=str(left_out),
@@ -185,27 +180,23 @@ def _outside(result: CampaignResult) -> Iterator[Limit]:
     for finding in result.findings:
         if finding.remedy is None or result.statistics.standing(finding) != "outside":
             continue
-        limits = declared_limits(finding.remedy)
+        limits = finding.remedy.declared()
+        declare = as_call("Supports", limits)
         how = "raises" if finding.failure.oracle == "exception" else "wrong"
         yield Limit(
             field=", ".join(limits),
-            declare=supports_text(limits),
+            declare=declare,
             how=how,
             said=finding.failure.message,
-            text=f"it fails outside {supports_text(limits)}",
+            text=f"it fails outside {declare}",
         )
 
 
 def _declared(declaration: Declaration) -> str:
     """What of ``declaration`` its file says itself."""
-    defaults = Supports()
-    supports = msgspec.structs.replace(
-        declaration.supports,
-        **{name: getattr(defaults, name) for name in declaration.assumed if name in Supports.__struct_fields__},
-    )
-    numerics = msgspec.structs.replace(
-        declaration.numerics,
-        **{name: getattr(Numerics(), name) for name in declaration.assumed if name in Numerics.__struct_fields__},
-    )
-    texts = [supports_as_text(supports)] if supports != defaults else []
-    return ", ".join([*texts, *([numerics_as_text(numerics)] if numerics.declared() else [])])
+    parts = {"Supports": declaration.supports.declared(), "Numerics": declaration.numerics.declared()}
+    own = {
+        name: {field: value for field, value in fields.items() if field not in declaration.assumed}
+        for name, fields in parts.items()
+    }
+    return ", ".join(as_call(name, fields) for name, fields in own.items() if fields)

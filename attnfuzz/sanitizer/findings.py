@@ -10,11 +10,11 @@ from pathlib import Path
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.words import plural
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
-from attnfuzz.sanitizer.report import Report
-from attnfuzz.sanitizer.running import Note, Outcome, Place, Sanitizer
+from attnfuzz.problems.told import plural
+from attnfuzz.sanitizer.report import SanitizerReport
+from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, TensorBytes
 from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["Culprit", "SanitizedSearch", "Search", "failure_of", "first_failure", "judge_sanitized"]
@@ -89,7 +89,7 @@ def failure_of(outcome: Outcome, tool: Tool) -> Failure | None:
     return None
 
 
-def _reported(reports: Sequence[Report], notes: Sequence[Note], tool: Tool) -> Failure:
+def _reported(reports: Sequence[SanitizerReport], notes: Sequence[Note], tool: Tool) -> Failure:
     first = reports[0]
     tensors = [place for note in notes for place in note.tensors]
     others = len(reports) - 1
@@ -102,16 +102,16 @@ def _reported(reports: Sequence[Report], notes: Sequence[Note], tool: Tool) -> F
     )
 
 
-def _where(report: Report) -> str:
+def _where(report: SanitizerReport) -> str:
     source = f" ({report.source})" if report.source else ""
     return f"in {report.kernel}{source}" if report.kernel else ""
 
 
-def _by_whom(report: Report) -> str:
+def _by_whom(report: SanitizerReport) -> str:
     return f"by thread ({report.thread}) of block ({report.block})" if report.thread else ""
 
 
-def _at(report: Report, tensors: Sequence[Place]) -> str:
+def _at(report: SanitizerReport, tensors: Sequence[TensorBytes]) -> str:
     if report.address is None:
         return ""
     near = _nearest(report.address, tensors)
@@ -119,7 +119,7 @@ def _at(report: Report, tensors: Sequence[Place]) -> str:
     return f"at {report.address:#x}{state}" + (f": {near}" if near else "")
 
 
-def _nearest(address: int, tensors: Sequence[Place]) -> str:
+def _nearest(address: int, tensors: Sequence[TensorBytes]) -> str:
     """Where an address lies, seen from the tensor that is nearest; later cases count first, theirs is the memory."""
     distances = [(_distance(address, place), place) for place in reversed(tensors) if place.nbytes]
     distance, place = min(distances, key=lambda found: abs(found[0]), default=(_NEAR_BYTES, None))
@@ -130,7 +130,7 @@ def _nearest(address: int, tensors: Sequence[Place]) -> str:
     return f"{plural(abs(distance), 'byte')} {'past the end' if distance > 0 else 'before the start'} of {place.name}"
 
 
-def _distance(address: int, place: Place) -> int:
+def _distance(address: int, place: TensorBytes) -> int:
     """Bytes past the last one of a tensor (1 is the first of them), or below 0 before its start."""
     if address < place.start:
         return address - place.start

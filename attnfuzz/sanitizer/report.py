@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Report", "is_complete", "read_reports", "unread_headers"]
+__all__ = ["SanitizerReport", "is_complete", "read_reports", "unread_headers"]
 
 _PREFIX = re.compile(r"^={8,9}(?: (?P<text>.*))?$")
 _HEADERS = (
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r"^(?:Address|Access (?:at|to)) (?P<address>0x[0-9a-f]+)(?
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SanitizerReport:
     """One report. `what` keeps different bugs apart; `lines` are those of the report, without the host's stack."""
 
     what: str
@@ -47,7 +47,7 @@ class Report:
     state: str = ""
 
 
-def read_reports(log: str) -> list[Report]:
+def read_reports(log: str) -> list[SanitizerReport]:
     """The reports in `log`, in their order; those on API calls and warnings are left out."""
     return [_report(match, lines) for match, lines in _blocks(log) if match is not None]
 
@@ -88,13 +88,13 @@ def _finished(lines: list[str]) -> Iterator[tuple[re.Match[str] | None, list[str
         yield next(filter(None, (header.match(lines[0]) for header in _HEADERS)), None), lines
 
 
-def _report(header: re.Match[str], lines: list[str]) -> Report:
+def _report(header: re.Match[str], lines: list[str]) -> SanitizerReport:
     own = tuple(_without_host_stack(lines))
     found = header.groupdict()
     where = [found["place"]] if found.get("place") else []
     place = _first(_PLACES, [*where, *own[1:]])
     by, at = _first((_THREAD,), own[1:]), _first((_ADDRESS,), own[1:])
-    return Report(
+    return SanitizerReport(
         what=_what(found, own),
         lines=own,
         kernel=_name(place.get("kernel") or ""),

@@ -19,7 +19,7 @@ import msgspec
 from attnfuzz import safe_start
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, Problem, encode_case
-from attnfuzz.sanitizer.report import Report, is_complete, read_reports, unread_headers
+from attnfuzz.sanitizer.report import SanitizerReport, is_complete, read_reports, unread_headers
 from attnfuzz.sanitizer.tool import ERROR_EXIT_CODE, SanitizerUnavailable, Tool, command_line, find_executable
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "START_S",
     "Note",
     "Outcome",
-    "Place",
     "Sanitizer",
+    "TensorBytes",
     "Work",
     "read_notes",
 ]
@@ -44,7 +44,7 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     notes: str
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where a tensor lies, in bytes."""
 
     name: str
@@ -56,7 +56,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A case is about to run (`tensors` are there), has `done` so, or has `raised`. `kind`: the exception's type."""
 
     case: int
-    tensors: tuple[Place, ...] = ()
+    tensors: tuple[TensorBytes, ...] = ()
     done: bool = False
     raised: str | None = None
     kind: str = ""
@@ -91,7 +91,7 @@ class Outcome:
     `unread`: first lines of reports of an unknown form, if the tool says that it has found something.
     """
 
-    reports: list[Report]
+    reports: list[SanitizerReport]
     notes: list[Note]
     status: int | None
     unread: list[str]

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.judging.observation import call_options
 from attnfuzz.overlay import install_overlay
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import filled, problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.said import text_of, type_name
-from attnfuzz.sanitizer.running import Note, Place, Work
+from attnfuzz.sanitizer.running import Note, TensorBytes, Work
+from attnfuzz.trials.observation import call_options
 
 __all__ = ["exact_tensors", "main"]
 
@@ -37,7 +37,7 @@ def main(work_file: Path) -> None:
         for i, encoded in enumerate(work.cases):
             case = decode_case(work.problem, bytes(encoded))
             tensors = exact_tensors(kernel, case, work.device)
-            places = tuple(Place(name, tensor.data_ptr(), _extent(tensor)) for name, tensor in tensors.items())
+            places = tuple(TensorBytes(name, tensor.data_ptr(), _extent(tensor)) for name, tensor in tensors.items())
             _write(notes, Note(case=i, tensors=places))
             _write(notes, _run(kernel, case, i, tensors))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int64, Shaped
@@ -13,7 +14,9 @@ from torch import Tensor
 from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 
-__all__ = ["TokenTable", "all_on_device", "number_each", "on_device", "token_table"]
+__all__ = ["TokenTable", "all_on_device", "number_each", "on_device", "token_table", "values_on"]
+
+_Values = TypeVar("_Values", bound=Any)
 
 
 def on_device(host: Shaped[Tensor, "*shape"], device: torch.device | str) -> Shaped[Tensor, "*shape"]:
@@ -34,6 +37,13 @@ def all_on_device(hosts: Sequence[Shaped[Tensor, "..."]], device: torch.device |
         parts = torch.split(joined.to(device, non_blocking=True), sizes)
         found |= {i: part.view(hosts[i].shape) for i, part in zip(chosen, parts, strict=True)}
     return [found[i] for i in range(len(hosts))]
+
+
+def values_on(values: _Values, device: torch.device | str) -> _Values:
+    """The same logical values, a dataclass of tensors and numbers, in the memory of `device`."""
+    parts = {field.name: getattr(values, field.name) for field in fields(values)}
+    moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+    return replace(values, **moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ def paged_attention(
     *,
     max_query_len: int,
     max_seq_len: int,
+    causal: bool = True,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     tile: int = 32,
@@ -38,15 +39,15 @@ def paged_attention(
     num_stages: int = 3,
     **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of the last tokens of each sequence over a paged KV cache that holds their keys too.
+    """Attention of the last tokens of each sequence over a paged KV cache that holds their keys too.
 
     Shapes: ``q [num_tokens, num_q_heads, head_size]``, the query tokens of all sequences one after another;
     ``cu_seqlens_q [num_seqs + 1]``, where each sequence's begin, and their number at the end; ``seq_lens [num_seqs]``,
     context and new tokens, at least as many as the sequence has query tokens; both int32 or int64. Caches, table and
     the launch's settings as for ``paged.launch.paged_decode``. With n query tokens in a sequence of length L, the j-th
-    attends to positions 0 to L - n + j; n may be 0. ``max_query_len``, ``max_seq_len``: upper bounds of both lengths,
-    which this kernel, with a program per token, can do without. ``variants``: as for ``paged_decode``,
-    from the position of each query token.
+    attends to positions 0 to L - n + j, or to all L unless ``causal``; n may be 0. ``max_query_len``, ``max_seq_len``:
+    upper bounds of both lengths, which this kernel, with a program per token, can do without. ``variants``: as for
+    ``paged_decode``, from the position of each query token, which is the last one unless ``causal``.
 
     Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for a row of q that no sequence has. Raises ValueError.
@@ -67,6 +68,6 @@ def paged_attention(
             float(scale), sizes["num_seqs"], block_size, sizes["group_size"], *call.head_sizes,
             *q.stride(), *call.strides.k, *call.strides.v,
             *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(), *out.stride(), *lse.stride(),
-            TILE=tile, **call.constants, **launch, **call.variant.of_rows,
+            TILE=tile, CAUSAL=causal, **call.constants, **launch, **call.variant.of_rows,
         )  # fmt: skip
     return out, lse

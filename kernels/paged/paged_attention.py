@@ -2,7 +2,8 @@
 
 The new tokens of sequence s are the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1]`` of q, and their keys are in the
 paged cache like all others. Attention is causal: of n query tokens of a sequence of length L, the j-th stands at
-position ``L - n + j`` and attends to positions ``[0, L - n + j]``. Keys behind it are there, and not for it.
+position ``L - n + j`` and attends to positions ``[0, L - n + j]``. Keys behind it are there, and not for it. Otherwise
+all of them stand where the last one does.
 
 One program per (query token, query head), the prefill kernel of "The Anatomy of a Triton Attention Kernel"
 (arXiv 2511.11581, §4.3). The grid knows tokens, not sequences: each program finds the sequence that its token is of by
@@ -90,6 +91,7 @@ def paged_attention_kernel(
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
+    CAUSAL: tl.constexpr,  # otherwise each query token sees what the last one of its sequence does
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_DV: tl.constexpr,  # v_head_size likewise
     HAS_WINDOW: tl.constexpr,
@@ -115,6 +117,8 @@ def paged_attention_kernel(
     query_end = tl.load(p_cu_seqlens + (i_seq + 1) * stride_cu, mask=m_found, other=0).to(tl.int32)
     # Counted from the end of both, the token and its key stand at the same place.
     end = tl.where(m_found, seq_len - query_end + tl.program_id(0) + 1, 0)
+    if not CAUSAL:
+        end = seq_len
 
     p_q += i_token * stride_qn + i_head * stride_qh
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]

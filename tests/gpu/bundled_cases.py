@@ -56,7 +56,8 @@ CASES: dict[Problem, Case] = {
     "dense_decode": DenseDecodeCase(**_SHAPE, seq_lens=(5, 0, 37), extra_rows=2, values=_VALUES),
     "paged_decode": PagedDecodeCase(**_PAGED),
     "latent_decode": LatentDecodeCase(
-        **_PAGED | {"num_kv_heads": 1, "values": msgspec.structs.replace(_VALUES, needles=())}, v_head_size=12
+        **_PAGED | {"num_q_heads": 8, "num_kv_heads": 1, "values": msgspec.structs.replace(_VALUES, needles=())},
+        v_head_size=8,
     ),
     "split_decode": SplitDecodeCase(**_PAGED, num_splits=4),
     "merge_states": MergeStatesCase(

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.problems.allocation import PlainAllocator
@@ -43,6 +42,7 @@ from attnfuzz.problems.recipes import (
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Supports
+from attnfuzz.trials.expectations import bound_of
 
 SUPPORTS = (Supports(), Supports(lse="base2"))
 PAGES = Pages(order="shuffled", spare_blocks=2, shared_blocks=1, extra_columns=2, padding="garbage", seed=5)
@@ -72,7 +72,7 @@ def merge_case(**fields: Any) -> MergeStatesCase:
 
 def strided(case: Case) -> Iterator[Case]:
     """``case`` in each kind of strides, all its tensors alike."""
-    names = ["k_cache" if name == "kv_cache" else name for name in tensor_specs(case)]
+    names = [name if name in case.tensor_names else "k_cache" for name in tensor_specs(case)]
     return (msgspec.structs.replace(case, strides=dict.fromkeys(names, kind)) for kind in STRIDE_KINDS)
 
 

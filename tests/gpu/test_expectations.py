@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import Expectation, expectations, on_device
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import FixedTolerance
 from attnfuzz.problems.variants import Variant
+from attnfuzz.trials.expectations import Expectation, expectations, on_device
 
 NORMAL = Values(keys="normal", values="normal", seed=1)
 CASES: tuple[Case, ...] = (

@@ -42,7 +42,12 @@ CASES: dict[str, Case] = {
     "dense_decode": DenseDecodeCase(**SIZES, seq_lens=LENGTHS, extra_rows=2, values=VALUES),
     "paged_decode": PagedDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES),
     "latent_decode": LatentDecodeCase(
-        **SIZES | {"num_kv_heads": 1}, v_head_size=12, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES
+        **SIZES | {"num_q_heads": 8, "num_kv_heads": 1},
+        v_head_size=8,
+        seq_lens=LENGTHS,
+        block_size=8,
+        values=VALUES,
+        pages=PAGES,
     ),
     "split_decode": SplitDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES, num_splits=3),
     "merge_states": MergeStatesCase(

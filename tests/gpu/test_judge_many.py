@@ -24,6 +24,7 @@ from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
 
 Broken = dict[str, Declaration]
 
+HACKS = Path(__file__).parents[1] / "hacks"
 DENSE = CASES["dense_decode"]
 LARGE = msgspec.structs.replace(
     CASES["paged_decode"], seq_lens=(4097, 8192, 50), num_q_heads=16, head_size=64, values=Values(seed=3)
@@ -215,3 +216,13 @@ def test_relations_cost_a_batch_no_waits(monkeypatch: pytest.MonkeyPatch) -> Non
         lambda self, case: [replace(one, further=None) for one in relations_of(self, case)],
     )
     assert waits(asked) >= along + len(cases)
+
+
+def test_work_in_a_stream_that_nobody_waits_for(runner: Runner) -> None:
+    """A kernel that returns before its work is done would pass a search on a GPU, where the copies are made late."""
+    (declaration,) = runner.declarations([f"{HACKS / 'not_joined.py'}:stream_not_joined"])
+    case = fitted(declaration, CASES["paged_decode"])
+    runner.judge(declaration, case)  # what a first call loads takes longer than the current stream is late
+    failures = [verdict.failure for verdict in runner.judge_many(declaration, [case, case], timeout_s=120.0)]
+    assert failures[0] is not None
+    assert "a stream that the current one does not wait for" in failures[0].message

@@ -48,7 +48,7 @@ HACKS = (
     Hack("right 5 times", "right_at_first", "right_five_times", "out[seq "),
     Hack("right 300 times", "right_at_first", "right_300_times", "out[seq "),
     Hack("torch.allclose patched", "patched", "patches_allclose", "has replaced torch.allclose"),
-    Hack("attnfuzz patched", "patched", "patches_attnfuzz", "has replaced attnfuzz.judging.comparison.error_ratio"),
+    Hack("attnfuzz patched", "patched", "patches_attnfuzz", "has replaced attnfuzz.trials.comparison.error_ratio"),
     Hack("clock patched", "patched", "patches_timers", "has replaced time.perf_counter"),
     Hack("right where results are compared", "patched", "right_when_checked", "is dropped"),
 )

@@ -24,15 +24,18 @@ QUERIES = [2, 3, 0, 0, 1, 1]
 """Behind a context, a prefill, idle twice, decode with and without a context."""
 
 
-def rows_of(lens: list[int], queries: list[int]) -> list[tuple[int, int]]:
+def rows_of(lens: list[int], queries: list[int], causal: bool) -> list[tuple[int, int]]:
     """Sequence and number of keys of each query token."""
-    return [(i, n - m + j + 1) for i, (n, m) in enumerate(zip(lens, queries, strict=True)) for j in range(m)]
+    pairs = enumerate(zip(lens, queries, strict=True))
+    return [(i, n - m + j + 1 if causal else n) for i, (n, m) in pairs for j in range(m)]
 
 
-def problem(paged_problem: Make, lens: list[int], queries: list[int], **more: Any) -> tuple[tuple[Any, ...], Any, Any]:
+def problem(
+    paged_problem: Make, lens: list[int], queries: list[int], causal: bool = True, **more: Any
+) -> tuple[tuple[Any, ...], Any, Any]:
     """Arguments, bounds, and what must come out: each query token is a decode step over the keys up to itself."""
     decode = paged_problem(lens, **more)
-    rows = rows_of(lens, queries)
+    rows = rows_of(lens, queries, causal)
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     q = torch.randn((len(rows), *decode.q.shape[1:]), generator=generator).to(decode.q.dtype)
     _, k_cache, v_cache, table, seq_lens, scale, block_size, layout = decode.args
@@ -56,6 +59,16 @@ def test_mixed_batches(kernel: Make, layout: str, block_size: int, paged_problem
     """A query would see too many or too few keys, or those of another sequence, in some layout."""
     args, bounds, expected = problem(paged_problem, LENS, QUERIES, layout=layout, block_size=block_size)
     check(kernel(*args, **bounds), expected)
+
+
+@every_kernel
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_every_token_sees_all_where_nothing_is_causal(
+    kernel: Make, block_size: int, paged_problem: Make, check: Make
+) -> None:
+    """An encoder's tokens would not see those behind them."""
+    args, bounds, expected = problem(paged_problem, LENS, QUERIES, causal=False, block_size=block_size)
+    check(kernel(*args, **bounds, causal=False), expected)
 
 
 @every_kernel

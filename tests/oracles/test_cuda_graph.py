@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.judging.observation import KernelRaised
 from attnfuzz.oracles.relations.graph_replay import CapturedCall
+from attnfuzz.trials.observation import KernelRaised
 
 
 class Graph:

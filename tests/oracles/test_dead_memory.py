@@ -8,9 +8,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.explaining.tokens import past_the_end
 from attnfuzz.judging.judge import judge, judge_many
-from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.oracles.diagnosis.tokens import past_the_end
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import LogicalAttention

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.explaining.explain import explain_case
+from attnfuzz.explaining.row import AttentionRow, softmax_average
+from attnfuzz.explaining.tokens import another_page
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
-from attnfuzz.oracles.diagnosis.tokens import another_page
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.values import attention_values
@@ -163,7 +164,9 @@ def test_every_exchange_of_pages_is_foreseen(length: int, paged: PagedDecodeCase
     case = msgspec.structs.replace(paged, seq_lens=(5, length, 16), values=Values(keys="normal", values="normal"))
     values = attention_values(case)
     nothing = torch.zeros(case.value_size, dtype=torch.float64)
-    row = AttentionRow(case, values, 1, 2, got=nothing, got_lse=0.0, bound=nothing, lse_bound=0.0, poison=0.0)
+    row = AttentionRow(
+        case=case, values=values, row=1, head=2, got=nothing, got_lse=0.0, bound=nothing, lse_bound=0.0, poison=0.0
+    )
     foreseen = {
         suspect.words(i): (suspect.out[i], suspect.lse[i])
         for suspect in another_page(row)
@@ -247,7 +250,7 @@ def test_fault_in_the_diagnosis_costs_no_finding(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(sys.modules["attnfuzz.oracles.diagnosis.explain"], "first_match", fail)
+    monkeypatch.setattr(sys.modules["attnfuzz.explaining.diagnose"], "first_match", fail)
     message = failure_of(plant(average=lambda w, v: w @ v + 1), dense).message
     assert message.endswith("; (attnfuzz could not diagnose this: ZeroDivisionError: planted)")
 
@@ -319,6 +322,23 @@ def test_merges(
     message = failure_of(plant("merge_states", **bugs), states).message
     assert words in message
     assert more in message
+
+
+def test_a_merge_that_is_stored_in_16_bits(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
+    """A mistake would have to give an output that rounding has moved by more than the bound of its sum."""
+    exchanged = plant("merge_states", weights=lambda s: s.flip(0).softmax(0))
+    for dtype in ("float16", "bfloat16"):
+        failure = failure_of(exchanged, msgspec.structs.replace(states, dtype=dtype))
+        assert failure.message.endswith("the weights of prefix and suffix are exchanged")
+        assert failure.cause == "merge"
+
+
+def test_an_infinite_lse_of_a_merge_is_told_from_one_of_another_base(plant: Any, states: MergeStatesCase) -> None:
+    """Beside an LSE of -inf, any other would pass for near, and whoever reads it would look for a wrong base."""
+    kernel = plant("merge_states", lse=lambda s: s.logsumexp(0) if len(s) == 2 else torch.tensor(-math.inf))
+    lines = explain_case(kernel, states, device="cpu", seconds=60.0).lines
+    assert any("lse = -inf, " in line and line.endswith(": lse is that of the suffix alone") for line in lines), lines
+    assert not any("in base 2" in line for line in lines)
 
 
 def test_one_empty_side(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:

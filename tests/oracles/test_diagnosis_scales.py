@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.oracles.diagnosis.explain import explain_lse, explain_row
-from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.explaining.diagnose import diagnose_lse, diagnose_row
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Values
@@ -21,12 +21,12 @@ SMALL = torch.full((16,), 1e-6, dtype=torch.float64)
 
 
 def row_words_of(row: AttentionRow) -> str | None:
-    found = explain_row(row)
+    found = diagnose_row(row)
     return None if found is None else found.words
 
 
 def lse_words_of(row: AttentionRow) -> str | None:
-    found = explain_lse(row)
+    found = diagnose_lse(row)
     return None if found is None else found.words
 
 

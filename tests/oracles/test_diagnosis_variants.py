@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.oracles.diagnosis.explain import explain_lse, explain_row
-from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.explaining.diagnose import diagnose_lse, diagnose_row
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.reference import row_weights
@@ -20,12 +20,12 @@ from attnfuzz.values import attention_values
 
 
 def row_words_of(row: AttentionRow) -> str | None:
-    found = explain_row(row)
+    found = diagnose_row(row)
     return None if found is None else found.words
 
 
 def lse_words_of(row: AttentionRow) -> str | None:
-    found = explain_lse(row)
+    found = diagnose_lse(row)
     return None if found is None else found.words
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging import expectations as distant_expectations
-from attnfuzz.judging.expectations import DistantExpectations, expectations
 from attnfuzz.memory.image import Fetch
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
+from attnfuzz.trials import expectations as distant_expectations
+from attnfuzz.trials.expectations import DistantExpectations, expectations
 from attnfuzz.values.tokens import all_on_device
 
 ELSEWHERE = "cuda" if torch.cuda.is_available() else "cpu:0"  # not the string for "stay here"

@@ -8,11 +8,13 @@ import msgspec
 import torch
 
 import attnfuzz
-from attnfuzz.judging.batch import asked_of, entries_of
+from attnfuzz.judging.batch import Candidate, asked_of, entries_of
+from attnfuzz.memory.image import plan_of
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
+from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
@@ -25,8 +27,9 @@ def test_runs_are_numbered_after_the_cases(plant: Any, paged: PagedDecodeCase) -
     full = msgspec.structs.replace(paged, seq_lens=(8,), pages=Pages())
     cases = [paged, full, paged]
     contents = problem_of(paged).contents(cases, "cpu", declaration.supports)
-    relations = [[GUARD_PAGE, BATCH_INVARIANCE], [], [CALL_SEQUENCE, BLOCK_TABLE_SLACK]]
-    asked = asked_of(declaration, cases, contents, relations)
+    relations: list[list[Relation]] = [[GUARD_PAGE, BATCH_INVARIANCE], [], [CALL_SEQUENCE, BLOCK_TABLE_SLACK]]
+    candidates = [Candidate(case, plan_of(case), of_case) for case, of_case in zip(cases, relations, strict=True)]
+    asked = asked_of(declaration, candidates, contents)
     assert [[one.entries for one in of_case] for of_case in asked] == [
         [range(0), range(3, 6)],
         [],
@@ -42,7 +45,7 @@ def test_what_is_in_the_tensors_of_a_run(plant: Any, paged: PagedDecodeCase) -> 
     """A relative would be called with another's numbers, or a table name pages on which no token lies."""
     declaration = plant("paged_decode").declaration
     (contents,) = problem_of(paged).contents([paged], "cpu", declaration.supports)
-    asked = asked_of(declaration, [paged], [contents], [[CALL_SEQUENCE, BLOCK_TABLE_SLACK]])
+    asked = asked_of(declaration, [Candidate(paged, plan_of(paged), [CALL_SEQUENCE, BLOCK_TABLE_SLACK])], [contents])
     longer, same, _, _, other_table = entries_of(declaration, asked)
     alone = problem_of(paged).contents([relatives_of(declaration, paged)[0].case], "cpu", declaration.supports)[0]
     assert torch.equal(longer.contents.values.k, alone.values.k)
@@ -62,4 +65,4 @@ def test_a_relation_that_changes_nothing_wants_no_run(plant: Any, paged: PagedDe
     declaration = plant("paged_decode").declaration
     full = msgspec.structs.replace(paged, seq_lens=(8,), pages=Pages())
     contents = problem_of(full).contents([full], "cpu", declaration.supports)
-    assert asked_of(declaration, [full], contents, [[BLOCK_TABLE_SLACK]]) == [[]]
+    assert asked_of(declaration, [Candidate(full, plan_of(full), [BLOCK_TABLE_SLACK])], contents) == [[]]

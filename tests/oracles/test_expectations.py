@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import Expectation, expectations, on_device
 from attnfuzz.numerics import attention_bound, merge_bound
 from attnfuzz.problems.cases import (
     PROBLEMS,
@@ -32,6 +31,7 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import FixedTolerance
 from attnfuzz.strategies import cases
+from attnfuzz.trials.expectations import Expectation, expectations, on_device
 
 Request = tuple[Declaration, Case, Any]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import expectations
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, VARIANTS, Variant
+from attnfuzz.trials.expectations import expectations
 from tests.oracles.test_expectations import Operations
 
 DECLARATION = Declaration(name="any", problem="paged_decode", supports=Supports(variants=VARIANTS), options={})

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.judging.batch import Batch
-from attnfuzz.judging.symptoms import Symptoms
-from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.batch import Batch, Candidate
 from attnfuzz.memory.image import plan_of
 from attnfuzz.problems.cases import Case
+from attnfuzz.trials.symptoms import Symptoms
+from attnfuzz.trials.trial import Trial
 
 PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
 
@@ -79,8 +79,7 @@ def vars_of(inputs: Any) -> Any:
 def symptoms_together(kernel: Any, cases: list[Case], *, twice: bool = True) -> list[Any]:
     batch = Batch(
         kernel,
-        cases,
-        plans=[plan_of(case) for case in cases],
+        [Candidate(case, plan_of(case)) for case in cases],
         device="cpu",
         home="cpu",
         tolerance="bound",

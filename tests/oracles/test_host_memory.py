@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import torch
-from attnfuzz.judging.expectations import keep_freed_memory
+from attnfuzz.trials.expectations import keep_freed_memory
 
 def faults(nbytes):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

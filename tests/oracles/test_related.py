@@ -16,7 +16,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging import trial
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.relations import relation as transformed
@@ -26,6 +25,7 @@ from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.trials import trial
 from tests.oracles.relations.test_batch_invariance import in_parts_of_the_longest
 from tests.oracles.relations.test_block_table_slack import loosely_masked
 from tests.oracles.relations.test_page_permutation import in_order_of_page_ids

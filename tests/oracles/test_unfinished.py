@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.judging import observation
 from attnfuzz.judging.judge import judge
-from attnfuzz.judging.observation import ResultError, check_finished, living_threads
+from attnfuzz.trials import observation
+from attnfuzz.trials.observation import ResultError, check_finished, living_threads
 
 
 class Subclass(torch.Tensor):

@@ -17,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.expectations import expectations
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.strategies import case_lists
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from attnfuzz.targets import load_here
+from attnfuzz.testing.loading import load_here
+from attnfuzz.trials.expectations import expectations
 
 __all__ = ["KERNELS", "SIZES", "hidden"]
 

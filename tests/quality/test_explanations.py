@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.judge.executor import explain_failure
+from attnfuzz.campaign.triage.explanation import explain_failure
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import decode_case

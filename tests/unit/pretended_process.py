@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.triage.confirmation import Trials
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
+from tests.unit.scripted_runner import scripted
 
 __all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "looked_into"]
 
@@ -40,7 +41,7 @@ def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> Den
 
 def looked_into(
     suspect: FailingCase,
-    judge: TimedJudge,
+    judge: CaseJudge,
     known: KnownFindings | None = None,
     *,
     is_over: Callable[[], bool] = lambda: False,
@@ -84,8 +85,8 @@ class PretendedProcess:
             self.processes.append([])
         return Verdict(failure=failure)
 
-    def timed(self, deadline: float = 1e12) -> TimedJudge:
-        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
+    def timed(self, deadline: float = 1e12) -> CaseJudge:
+        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
     def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Trials:
         return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)

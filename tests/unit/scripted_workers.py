@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.messages import (
     Channel,
     ChannelClosed,
@@ -23,10 +23,11 @@ from attnfuzz.campaign.messages import (
     ToWorker,
 )
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
+from attnfuzz.campaign.request import CampaignRequest
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.workers import LastWords
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
+from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
@@ -109,13 +110,8 @@ def campaign(
         workers=len(scripts),
         seed=7,
     )
-    plan = CampaignPlan(
-        statistics=statistics,
-        oracles=DEFAULT_ORACLES,
-        save_folder=folder,
-        fail_fast=fail_fast,
-        device_ids=device_ids,
-        readiness=readiness,
+    request = CampaignRequest(
+        kernels=(KERNEL.target,), started=now, budget_s=budget_s, save_folder=folder, fail_fast=fail_fast
     )
 
     def launch(setup: Setup) -> Worker:
@@ -124,7 +120,15 @@ def campaign(
             started.append(worker)
         return worker
 
-    return Coordinator(plan, launch=launch, reporter=reporter or SilentReporter()).run()
+    coordinator = Coordinator(
+        request,
+        statistics,
+        launch=launch,
+        reporter=reporter or Reporter(),
+        readiness=readiness,
+        device_ids=device_ids,
+    )
+    return coordinator.run()
 
 
 def finds(worker: Worker, seq_len: int, name: str, *, confirm: bool = True) -> None:

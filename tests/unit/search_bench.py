@@ -16,7 +16,7 @@ from attnfuzz.campaign.draw.drawing import WorkingSets
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import (
     Channel,
     Confirmed,
@@ -29,7 +29,7 @@ from attnfuzz.campaign.messages import (
     ToWorker,
     Unconfirmed,
 )
-from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.worker import WorkerLoop
 from attnfuzz.declaration import Declaration
@@ -38,6 +38,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import case_lists
+from tests.unit.scripted_runner import scripted
 
 KERNEL = Declaration(
     name="pretended",
@@ -69,6 +70,7 @@ class Bench:
     sent: list[msgspec.Struct] = field(default_factory=list)
     judged: list[Case] = field(default_factory=list)
     afresh: int = 0
+    most_together: int = 1
 
     def run(self) -> Self:
         deadline = time.monotonic() + self.budget_s
@@ -83,14 +85,22 @@ class Bench:
         )
         channel = cast(Channel[ToWorker], self)
         judge, formats = self.timed(deadline), self.formats()
-        WorkerLoop(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
+        loop = WorkerLoop(
+            setup,
+            judge=judge,
+            strategy_for=drawn,
+            channel=channel,
+            formats=formats,
+            most_together=self.most_together,
+        )
+        loop.run()
         return self
 
     def formats(self) -> WorkingSets | None:
         return None
 
-    def timed(self, deadline: float) -> TimedJudge:
-        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
+    def timed(self, deadline: float) -> CaseJudge:
+        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
     def judge(
         self,
@@ -146,7 +156,7 @@ def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 2500) -
         most_cases=cases,
     )
     saver = SaveFolder(folder, device="cpu", warn=pytest.fail)
-    book = FindingBook({kernel.target: kernel}, started=time.monotonic(), folder=saver, reporter=SilentReporter())
+    book = FindingBook({kernel.target: kernel}, started=time.monotonic(), folder=saver, reporter=Reporter())
     for message in campaign.run().sent:
         match message:
             case Found():

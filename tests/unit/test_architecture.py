@@ -31,42 +31,36 @@ RANKS = {
     "attnfuzz.adapters.solution": 1,
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
-    "attnfuzz.oracles": 2,
-    "attnfuzz.judging": 2,
+    "attnfuzz.oracles": 3,
+    "attnfuzz.trials": 1,  # runs of a kernel on a case
+    "attnfuzz.judging": 4,
     "attnfuzz.explaining": 2,
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,
     "attnfuzz.triton_compat.interpreter_operations": 2,
     "attnfuzz.corpus": 3,
-    "attnfuzz.campaign": 4,
+    "attnfuzz.campaign": 5,
     "attnfuzz.campaign.stopping": 0,  # text only
     "attnfuzz.composition": 1,
-    "attnfuzz.conformance": 5,
+    "attnfuzz.conformance": 6,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.bench": 5,
+    "attnfuzz.bench": 6,
     "attnfuzz.environment": 0,  # versions, found without importing anything
-    "attnfuzz.checking": 5,
-    "attnfuzz.closeness": 5,
-    "attnfuzz.doctor": 5,
-    "attnfuzz.fuzzing": 5,
-    "attnfuzz.mutation": 5,
+    "attnfuzz.doctor": 6,
+    "attnfuzz.mutation": 6,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_errors": 0,  # text only
     "attnfuzz.project": 0,
     "attnfuzz.safe_start": 0,  # runs before anything else
     "attnfuzz.said": 0,  # text only
     "attnfuzz.probe": 0,  # runs in a process of its own
-    "attnfuzz.kernel_failure": 5,
-    "attnfuzz.shared_runner": 5,
-    "attnfuzz.targets": 5,
-    "attnfuzz.testing": 5,
-    "attnfuzz.xdist_leases": 5,
-    "attnfuzz.report": 5,
-    "attnfuzz.sanitizer": 5,
-    "attnfuzz.cli": 6,
-    "attnfuzz.pytest_plugin": 6,
-    "attnfuzz.__main__": 6,
+    "attnfuzz.testing": 6,
+    "attnfuzz.report": 6,
+    "attnfuzz.sanitizer": 6,
+    "attnfuzz.cli": 7,
+    "attnfuzz.pytest_plugin": 7,
+    "attnfuzz.__main__": 7,
 }
 # A campaign's stations, and what lies between them: each may import those before it.
 STATIONS = ("draw", "counts", "messages", "identity", "judge", "triage", "inference", "result", "saved")
@@ -186,10 +180,12 @@ def test_kernels_import_only_torch_and_triton() -> None:
         assert foreign_imports(path, {"torch", "triton"}, ours=("attnfuzz.kernels",)) <= public, path
 
 
-def test_strategies_import_only_hypothesis_and_problems() -> None:
+def test_strategies_import_only_hypothesis_and_cases() -> None:
     """Drawing a case would need torch or a kernel's module in the driver."""
     for path in within("strategies"):
-        assert not foreign_imports(path, {"hypothesis"}, ours=("attnfuzz.problems", "attnfuzz.strategies")), path
+        assert not foreign_imports(
+            path, {"hypothesis"}, ours=("attnfuzz.cases", "attnfuzz.problems", "attnfuzz.strategies")
+        ), path
 
 
 def test_public_modules_list_their_names() -> None:

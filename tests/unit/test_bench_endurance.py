@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.bench.endurance import HOSTILE, Endurance, MemorySample, Summary, resident_bytes_of_tree
+from attnfuzz.bench.endurance import HOSTILE, Endurance, EnduranceSummary, MemorySample, resident_bytes_of_tree
 from attnfuzz.bench.throughput import MeasuredCampaign
 from attnfuzz.declaration import load_kernels
 from attnfuzz.report.bench import print_endurance
@@ -32,10 +32,10 @@ def measured(rate: float, findings: list[Any] | None = None) -> MeasuredCampaign
     return MeasuredCampaign(_Campaign(findings or []), 10.0, {"a": int(10 * rate), HOSTILE[0]: 1000}, 20.0)  # type: ignore[arg-type]  # a stand-in
 
 
-def summary(rate: float, *in_contract: bool) -> Summary:
+def summary(rate: float, *in_contract: bool) -> EnduranceSummary:
     findings = [{"oracle": "accuracy", "in_contract": one} for one in in_contract]
     kernel = {"name": "a", "cases": int(10 * rate), "findings": findings}
-    return msgspec.convert({"elapsed_s": 10.0, "cases": 0, "kernels": [kernel]}, Summary)
+    return msgspec.convert({"elapsed_s": 10.0, "cases": 0, "kernels": [kernel]}, EnduranceSummary)
 
 
 def test_memory_is_that_of_all_descendants(tmp_path: Path) -> None:

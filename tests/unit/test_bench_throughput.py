@@ -12,7 +12,7 @@ import pytest
 from attnfuzz.bench import throughput
 from attnfuzz.bench.plain_loop import run_plain_loop
 from attnfuzz.bench.throughput import (
-    Row,
+    Measured,
     ThroughputPlan,
     confined_to,
     measure_campaign,
@@ -38,11 +38,11 @@ def campaigns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str]]:
     return measured
 
 
-def rows(gpus: tuple[str, ...], workers: tuple[int | None, ...] = (1, None)) -> list[Row]:
+def rows(gpus: tuple[str, ...], workers: tuple[int | None, ...] = (1, None)) -> list[Measured]:
     plan = ThroughputPlan(
         kernels=("k",), device="cuda", seconds=1.0, warmup_s=0.0, workers=workers, gpus=gpus, plain_loop=False
     )
-    reported: list[Row] = []
+    reported: list[Measured] = []
     found = measure_throughput(plan, reported.append)
     assert reported == found
     return found

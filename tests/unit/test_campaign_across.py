@@ -11,7 +11,7 @@ import pytest
 from attnfuzz.campaign import across
 from attnfuzz.campaign.across import naming, search_across
 from attnfuzz.campaign.request import CampaignRequest
-from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter
+from attnfuzz.campaign.result import CampaignResult, Reporter
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.pythons import Python
@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Campaign], CampaignResult]
 
         monkeypatch.setattr(across, "run_campaign", run_campaign)
         monkeypatch.setattr(across, "Runner", Unstartable)
-        return search_across(REQUEST, [OLD, NEW], lambda python: SilentReporter())
+        return search_across(REQUEST, [OLD, NEW], lambda python: Reporter())
 
     return search
 

@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.aspects: what a bug is about, and what a person needs to read of it."""
+"""attnfuzz.campaign.identity.signature: what a bug is about, and what a person needs to read of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnfuzz.campaign.aspects import aspects, is_part_of, needs, telling
+from attnfuzz.campaign.identity.signature import aspects, is_part_of, needs, telling
 from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 
 

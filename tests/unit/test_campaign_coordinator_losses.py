@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
-from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.request import CampaignRequest
+from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
 from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
 
 
@@ -109,8 +109,8 @@ def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: 
         kernels=Statistics.of_kernels([KERNEL]), started=now, deadline=now + 60, device="cpu", device_name="cpu",
         workers=2, seed=7,
     )  # fmt: skip
-    plan = CampaignPlan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
-    result = Coordinator(plan, launch=refused, reporter=SilentReporter()).run()
+    request = CampaignRequest(kernels=(KERNEL.target,), started=now, budget_s=60.0, save_folder=tmp_path)
+    result = Coordinator(request, statistics, launch=refused, reporter=Reporter()).run()
     assert result.stop_reason == "environment"
     assert "Resource temporarily unavailable" in result.troubles[0]
 
@@ -142,15 +142,12 @@ def test_a_worker_without_a_thread_to_serve_it_ends(tmp_path: Path, monkeypatch:
 def test_output_that_is_gone_does_not_end_the_campaign(tmp_path: Path) -> None:
     """A closed terminal, or a log on a full disk, would lose the night's search."""
 
-    class Gone(SilentReporter):
+    class Gone(Reporter):
         def progress(self, statistics: Statistics) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
-        def found(self, finding: Finding) -> None:
-            raise OSError(errno.EIO, "Input/output error")
-
-        def shrunk(self, finding: Finding) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        def finding(self, event: FindingEvent, finding: Finding) -> None:
+            raise OSError(errno.EIO if event == "found" else errno.ENOSPC, "Input/output error, no space left")
 
     def script(worker: Worker) -> None:
         finds(worker, 9, "0-1")

@@ -123,7 +123,7 @@ def test_the_share_of_known_deaths_is_measured_in_time() -> None:
     for _ in range(4):
         meter.judged(KERNEL, CASE, 1.0, Verdict())
     meter.known("k", 1.0)
-    meter.skipped("k")
+    meter.skipped("k", 1)
     assert meter.share_of_known_deaths("k") == 0.25
 
 

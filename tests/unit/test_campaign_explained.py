@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.judge.executor: explanations of findings, in isolation and within limits."""
+"""attnfuzz.campaign.triage.explanation: explanations of findings, in isolation and within limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.judge.executor import explain_failure, shortened
+from attnfuzz.campaign.triage.explanation import explain_failure, shortened
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.runner import Runner

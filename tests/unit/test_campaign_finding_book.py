@@ -12,7 +12,7 @@ import pytest
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
-from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
@@ -36,9 +36,7 @@ class Story:
     def __init__(self, folder: Path) -> None:
         saver = SaveFolder(folder, device="cpu", warn=lambda text: None)
         self.folder = folder
-        self.book = FindingBook(
-            {KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=SilentReporter()
-        )
+        self.book = FindingBook({KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=Reporter())
 
     def found(self, name: str, seq_len: int, failure: Failure = WRONG, **fields: Any) -> None:
         self.book.found(Found(finding=name, kernel=KERNEL.target, case=raw(seq_len, **fields), failure=failure))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.inference import Inferred, infer, supports_as_text, with_declared
+from attnfuzz.campaign.inference import Inferred, infer, with_declared
 from attnfuzz.campaign.saved.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.judging.runner import Runner
@@ -20,7 +20,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.supports import Supports, as_call
 
 ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).with_name("plain_kernels.py")
@@ -318,7 +318,7 @@ def test_explore_finds_nothing_in_a_correct_kernel_that_declares_nothing(tmp_pat
     assert "nothing found in" in done.stdout
     assert not list((tmp_path / "regressions").glob("*"))
     (kernel,) = json.loads((tmp_path / "s").read_text())["kernels"]
-    assert kernel["inferred"] == supports_as_text(SPLITS)
+    assert kernel["inferred"] == as_call("Supports", SPLITS.declared())
 
 
 def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_declare_prints_what_is_true(tmp_path: Path) -> None:
     done = attnfuzz(tmp_path, "declare", f"{KERNELS}:eager_split_decode", "--budget", "3s", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     (pasted,) = [line.strip() for line in done.stdout.splitlines() if "supports=" in line]
-    assert pasted == f"supports=attnfuzz.{supports_as_text(SPLITS)},"
+    assert pasted == f"supports=attnfuzz.{as_call('Supports', SPLITS.declared())},"
     source = KERNELS.read_text()
     before = '@attnfuzz.kernel("paged_decode")\ndef eager_split_decode('
     assert before in source
@@ -361,5 +361,5 @@ def test_declare_tells_of_bugs_and_declares_none_away(tmp_path: Path) -> None:
     kernel = f"{KERNELS}:eager_split_decode_drops_last_page"
     done = attnfuzz(tmp_path, "declare", kernel, "--budget", "15s", "--device", "cpu")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"supports=attnfuzz.{supports_as_text(SPLITS)}," in done.stdout
+    assert f"supports=attnfuzz.{as_call('Supports', SPLITS.declared())}," in done.stdout
     assert "which no declaration ends" in done.stdout

@@ -14,11 +14,11 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import pytest
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict
@@ -27,6 +27,7 @@ from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
+from tests.unit.scripted_runner import scripted
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -82,7 +83,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
 
     pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
-    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert last(sent, Minimised).features == features
@@ -98,7 +99,7 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
     ) -> Verdict:
         return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
 
-    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     is_bug, sent = looked_into(
         PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed
     )

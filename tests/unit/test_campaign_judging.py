@@ -12,13 +12,14 @@ import pytest
 
 from attnfuzz.campaign.judge import judging as module
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import AdaptiveTimeout, OutOfTime, Pipeline, TimedJudge, Unjudged
+from attnfuzz.campaign.judge.judging import AdaptiveTimeout, CaseJudge, OutOfTime, Pipeline, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
+from tests.unit.scripted_runner import scripted
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
 
@@ -56,8 +57,10 @@ class FakeRunner:
     def clock(self) -> float:
         return self.now
 
-    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
-        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock)
+    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> CaseJudge:
+        return CaseJudge(
+            scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock
+        )
 
 
 def test_the_limit_shrinks_once_cases_have_passed() -> None:
@@ -110,7 +113,7 @@ def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
     ) -> Verdict:
         raise ServiceError("an oracle divided by zero")
 
-    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
     for _ in range(5):
         with pytest.raises(Unjudged):
             timed(DECLARATION, CASE)
@@ -132,19 +135,18 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
         seen.append(load_regression(path).case)
         return Verdict()
 
-    TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
+    CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
     assert seen == [CASE]
 
 
 def test_the_first_case_of_a_format_in_a_process_may_compile() -> None:
     """A kernel whose compiler runs in its own process would be killed in it, once it has run anything else."""
     runner, process = FakeRunner(case_s=0.01), [1]
-    judge = TimedJudge(
-        runner.judge,
+    judge = CaseJudge(
+        scripted(runner.judge, pid=lambda: process[0]),
         deadline=1e9,
         longest_s=10.0,
         journal=Journal(None),
-        process=lambda: process[0],
         clock=runner.clock,
     )
     for _ in range(12):
@@ -178,7 +180,7 @@ def test_a_build_that_the_deadline_ends_is_no_hang() -> None:
         raise DeadlinePassed
 
     with pytest.raises(OutOfTime):
-        TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))(DECLARATION, CASE)
+        CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))(DECLARATION, CASE)
 
 
 class FakeBatches:
@@ -215,10 +217,9 @@ class FakeBatches:
         deadline: float = 1e9,
         journal: Path | None = None,
         complain: Callable[[str], None] = lambda text: None,
-    ) -> TimedJudge:
-        return TimedJudge(
-            self.judge,
-            judge_together=self.together,
+    ) -> CaseJudge:
+        return CaseJudge(
+            scripted(self.judge, together=self.together),
             deadline=deadline,
             longest_s=10.0,
             journal=Journal(journal),

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
@@ -22,6 +22,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case, looked_into
+from tests.unit.scripted_runner import scripted
 from tests.unit.test_campaign_investigation import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
@@ -42,7 +43,9 @@ def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float)
 
 
 def investigated(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
-    timed = TimedJudge(judge, find_leak=leaks_with_groups, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = CaseJudge(
+        scripted(judge, find_leak=leaks_with_groups), deadline=1e12, longest_s=10.0, journal=Journal(None)
+    )
     suspect = FailingCase(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
     return looked_into(suspect, timed, known)
 

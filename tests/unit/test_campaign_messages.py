@@ -20,6 +20,7 @@ from attnfuzz.campaign.messages import (
     Trouble,
     WorkerProgress,
 )
+from attnfuzz.campaign.worker import _await_begin
 
 Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
 
@@ -43,30 +44,15 @@ def test_messages_arrive_in_order(ends: Pair) -> None:
     assert worker.receive(1.0) == [known, Stop()]
 
 
-def test_messages_that_are_not_taken_are_there_the_next_time(ends: Pair) -> None:
-    """A worker that takes its setup would lose what it is told of known bugs in the same breath."""
-    worker, coordinator = ends
-    known = [Known(kernel="k", oracle="crash", kind=kind, features=frozenset()) for kind in ("a", "b", "c")]
-    for message in known:
-        coordinator.send(message)
-    assert worker.receive(1.0, most=1) == known[:1]
-    assert worker.receive(60.0, most=1) == known[1:2]
-    coordinator.send(Stop())
-    assert worker.receive(1.0) == [*known[2:], Stop()]
-
-
-def test_what_comes_before_an_awaited_message_is_there_afterwards(ends: Pair) -> None:
+def test_what_comes_before_the_search_begins_is_there_afterwards(ends: Pair) -> None:
     """What a worker is told while it starts, open failures of others above all, would be lost."""
     worker, coordinator = ends
     known = [Known(kernel="k", oracle="crash", kind=kind, features=frozenset()) for kind in ("a", "b", "c")]
-    for message in (known[0], known[1], Begin(deadline=5.0), known[2]):
+    mail: list[ToWorker] = [known[0]]
+    for message in (known[1], Begin(deadline=5.0), known[2]):
         coordinator.send(message)
-    assert worker.wait_for(Begin, Stop, timeout_s=60.0) == Begin(deadline=5.0)
-    assert worker.receive(most=1) == known[:1]
-    assert worker.receive() == known[1:2]
-    assert worker.receive(60.0) == known[2:]
-    with pytest.raises(TimeoutError, match="no Stop came within 0 s"):
-        worker.wait_for(Stop, timeout_s=0.01)
+    assert _await_begin(worker, mail) == Begin(deadline=5.0)
+    assert mail == known
 
 
 def test_nothing_there_is_no_message(ends: Pair) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from attnfuzz.campaign.coordinator import Orphans
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Found, Unfinished
-from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import encode_case
@@ -49,7 +49,7 @@ def test_what_ran_before_is_handed_on(tmp_path: Path) -> None:
         {KERNEL.target: KERNEL},
         started=time.monotonic(),
         folder=SaveFolder(tmp_path, device="cpu", warn=lambda text: None),
-        reporter=SilentReporter(),
+        reporter=Reporter(),
     )
     raw = [msgspec.Raw(encode_case(a_case(length))) for length in (1, 2, 3)]
     found = Found(finding="0-1", kernel=KERNEL.target, case=raw[0], failure=FAILURE, preceding=tuple(raw[1:]))

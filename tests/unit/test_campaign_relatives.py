@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.aspects import aspects
-from attnfuzz.campaign.identity.signature import case_features
+from attnfuzz.campaign.identity.signature import aspects, case_features
 from attnfuzz.campaign.relatives import alternatives, strides_swapped, without
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase

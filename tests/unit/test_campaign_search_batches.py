@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import cast
 
 import msgspec
 
 from attnfuzz.campaign.draw.drawing import WorkingSets
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import JudgeTogether, TimedJudge
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Stop, ToWorker, Trouble, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
+from tests.unit.scripted_runner import scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
 GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
@@ -34,12 +34,12 @@ class BatchBench(Bench):
     verdicts: Counter[bytes] = field(default_factory=Counter)
     overlaps: int = 0
     lost: int = 0
+    most_together: int = 64
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def timed(self, deadline: float) -> TimedJudge:
-        return TimedJudge(
-            self.judge,
-            judge_together=cast(JudgeTogether, self.together),
+    def timed(self, deadline: float) -> CaseJudge:
+        return CaseJudge(
+            scripted(self.judge, together=self.together),
             deadline=deadline,
             longest_s=10.0,
             journal=Journal(None),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import (
+    ANY_CASE,
     KnownFindings,
     Signature,
     Symptom,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.relatives import with_simplest_values
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import MergeStatesCase

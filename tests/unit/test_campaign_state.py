@@ -11,17 +11,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Setup, Unfinished
 from attnfuzz.campaign.request import CampaignRequest, resumed
-from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.result import Reporter, Statistics
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
+from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.summary import summarise
@@ -196,8 +196,7 @@ def go_on_with(state: CampaignState) -> None:
         device="cpu", device_name="cpu", workers=1, seed=state.seed,
     )  # fmt: skip
     state.fill(statistics)
-    plan = CampaignPlan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=request.save_folder, resumed=state)
-    result = Coordinator(plan, launch=no_worker, reporter=SilentReporter()).run()
+    result = Coordinator(request, statistics, launch=no_worker, reporter=Reporter()).run()
     console = Console(file=io.StringIO(), width=100)
     print_result(console, result)
     assert junit_xml(result)

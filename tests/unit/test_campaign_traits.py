@@ -1,12 +1,11 @@
-"""attnfuzz.campaign.traits: what can be said of a case in a word."""
+"""Traits: what can be said of a case in a word."""
 
 from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.campaign.traits import traits
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.features import features
+from attnfuzz.problems.features import features, traits
 
 CASE = PagedDecodeCase(
     num_q_heads=6, head_size=80, num_kv_heads=2, seq_lens=(17, 4), scale=0.125, block_size=16, options={"tile": 32}
@@ -26,7 +25,7 @@ def test_sizes_lengths_and_recipes_have_their_traits() -> None:
         "option tile is 32",
         "layout is NHD",
         "strides:k_cache is contiguous",
-        "keys are equal",
+        "keys is equal",
     }
     assert expected <= traits(CASE)
     assert "every length is a multiple of 2" not in traits(CASE)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.triage.undeclared import needed_limits, restriction_of, supports_text, with_remedy
+from attnfuzz.campaign.triage.undeclared import needed_limits, restriction_of, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
@@ -19,7 +19,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, Page
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines
 from tests.faults.campaigns import Campaign
@@ -240,7 +240,7 @@ def test_a_natural_logarithm_that_is_none() -> None:
 
 def test_text_of_a_declaration() -> None:
     """A tuple of one would be pasted as a string."""
-    assert supports_text({"dtypes": ("float16",), "empty_sequences": False}) == (
+    assert as_call("Supports", {"dtypes": ("float16",), "empty_sequences": False}) == (
         'Supports(dtypes=("float16",), empty_sequences=False)'
     )
 

@@ -14,9 +14,9 @@ from attnfuzz.campaign.messages import Channel, FromWorker, Setup
 from attnfuzz.campaign.workers import (
     PROBE_KERNEL,
     BorrowedZygote,
-    Choice,
     LastWords,
     ProbeLoad,
+    WorkerChoice,
     Workers,
     by_formula,
     calibrate,
@@ -150,7 +150,7 @@ GIB = 1 << 30
 LARGE = Gpu("GPU-a", "large", 80 * GIB, 79 * GIB)
 
 
-def chosen(measure: Callable[[int], float], *, gpus: int = 1, budget_s: float = 3600.0) -> Choice:
+def chosen(measure: Callable[[int], float], *, gpus: int = 1, budget_s: float = 3600.0) -> WorkerChoice:
     ticks = iter(range(100))
     return calibrate(16 * gpus, [LARGE] * gpus, budget_s=budget_s, measure=measure, clock=lambda: float(next(ticks)))
 

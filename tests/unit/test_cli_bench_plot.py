@@ -29,15 +29,15 @@ def report(suite: str) -> Report:
 
 def test_two_files_become_one_page(tmp_path: Path) -> None:
     """Times that were measured on a machine without a display could not be looked at on another."""
-    for suite in ("seeds", "merge"):
+    for suite in ("qwen", "merge"):
         (tmp_path / f"{suite}.json").write_bytes(encode_report(report(suite)))
-    run = plot("seeds.json", "merge.json", "--html", "both.html", "--json", "both.json", cwd=tmp_path)
+    run = plot("qwen.json", "merge.json", "--html", "both.html", "--json", "both.json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "paged (L2 cold): 1.00 times SDPA" in run.stdout
     page = (tmp_path / "both.html").read_text()
-    assert 'id="seeds"' in page
+    assert 'id="qwen"' in page
     assert 'id="merge"' in page
-    assert decode_report((tmp_path / "both.json").read_bytes()).suites == ("seeds", "merge")
+    assert decode_report((tmp_path / "both.json").read_bytes()).suites == ("qwen", "merge")
 
 
 def test_what_is_no_report_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_only_a_file_of_ordinary_size_is_read(tmp_path: Path) -> None:
 
 def test_times_of_two_devices_are_not_joined() -> None:
     """A kernel on one GPU would be set against another one on a faster GPU."""
-    one = report("seeds")
+    one = report("qwen")
     other = replace(one, machine=replace(one.machine, name="GPU <2>"))
     with pytest.raises(ValueError, match="cannot be compared"):
         joined([one, other])
@@ -68,11 +68,11 @@ def test_times_of_two_devices_are_not_joined() -> None:
 
 def test_without_matplotlib_a_png_is_refused_and_a_page_has_its_tables(tmp_path: Path) -> None:
     """Minutes of measuring would end in a traceback, or a page of numbers need a package that only draws."""
-    (tmp_path / "seeds.json").write_bytes(encode_report(report("seeds")))
+    (tmp_path / "qwen.json").write_bytes(encode_report(report("qwen")))
     script = "import sys; sys.modules['matplotlib'] = None; from attnfuzz.cli import main; main()"
 
     def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
-        call = [sys.executable, "-c", script, "bench", "plot", "seeds.json", *arguments]
+        call = [sys.executable, "-c", script, "bench", "plot", "qwen.json", *arguments]
         return subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
 
     refused = bare("--png", "times.png")

@@ -11,8 +11,8 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import KernelLoadError, load_kernels, parts_of
-from attnfuzz.kernel_failure import KernelFailure
 from attnfuzz.problems.cases import case_from_builtins
+from attnfuzz.testing.kernel_failure import KernelFailure
 
 KERNELS = """
 import math

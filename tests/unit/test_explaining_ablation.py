@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.explaining.ablation import ablate
-from attnfuzz.explaining.changes import changes_of
+from attnfuzz.explaining.ablation import ablate, changes_of
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.supported import supports_case

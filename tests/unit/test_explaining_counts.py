@@ -1,4 +1,4 @@
-"""attnfuzz.explaining.row: how often each token was counted."""
+"""attnfuzz.explaining.measured_row: how often each token was counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from attnfuzz.explaining.row import Counts, count_tokens
+from attnfuzz.explaining.measured_row import Counts, count_tokens
 
 EQUAL = torch.full((4,), 0.25, dtype=torch.float64)
 BOUND = torch.full((4,), 1e-6, dtype=torch.float64)

@@ -1,10 +1,10 @@
-"""attnfuzz.explaining.row: what tokens have in common."""
+"""attnfuzz.explaining.words: what tokens have in common."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnfuzz.explaining.row import descriptions
+from attnfuzz.explaining.words import descriptions
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 
 DENSE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,), scale=1.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attnfuzz.explaining.explain import summarise
-from attnfuzz.explaining.row import Reading, scope
+from attnfuzz.explaining.measured_row import Reading
+from attnfuzz.explaining.words import scope
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase
 
 CASE = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=8, seq_lens=(3, 3, 3), scale=1.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.judge.executor import explain_failure
+from attnfuzz.campaign.triage.explanation import explain_failure
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.runner import Runner

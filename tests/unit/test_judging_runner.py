@@ -135,7 +135,7 @@ def test_exhausted_executor_is_replaced(runner: Runner, declared: dict[str, Decl
 DAMAGING = """
 import attnfuzz
 from attnfuzz.kernels import eager
-from attnfuzz.problems import dense_decode
+from attnfuzz.problems import registry
 
 calls = []
 
@@ -144,7 +144,7 @@ calls = []
 def damages(inputs):
     calls.append(1)
     if len(calls) == 2:  # the last run of the first case
-        dense_decode.allocate = None
+        registry.allocate = None
     return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
 """
 

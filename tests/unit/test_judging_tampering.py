@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from attnfuzz.isolation.serve import ExitAfterReply
-from attnfuzz.judging import comparison, symptoms
 from attnfuzz.judging.messages import JudgeReply, JudgeRequest
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+from attnfuzz.trials import comparison, symptoms
 
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25)
 
 KERNEL = """
 import attnfuzz, torch
 from attnfuzz.kernels import eager
-from attnfuzz.judging import comparison
+from attnfuzz.trials import comparison
 
 {at_import}
 
@@ -42,8 +42,8 @@ def mine(i):
         (torch.Tensor, "isnan", "torch.Tensor.isnan"),
         (torch.cuda.Event, "elapsed_time", "torch.cuda.Event.elapsed_time"),
         (time, "perf_counter", "time.perf_counter"),
-        (comparison, "error_ratio", "attnfuzz.judging.comparison.error_ratio"),
-        (symptoms.Symptoms, "any", "attnfuzz.judging.symptoms.Symptoms.any"),
+        (comparison, "error_ratio", "attnfuzz.trials.comparison.error_ratio"),
+        (symptoms.Symptoms, "any", "attnfuzz.trials.symptoms.Symptoms.any"),
     ],
 )
 def test_what_judges_and_times_is_watched(owner: Any, name: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_kernel_that_replaces_something_fails_whatever_else_comes_of_it(
     (verdict,) = msgspec.json.decode(alone, type=JudgeReply).verdicts
     assert verdict.fatal
     assert verdict.failure is not None
-    name = "torch.allclose" if "allclose" in patch else "attnfuzz.judging.comparison.error_ratio"
+    name = "torch.allclose" if "allclose" in patch else "attnfuzz.trials.comparison.error_ratio"
     assert verdict.failure.kind == f"{name} replaced"
 
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from attnfuzz.cases.edits import (
-    changed,
-    first_head_needles,
-    keep_sequences,
-    rescaled_length,
-    with_head_size,
-    with_heads,
-    with_lengths,
-)
+from attnfuzz.cases.facets import changed
+from attnfuzz.cases.facets.sequences import keep_sequences, rescaled_length
 from attnfuzz.problems.cases import MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import Needle, Values
@@ -49,17 +42,17 @@ def test_needles_follow_their_sequence() -> None:
 
 def test_a_needle_on_the_last_token_stays_there() -> None:
     """A failure at the end of a sequence would be lost when the sequence gets shorter."""
-    assert needles_of(with_lengths(CASE, (3, 5, 4))) == [(0, 2, 2), (2, 3, 0), (2, 3, 1)]
+    assert needles_of(changed(CASE, seq_lens=(3, 5, 4))) == [(0, 2, 2), (2, 3, 0), (2, 3, 1)]
 
 
 def test_needles_of_an_emptied_sequence_are_dropped() -> None:
     """An empty sequence would be given a needle, and the case would be invalid."""
-    assert needles_of(with_lengths(CASE, (17, 5, 0))) == [(0, 16, 2)]
+    assert needles_of(changed(CASE, seq_lens=(17, 5, 0))) == [(0, 16, 2)]
 
 
 def test_needles_move_to_a_head_that_is_left() -> None:
     """With fewer KV heads, the case would be invalid."""
-    fewer = with_heads(CASE, 2, 1)
+    fewer = changed(CASE, num_kv_heads=2, num_q_heads=2)
     assert needles_of(fewer) == [(0, 16, 1), (2, 3, 0), (2, 8, 1)]
     assert fewer is not None
     assert (fewer.num_q_heads, fewer.num_kv_heads) == (2, 2)
@@ -67,23 +60,24 @@ def test_needles_move_to_a_head_that_is_left() -> None:
 
 def test_needles_that_meet_become_one() -> None:
     """The same needle would be listed twice."""
-    values = Values(needles=(Needle(seq=0, position=1, kv_head=0), Needle(seq=0, position=1, kv_head=1)))
-    assert first_head_needles(values).needles == (Needle(seq=0, position=1, kv_head=0),)
+    both = Values(needles=(Needle(seq=0, position=1, kv_head=0), Needle(seq=0, position=1, kv_head=1)))
+    alone = changed(msgspec.structs.replace(CASE, values=both), num_kv_heads=1)
+    assert needles_of(alone) == [(0, 1, 0)]
 
 
 def test_default_scale_follows_the_head_size() -> None:
     """A smaller head size would come with an unusual scale, and look like two changes."""
-    smaller = with_head_size(CASE, 16)
+    smaller = changed(CASE, head_size=16)
     assert smaller is not None
     assert (smaller.head_size, smaller.scale) == (16, 0.25)
-    other = with_head_size(msgspec.structs.replace(CASE, scale=0.5), 16)
+    other = changed(msgspec.structs.replace(CASE, scale=0.5), head_size=16)
     assert other is not None
     assert other.scale == 0.5
 
 
 def test_states_have_a_head_size_but_no_scale() -> None:
     """Merge cases could not be given another head size."""
-    merged = with_head_size(MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=64), 13)
+    merged = changed(MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=64), head_size=13)
     assert merged is not None
     assert merged.head_size == 13
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.minimise.size import size_key
+from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, encode_case
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case

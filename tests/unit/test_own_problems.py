@@ -18,15 +18,14 @@ from attnfuzz.corpus import RegressionError, load_regression
 from attnfuzz.declaration import Kernel, KernelLoadError
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
-from attnfuzz.minimise import minimise
-from attnfuzz.minimise.size import size_key
+from attnfuzz.minimise import minimise, size_key
 from attnfuzz.problems.cases import decode_case, encode_case
 from attnfuzz.problems.features import features
 from attnfuzz.problems.input_space import InputSpace
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.shared_runner import shared_runner
 from attnfuzz.strategies.decisions import Decisions
+from attnfuzz.testing.loading import shared_runner
 from tests.unit import rope_append_kernels as rope_append
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")

@@ -1,4 +1,4 @@
-"""attnfuzz.problems.axes: a case lies where a reader of the report would put it."""
+"""Axes of the input space: a case lies where a reader of the report would put it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.problems.axes import case_axes, classes, option_axes, size_class
-from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.cases.facets import Axis, Domain, facets_of
+from attnfuzz.cases.facets.facet import classes, size_class
+from attnfuzz.problems.cases import (
+    PROBLEMS,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    Problem,
+    case_type_of,
+)
 from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, default_scale
 from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.supports import Supports
 
 
 def paged(**fields: Any) -> PagedDecodeCase:
     base: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": default_scale(16)}
     return PagedDecodeCase(**{**base, "block_size": 4, "seq_lens": (5,), **fields})
+
+
+def case_axes(problem: Problem, **options: Any) -> list[Axis]:
+    domain = Domain(problem, Supports(), options)
+    return [axis for facet in facets_of(case_type_of(problem)) for axis in facet.axes(domain)]
 
 
 def levels(case: Case) -> dict[str, set[str]]:
@@ -71,7 +86,7 @@ def test_an_option_with_few_choices_is_an_axis() -> None:
         "only": ("one",),
         "many": tuple(range(1, 20)),
     }
-    axes = {axis.name: axis for axis in option_axes(options)}
+    axes = {axis.name: axis for axis in case_axes("paged_decode", **options) if "option" in axis.name}
     assert list(axes) == ["option tile", "option fast"]
     case = paged(options={"tile": 32, "num_splits": 8, "fast": True, "only": "one", "many": 1})
     assert axes["option tile"].of(case) == ("32",)

@@ -23,13 +23,9 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
     packed_width,
 )
-from attnfuzz.problems.dense_decode import build as build_dense
-from attnfuzz.problems.merge_states import build as build_merge
-from attnfuzz.problems.paged_decode import build as build_paged
 from attnfuzz.problems.recipes import STRIDE_KINDS, Pages, StrideKind, Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.split_decode import build as build_split
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.values import attention_values, merge_values
@@ -97,7 +93,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def test_paged_cache_holds_live_tokens_only(layout: Any, dtype: Any, device: str) -> None:
     """Kernels would read a token where another one belongs, or dead memory would hold plausible numbers."""
     case = paged(layout=layout, dtype=dtype)
-    inputs = build_paged(case, PlainAllocator(device), SUPPORTS)
+    inputs = problem_of(case).build(case, PlainAllocator(device), SUPPORTS)
     for name in ("q", "k_cache", "v_cache", "seq_lens", "block_table"):
         setattr(inputs, name, getattr(inputs, name).cpu())
     check_cache(case, inputs)
@@ -111,7 +107,7 @@ def test_strides_do_not_change_the_numbers(layout: Any, kind: StrideKind) -> Non
     case = paged(layout=layout)
     names = [name for name in case.tensor_names if layout != "interleaved" or name != "v_cache"]
     case = msgspec.structs.replace(case, strides=dict.fromkeys(names, kind))
-    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     check_cache(case, inputs)
     for name, spec in tensor_specs(case).items():
         if name != "kv_cache":
@@ -125,12 +121,13 @@ def test_strides_do_not_change_the_numbers(layout: Any, kind: StrideKind) -> Non
 def test_heads_of_v_have_their_own_size(layout: Any, v_head_size: int) -> None:
     """A kernel would get V in rows of K's size, or room for an output of q's."""
     case = paged(layout=layout, v_head_size=v_head_size)
-    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     check_cache(case, inputs)
     assert (inputs.q.shape, inputs.out.shape) == ((3, 4, 8), (3, 4, v_head_size))
     split = SplitDecodeCase(**attention(block_size=4, num_splits=2, v_head_size=v_head_size))
-    assert build_split(split, PlainAllocator(), SUPPORTS).partial_out.shape == (3, 4, 2, v_head_size)
-    dense = build_dense(DenseDecodeCase(**attention(v_head_size=v_head_size)), PlainAllocator(), SUPPORTS)
+    assert problem_of(split).build(split, PlainAllocator(), SUPPORTS).partial_out.shape == (3, 4, 2, v_head_size)
+    rows = DenseDecodeCase(**attention(v_head_size=v_head_size))
+    dense = problem_of(rows).build(rows, PlainAllocator(), SUPPORTS)
     assert (dense.k.shape, dense.v.shape) == ((3, 9, 2, 8), (3, 9, 2, v_head_size))
     assert dense.out.shape == (3, 4, v_head_size)
 
@@ -138,7 +135,7 @@ def test_heads_of_v_have_their_own_size(layout: Any, v_head_size: int) -> None:
 def test_interleaved_caches_are_views_of_one_tensor() -> None:
     """K and V of the interleaved layout would not have the stride that makes this layout hard."""
     case = paged(layout="interleaved")
-    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     token = case.num_kv_heads * case.head_size
     assert inputs.k_cache.stride() == inputs.v_cache.stride() == (2 * 4 * token, token, case.head_size, 1)
     assert inputs.k_cache.untyped_storage().data_ptr() == inputs.v_cache.untyped_storage().data_ptr()
@@ -148,14 +145,15 @@ def test_interleaved_caches_are_views_of_one_tensor() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batch_of_empty_sequences(layout: Any) -> None:
     """The simplest degenerate batch could not be built, or some page of it would be written."""
-    inputs = build_paged(paged(layout=layout, seq_lens=(0, 0)), PlainAllocator(), SUPPORTS)
+    case = paged(layout=layout, seq_lens=(0, 0))
+    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     assert written(inputs.k_cache) == written(inputs.v_cache) == 0
 
 
 def test_dense_rows_past_the_length_stay_poison() -> None:
     """A kernel that reads a row too many would find plausible numbers there."""
     case = DenseDecodeCase(**attention(extra_rows=2))
-    inputs = build_dense(case, PlainAllocator(), SUPPORTS)
+    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     values = attention_values(case)
     assert inputs.k.shape == inputs.v.shape == (3, 11, 2, 8)
     assert inputs.max_seq_len == 11
@@ -169,7 +167,7 @@ def test_dense_rows_past_the_length_stay_poison() -> None:
 def test_split_inputs_are_those_of_paged() -> None:
     """split_decode and paged_decode would disagree on the same case."""
     case = SplitDecodeCase(**attention(block_size=4, num_splits=3))
-    inputs = build_split(case, PlainAllocator(), SUPPORTS)
+    inputs = problem_of(case).build(case, PlainAllocator(), SUPPORTS)
     check_cache(case, inputs)
     assert inputs.num_splits == 3
     assert inputs.partial_out.shape == (3, 4, 3, 8)
@@ -187,7 +185,7 @@ def test_output_of_an_empty_state_is_what_is_declared(lse_layout: Any) -> None:
     live = merge_values(case).prefix_live
     for supports in (Supports(), Supports(lse="base2")):
         for values in (None, problem_of(case).values(case, "cpu", supports)):
-            output = build_merge(case, PlainAllocator(), supports, values).prefix_output
+            output = problem_of(case).build(case, PlainAllocator(), supports, values).prefix_output
             assert (output[~live] == 0).all()
             assert not live.all()
         (contents,) = problem_of(case).contents([case], "cpu", supports)
@@ -198,7 +196,7 @@ def test_output_of_an_empty_state_is_what_is_declared(lse_layout: Any) -> None:
 def test_output_of_an_empty_state_stays_poison(lse_layout: Any) -> None:
     """A merge that multiplies an empty state's output by a zero weight would go unnoticed, where that is declared."""
     case = MergeStatesCase(num_q_heads=2, head_size=3, num_tokens=4, lse_pairs=PAIRS, lse_layout=lse_layout)
-    inputs = build_merge(case, PlainAllocator(), Supports(empty_state_outputs="anything"))
+    inputs = problem_of(case).build(case, PlainAllocator(), Supports(empty_state_outputs="anything"))
     values = merge_values(case)
     for side in ("prefix", "suffix"):
         lse, output = getattr(inputs, f"{side}_lse"), getattr(inputs, f"{side}_output")

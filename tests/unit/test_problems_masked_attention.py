@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 
 import attnfuzz
-from attnfuzz.cases.edits import keep_sequences
+from attnfuzz.cases.facets.sequences import keep_sequences
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.problems.cases import MaskedAttentionCase, decode_case, encode_case

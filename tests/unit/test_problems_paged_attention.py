@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.minimise import minimise
 from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase, decode_case, encode_case
 from attnfuzz.problems.features import features
 from attnfuzz.problems.limits import case_nbytes
-from attnfuzz.problems.paged_attention import build, reference
 from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.problems.reference import attention_reference
+from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import attention_values
@@ -44,9 +46,8 @@ def test_rows_are_query_tokens_with_limits_of_their_own() -> None:
 
 def test_a_kernel_gets_what_the_case_says() -> None:
     """A wrapper would be tested on other lengths or bounds than those that the result is compared for."""
-    inputs = build(
-        case(query_slack=2, seq_slack=9, strides={"cu_seqlens_q": "every_other"}), PlainAllocator(), Supports()
-    )
+    one = case(query_slack=2, seq_slack=9, strides={"cu_seqlens_q": "every_other"})
+    inputs = problem_of(one).build(one, PlainAllocator(), Supports())
     assert inputs.cu_seqlens_q.tolist() == [0, 3, 4, 4, 4, 7]
     assert inputs.cu_seqlens_q.stride() == (2,)
     assert inputs.seq_lens.tolist() == [7, 2, 0, 5, 3]
@@ -58,20 +59,20 @@ def test_a_kernel_gets_what_the_case_says() -> None:
 def test_padding_tokens_are_rows_that_nobody_has() -> None:
     """A kernel that takes the rows of q for query tokens would pass here and fail under a server's CUDA graphs."""
     one = case(padding_tokens=3)
-    inputs = build(one, PlainAllocator(), Supports())
+    inputs = problem_of(one).build(one, PlainAllocator(), Supports())
     assert inputs.q.shape == inputs.out.shape == (10, 2, 8)
     assert inputs.lse.shape == (10, 2)
     assert inputs.cu_seqlens_q.tolist() == [0, 3, 4, 4, 4, 7]
     assert inputs.q[:7].isfinite().all()
     assert inputs.q[7:].isnan().all()
-    assert reference(one, attention_values(one)).out.shape == (7, 2, 8)
+    assert attention_reference(one, attention_values(one)).out.shape == (7, 2, 8)
 
 
 def test_the_reference_is_masked_attention() -> None:
     """Everything would be measured against something else than causal attention."""
     one = case(pages=Pages(shared_blocks=1))
     values = attention_values(one)
-    expected = reference(one, values)
+    expected = attention_reference(one, values)
     first = 0
     for seq, (length, count) in enumerate(zip(one.seq_lens, one.query_lens, strict=True)):
         k, v = (part[:, 0].double() for part in values.sequence(seq))
@@ -91,7 +92,43 @@ def test_decode_is_the_special_case_of_one_query_each() -> None:
     decode = PagedDecodeCase(**fields)
     values, of_decode = attention_values(one), attention_values(decode)
     assert torch.equal(values.q, of_decode.q)
-    assert torch.equal(reference(one, values).out, reference(one, of_decode).out)
+    assert torch.equal(attention_reference(one, values).out, attention_reference(one, of_decode).out)
+
+
+def test_without_causality_each_token_sees_its_whole_sequence() -> None:
+    """References, bounds and kernels would disagree about an encoder's tokens."""
+    one = case(causal=False)
+    assert one.row_lens == (7, 7, 7, 2, 3, 3, 3)
+    assert not problem_of(one).build(one, PlainAllocator(), Supports()).causal
+    values = attention_values(one)
+    k, v = (part[:, 0].double() for part in values.sequence(0))
+    weights = (values.q[:3, 0].double() @ k.T * 0.5).softmax(-1)
+    torch.testing.assert_close(problem_of(one).reference(one, values).out[:3, 0], weights @ v)
+
+
+def test_no_kernel_is_given_what_is_not_causal_unless_it_declares_so() -> None:
+    """A saved case would be blamed on every kernel that is causal alone."""
+    assert "non_causal=False" in str(why_unsupported(Supports(), {}, case(causal=False)))
+    assert why_unsupported(Supports(non_causal=True), {}, case(causal=False)) is None
+
+
+def test_that_a_case_is_not_causal_stays_only_where_it_matters() -> None:
+    """A finding would name a mask that has nothing to do with the bug, or lose the one that has."""
+    supports = Supports(non_causal=True)
+    one = case(causal=False)
+    assert "non-causal" in features(one)
+
+    def has_several(one: Any) -> bool:
+        return bool(max(one.query_lens) > 1)
+
+    found: Any = minimise(one, has_several, supports=supports, options={})
+    assert (found.causal, found.query_lens) == (True, (2,))
+
+    def sees_ahead(one: Any) -> bool:
+        return not one.causal and max(one.query_lens) > 1
+
+    found = minimise(one, sees_ahead, supports=supports, options={})
+    assert (found.causal, found.seq_lens, found.query_lens) == (False, (2,), (2,))
 
 
 @pytest.mark.parametrize(

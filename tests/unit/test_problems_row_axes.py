@@ -1,4 +1,4 @@
-"""attnfuzz.problems.row_axes: where a sequence ends in its pages, tiles and splits, and where its needles lie."""
+"""Axes of a row: where a sequence ends in its pages, tiles and splits, and where its needles lie."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.problems.cases import MergeStatesCase, PagedDecodeCase
+from attnfuzz.cases.facets import Axis, Domain, facets_of
+from attnfuzz.cases.facets.rows import Row
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase, Problem, case_type_of
 from attnfuzz.problems.recipes import Needle, Values
-from attnfuzz.problems.row_axes import Row, row_axes, rows_of
+from attnfuzz.problems.supports import Supports
+
+
+def row_axes(problem: Problem, options: dict[str, Any]) -> list[Axis]:
+    domain = Domain(problem, Supports(), options)
+    return [axis for facet in facets_of(case_type_of(problem)) for axis in facet.row_axes(domain)]
+
+
+def rows_of(case: Case) -> list[Any]:
+    return [row for facet in facets_of(type(case)) for row in facet.rows(case)]
+
 
 OPTIONS: dict[str, Any] = {"tile": (16, 32), "num_splits": (1, 3)}
 AXES = {axis.name: axis for axis in row_axes("paged_decode", OPTIONS)}

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import attnfuzz
 from attnfuzz.bench.kernels.contender import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.campaign.inference import infer, supports_as_text
+from attnfuzz.campaign.inference import infer
 from attnfuzz.corpus import (
     FindingRecord,
     Regression,
@@ -41,7 +41,7 @@ from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case, why_unsupported
-from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports, as_call
 from attnfuzz.problems.where import fits, settled
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases
 from attnfuzz.strategies.formats import first_formats
@@ -262,7 +262,7 @@ def test_a_declaration_travels_as_data(kernel: Any) -> None:
     """Workers and executors would judge by another contract than the one that was declared."""
     sent = msgspec.json.encode(kernel.declaration)
     assert msgspec.json.decode(sent, type=Declaration) == kernel.declaration
-    printed = supports_as_text(kernel.declaration.supports).partition(", where=")[2].removesuffix(")")
+    printed = as_call("Supports", kernel.declaration.supports.declared()).partition(", where=")[2].removesuffix(")")
     assert Supports(where=ast.literal_eval(printed)).combinations == kernel.declaration.supports.combinations
 
 

@@ -13,8 +13,7 @@ from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Re
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
 from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.report.bench import print_report, summary_of
-from attnfuzz.report.bench_page import bench_page
-from attnfuzz.report.bench_plots import charts_of, plots_png, plots_svg
+from attnfuzz.report.bench_page import bench_page, charts_of, plots_png, plots_svg
 from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 FACTORS = {"paged_split_k": 1.05, "torch:sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}
@@ -30,7 +29,7 @@ def answer(request: MeasureRequest) -> MeasureReply:
 @pytest.fixture(scope="module")
 def report() -> Report:
     kernels = [declared("paged_split_k"), declared("<b>naive"), declared("merge_states", "merge_states")]
-    plan = KernelBench(suites={name: SUITES[name]() for name in ("decode", "seeds", "merge", "graph")}, options={})
+    plan = KernelBench(suites={name: SUITES[name]() for name in ("decode", "qwen", "merge", "graph")}, options={})
     return measure_kernels(plan, Pretended(answer), kernels, [SDPA])
 
 
@@ -40,7 +39,7 @@ def test_the_sentences_say_what_a_suite_was_run_for(report: Report) -> None:
     assert "merge_states (L2 warm): 91% of a copy's bandwidth or more from 4096 tokens on" in summary_of(
         report, "merge"
     )
-    (split, *_) = summary_of(report, "seeds")
+    (split, *_) = summary_of(report, "qwen")
     assert re.search(r"\+6\d\d% from 512 to 4096 tokens with 12/2 heads", split)
     (split, *_) = summary_of(report, "graph")
     assert "one graph for all lengths takes 1.20 times one made for the length" in split
@@ -101,8 +100,8 @@ def test_a_plot_names_a_kernel_whatever_it_is_called(name: str) -> None:
     def answered(request: MeasureRequest) -> MeasureReply:
         return times(request, 1.0)
 
-    plan = KernelBench(suites={"seeds": SUITES["seeds"]()}, options={})
-    drawn = plots_svg(measure_kernels(plan, Pretended(answered), [declared(name)], [SDPA]), "seeds")
+    plan = KernelBench(suites={"qwen": SUITES["qwen"]()}, options={})
+    drawn = plots_svg(measure_kernels(plan, Pretended(answered), [declared(name)], [SDPA]), "qwen")
     assert drawn is not None
     texts = {element.text for element in ET.fromstring(drawn).iter() if element.tag.endswith("text")}
     assert {name, SDPA.target, "bandwidth", "copy", "tokens of the longest sequence"} <= texts

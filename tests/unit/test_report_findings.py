@@ -27,10 +27,10 @@ PAGED: dict[str, Any] = {**DENSE, "block_size": 4}
         (
             "paged_decode",
             {**PAGED, "variant": {"sinks": "high"}, "options": {"num_splits": 2}},
-            "pages of 4 tokens, seq_lens 3, 0, sinks, num_splits=2",
+            "pages of 4 tokens, seq_lens 3, 0, num_splits=2, sinks",
         ),
         ("split_decode", {**PAGED, "num_splits": 3}, "seq_lens 3, 0, num_splits=3"),
-        ("paged_attention", {**PAGED, "query_lens": [2, 0]}, "query_lens 2, 0, seq_lens 3, 0"),
+        ("paged_attention", {**PAGED, "query_lens": [2, 0]}, "seq_lens 3, 0, query_lens 2, 0"),
         ("merge_states", {**HEADS, "num_tokens": 1, "options": {"warps": 4}}, "1 token, 2 query heads, warps=4"),
     ],
 )

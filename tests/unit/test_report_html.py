@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.draw.coverage import coverage_of
+from attnfuzz.campaign.counts import coverage_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.result import Earlier

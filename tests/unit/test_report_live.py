@@ -101,10 +101,10 @@ def test_the_panel_is_redrawn_in_place_and_removed(monkeypatch: pytest.MonkeyPat
     for _ in range(50):
         reporter.progress(statistics(kernels=1))
     finding = a_finding()
-    reporter.found(finding)
-    reporter.confirmed(finding)
-    reporter.smaller(finding)
-    reporter.shrunk(finding)
+    reporter.finding("found", finding)
+    reporter.finding("confirmed", finding)
+    reporter.finding("smaller", finding)
+    reporter.finding("shrunk", finding)
     reporter.finished()
     text = file.getvalue()
     assert 1 <= text.count("40s left") <= 6  # it is drawn again below every event

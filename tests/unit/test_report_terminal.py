@@ -15,7 +15,7 @@ from rich.console import Console
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.campaign.result import CampaignResult, Earlier, SilentReporter, Statistics, StopReason
+from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -177,7 +177,7 @@ def test_what_is_missing_here_is_not_called_an_error_of_attnfuzz() -> None:
 def test_plain_lines_carry_the_whole_path() -> None:
     """A path wrapped at column 80 cannot be copied out of a log."""
     console = a_console()
-    LineReporter(console).confirmed(a_finding())
+    LineReporter(console).finding("confirmed", a_finding())
     assert output(console).count("\n") == 1
     assert str(LONG_FOLDER) in output(console)
 
@@ -203,10 +203,11 @@ def test_events_of_every_kind_are_shown() -> None:
     made = statistics()
     made.deadline += 60
     reporter.started(made)
-    for event in (reporter.found, reporter.confirmed, reporter.unconfirmed, reporter.known, reporter.shrunk):
-        event(finding)
+    events: tuple[FindingEvent, ...] = ("found", "confirmed", "unconfirmed", "known", "shrunk")
+    for event in events:
+        reporter.finding(event, finding)
     finding.shrunk_s = 2.0
-    reporter.shrunk(finding)
+    reporter.finding("shrunk", finding)
     reporter.finished()
     first_words = [re.split(" #| my ", line)[0].strip() for line in output(console).splitlines()[1:]]
     case = "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1"
@@ -284,7 +285,7 @@ def test_shrinking_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
     finding = a_finding()
     for finding.steps in range(1, 41):
         now[0] += 0.1
-        reporter.smaller(finding)
+        reporter.finding("smaller", finding)
     lines = output(console).splitlines()
     assert 1 < len(lines) <= 3
     assert lines[0].startswith(f"shrinking #{finding.tag} my kernels.py:k, 1 step: dense_decode, float16")
@@ -297,13 +298,14 @@ def test_all_lines_about_a_finding_carry_one_hash() -> None:
     finding = a_finding()
     other = Finding("0-2", KERNEL, CASE, msgspec.structs.replace(FAILURE, kind="lse:value"), first_seen_s=1.0)
     tag = f" #{finding.tag} "
-    reporter.found(finding)
+    reporter.finding("found", finding)
     finding.case = msgspec.structs.replace(CASE, seq_lens=(0,))
     finding.failure = msgspec.structs.replace(FAILURE, kind="out:nan")
-    for tell in (reporter.confirmed, reporter.smaller, reporter.unconfirmed, reporter.known, reporter.shrunk):
-        tell(finding)
+    events: tuple[FindingEvent, ...] = ("confirmed", "smaller", "unconfirmed", "known", "shrunk")
+    for event in events:
+        reporter.finding(event, finding)
     finding.shrunk_s = 2.0
-    reporter.shrunk(finding)
+    reporter.finding("shrunk", finding)
     lines = [line for line in output(console).splitlines() if not line.startswith(" ")]
     words = ["found", "confirmed", "shrinking", "once", "known", "cut", "shrunk"]
     assert [line.split()[0] for line in lines] == words
@@ -318,7 +320,7 @@ def test_all_lines_about_a_finding_carry_one_hash() -> None:
         (True, False, "xterm-256color", LiveReporter),
         (True, False, "dumb", LineReporter),
         (False, False, "xterm-256color", LineReporter),
-        (True, True, "xterm-256color", SilentReporter),
+        (True, True, "xterm-256color", Reporter),
     ],
 )
 def test_the_reporter_fits_where_it_prints(

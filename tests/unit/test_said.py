@@ -17,7 +17,7 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.said import (
     DETAILS_BYTES,
     TEXT_BYTES,
-    Place,
+    Frame,
     check_text,
     code_line,
     only_printable,
@@ -112,7 +112,7 @@ def test_only_files_of_source_are_looked_at(tmp_path: Path) -> None:
     with sparse.open("wb") as file:
         file.truncate(1 << 30)
     assert code_line(str(source), 2) == r"second \x1b[2J"
-    assert Place(str(source), 1, "f").with_source() == f"{source}:1, in f: first"
+    assert Frame(str(source), 1, "f").with_source() == f"{source}:1, in f: first"
     for path in (pipe, sparse, tmp_path, "/dev/zero", "/proc/self/maps", "/no/such", "nul\x00", "\ud800"):
         assert code_line(str(path), 1) == ""
 

@@ -19,7 +19,7 @@ from attnfuzz.corpus import FindingRecord, Regression, load_regression, write_re
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.sanitizer.findings import failure_of, first_failure, judge_sanitized
-from attnfuzz.sanitizer.report import Report
+from attnfuzz.sanitizer.report import SanitizerReport
 from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer
 from attnfuzz.sanitizer.tool import SanitizerUnavailable, find_executable
 from tests.unit.sanitizer_stand_in import BEHAVES, OBJECTS_TO, install
@@ -93,7 +93,7 @@ def test_the_case_is_found_in_its_batch(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_shows_after_other_cases_only_is_saved_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The case alone would pass, and the finding be lost."""
     sanitizer = Sanitizer("memcheck", device="cpu")
-    report = Report("Invalid __global__ read of size 2 bytes", ("Invalid",))
+    report = SanitizerReport("Invalid __global__ read of size 2 bytes", ("Invalid",))
 
     def run(declaration: Declaration, cases: Sequence[DenseDecodeCase]) -> Outcome:
         notes = [Note(case=i, done=True) for i in range(len(cases))]
@@ -149,7 +149,7 @@ def test_a_report_that_cannot_be_read_is_a_finding_all_the_same() -> None:
 
 def test_more_reports_are_counted() -> None:
     """The rest would be lost without a word."""
-    reports = [Report("Invalid __global__ read of size 2 bytes", ("Invalid",), address=5)] * 3
+    reports = [SanitizerReport("Invalid __global__ read of size 2 bytes", ("Invalid",), address=5)] * 3
     failure = failure_of(Outcome(reports, [Note(case=0)], 86, []), "memcheck")
     assert failure is not None
     assert "and 2 more reports of this run" in failure.details

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
-from attnfuzz.problems.axes import case_axes
+from attnfuzz.cases.facets import Domain, facets_of
 from attnfuzz.problems.cases import Case, PagedAttentionCase
-from attnfuzz.problems.row_axes import row_axes, rows_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, case_lists
 
@@ -30,15 +29,23 @@ def drawn(count: int, supports: Supports | None = None, **more: object) -> list[
 def test_every_level_of_queries_is_drawn_for_the_interpreter_too() -> None:
     """A tile boundary that only a GPU meets would be missed where most kernels are written."""
     levels: Counter[tuple[str, str]] = Counter()
-    row_wise = [
-        axis for axis in row_axes("paged_attention", {}) if axis.name in ("query length", "phase", "causal needle")
-    ]
-    whole = [axis for axis in case_axes("paged_attention") if axis.name in ("batch", "bounds", "padding tokens")]
+    facets, domain = facets_of(PagedAttentionCase), Domain("paged_attention", Supports(), {})
+    of_rows = [axis for facet in facets for axis in facet.row_axes(domain)]
+    of_cases = [axis for facet in facets for axis in facet.axes(domain)]
+    row_wise = [axis for axis in of_rows if axis.name in ("query length", "phase", "causal needle")]
+    whole = [axis for axis in of_cases if axis.name in ("batch", "bounds", "padding tokens")]
     for case in drawn(1500):
         levels.update({(axis.name, level) for axis in whole for level in axis.of(case)})
-        levels.update({(axis.name, level) for row in rows_of(case) for axis in row_wise for level in axis.of(row)})
+        rows = [row for facet in facets for row in facet.rows(case)]
+        levels.update({(axis.name, level) for row in rows for axis in row_wise for level in axis.of(row)})
     wanted = {(axis.name, level) for axis in (*row_wise, *whole) for level in axis.levels}
     assert {level for level in wanted if levels[level] < 5} == set()
+
+
+def test_what_is_not_causal_is_drawn_for_who_declares_it() -> None:
+    """Every causal kernel would fail; or one that can do both would be tested on one of them."""
+    assert all(case.causal for case in drawn(100))
+    assert {case.causal for case in drawn(100, Supports(non_causal=True))} == {True, False}
 
 
 def test_tiles_of_queries_are_met_at_both_ends() -> None:

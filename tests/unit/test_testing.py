@@ -19,7 +19,7 @@ from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Kernel, KernelLoadError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.shared_runner import shared_runner
+from attnfuzz.testing.loading import shared_runner
 from tests.unit import limited_kernels
 
 FIELDS: dict[str, Any] = {

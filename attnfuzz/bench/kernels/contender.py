@@ -18,7 +18,6 @@ from attnfuzz.bench.kernels.measurements import L2State, MeasureReply, MeasureRe
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, bytes_to_move
 from attnfuzz.bench.kernels.timing import GraphOfCalls, Stopwatch, calls_per_sample, time_samples
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.observation import named_results
 from attnfuzz.numerics import attention_bound, error_ratio, merge_bound
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
@@ -27,6 +26,7 @@ from attnfuzz.problems.reference import merge_all
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
 from attnfuzz.problems.where import with_values
+from attnfuzz.trials.observation import named_results
 
 __all__ = [
     "AttentionTensors",

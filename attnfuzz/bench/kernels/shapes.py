@@ -105,7 +105,7 @@ def _decode() -> list[Shape]:
     ]
 
 
-def _seeds() -> list[Shape]:
+def _qwen() -> list[Shape]:
     """Qwen2.5's heads: 12 on 2, whose time over the length shows what splitting is for, and 28 on 4."""
     heads_12 = [_attention(f"12/2 {n}", 12, 2, (n,)) for n in (128, 256, 512, 1024, 2048, 4096)]
     heads_28 = [
@@ -183,7 +183,7 @@ def _attention(
 
 SUITES: dict[str, Callable[[], list[Shape]]] = {
     "decode": _decode,
-    "seeds": _seeds,
+    "qwen": _qwen,
     "merge": _merge,
     "mixed": _mixed,
     "graph": _graph,

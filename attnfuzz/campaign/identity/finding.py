@@ -1,4 +1,4 @@
-"""One finding of a campaign, from the first failing case to the minimal one."""
+"""A case that failed once, where every finding begins, and one finding of a campaign down to the minimal case."""
 
 from __future__ import annotations
 
@@ -6,25 +6,90 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.environments import EnvironmentOutcome, difference
-from attnfuzz.campaign.identity.signature import Signature, Symptom, failure_features
+from attnfuzz.campaign.identity.signature import Signature, Symptom, aspects, failure_features, telling
 from attnfuzz.campaign.messages import Unfinished, written
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["Finding", "one_of_each"]
+__all__ = [
+    "FailingCase",
+    "Finding",
+    "may_be_leak",
+    "may_be_the_machine",
+    "one_of_each",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FailingCase:
+    """A case that failed, and the cases that ran before it in the same process."""
+
+    declaration: Declaration
+    case: Case
+    failure: Failure
+    preceding: tuple[Case, ...] = ()
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom.of(self.declaration.target, self.failure)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What makes the case more than the simplest one, as far as the failure may need it."""
+        return failure_features(self.declaration, self.case, self.failure)
+
+    def as_(self, case: Case, failure: Failure) -> FailingCase:
+        """Another case of the same kernel, with the same ones before it."""
+        return FailingCase(self.declaration, case, failure, self.preceding)
+
+    @property
+    def told(self) -> Failure:
+        """The failure, with what it needs besides the case."""
+        if not self.preceding:
+            return self.failure
+        others = "another case has" if len(self.preceding) == 1 else f"{len(self.preceding)} other cases have"
+        message = f"{self.failure.message}; only after {others} run in the same process"
+        return msgspec.structs.replace(self.failure, message=message)
+
+
+_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+
+
+def may_be_leak(failure: Failure) -> bool:
+    """Whether the process, or what the kernel may have of the GPU, ran out of memory."""
+    if failure.oracle == "crash":
+        return failure.kind == "memory"
+    return failure.oracle == "exception" and failure.kind.split(" ")[0] in _OUT_OF_MEMORY
+
+
+_OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
+
+
+def may_be_the_machine(failure: Failure) -> bool:
+    """Whether no kernel need be at fault: it took too long, memory ran out or grew, or somebody killed the process.
+
+    Anything else, a wrong number above all, comes of no load: a kernel that shows it once fails now and then.
+    """
+    if failure.oracle == "hang" or may_be_leak(failure):
+        return True
+    return failure.oracle == "crash" and failure.kind in _OF_THE_MACHINE
+
 
 _MAX_ALSO = 8
+Declared = TypeVar("Declared", Supports, Numerics)
 
 
 @dataclass(slots=True, eq=False)
@@ -158,22 +223,18 @@ class Finding:
             kernel=self.declaration.target,
             case=self.case,
             preceding=self.preceding,
-            assumed=_assumed(self.declaration),
-            assumed_numerics=_assumed_numerics(self.declaration),
+            assumed=_assumed(self.declaration, self.declaration.supports),
+            assumed_numerics=_assumed(self.declaration, self.declaration.numerics),
             finding=record,
             note=self.certainty(),
             environment=msgspec.structs.replace(environment, versions=versions),
         )
 
 
-def _assumed(declaration: Declaration) -> Supports | None:
-    names = [name for name in declaration.assumed if name in Supports.__struct_fields__]
-    return Supports(**{name: getattr(declaration.supports, name) for name in names}) if names else None
-
-
-def _assumed_numerics(declaration: Declaration) -> Numerics | None:
-    names = [name for name in declaration.assumed if name in Numerics.__struct_fields__]
-    return Numerics(**{name: getattr(declaration.numerics, name) for name in names}) if names else None
+def _assumed(declaration: Declaration, declared: Declared) -> Declared | None:
+    """What of ``declared`` was inferred; None if nothing was."""
+    names = [name for name in declaration.assumed if name in declared.__struct_fields__]
+    return type(declared)(**{name: getattr(declared, name) for name in names}) if names else None
 
 
 def one_of_each(sights: Iterable[Sight]) -> tuple[Sight, ...]:

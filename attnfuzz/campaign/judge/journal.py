@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
@@ -116,9 +115,7 @@ class JournalFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

@@ -1,6 +1,7 @@
 """Judging in a worker: journalled first, within a time limit that is learned, and never past the deadline.
 
-One batch is judged in the background while the cases of the next are drawn.
+The executor is replaced by a fresh one where that is asked for, or memory runs short. One batch is judged in the
+background while the cases of the next are drawn.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
 from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.process_memory import History, MemoryWatch
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of
@@ -24,16 +27,12 @@ from attnfuzz.problems.limits import CaseTooLarge
 __all__ = [
     "GRACE_S",
     "AdaptiveTimeout",
-    "Explain",
-    "FindLeak",
-    "Judge",
-    "JudgeBatch",
-    "JudgeTogether",
+    "CaseJudge",
     "JudgedBatch",
+    "LeakSearch",
     "OutOfTime",
     "Patience",
     "Pipeline",
-    "TimedJudge",
     "Unjudged",
 ]
 
@@ -108,54 +107,11 @@ _MAX_COMPLAINTS = 5
 """Errors of the framework that are lived with, each on its own case, before one ends the worker."""
 _FORMATS_KEPT = 1 << 14
 """Of those that a process has run: on a CPU nearly every case has one of its own."""
-_WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0
-"""Of each finding, once; the explain command takes its time."""
+"""What has to be left of the campaign for a finding to be explained."""
 GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
-
-
-class Judge(Protocol):
-    """Runs a case on a kernel in isolation; a hang lasts ``timeout_s`` and is a failure of the oracle ``"hang"``.
-
-    ``afresh`` runs it in a process that has not run any case before. ``relations``: see `Runner.judge`.
-    """
-
-    def __call__(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict: ...
-
-
-class JudgeTogether(Protocol):
-    """Runs many cases on a kernel at once; None where that fails as a whole, of a crash or a hang for one."""
-
-    def __call__(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
-    ) -> Sequence[Verdict] | None: ...
-
-
-class Explain(Protocol):
-    """Says in a few lines what is wrong with a case that failed; for the times see `explain_failure`."""
-
-    def __call__(
-        self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
-    ) -> Explanation: ...
-
-
-class FindLeak(Protocol):
-    """Runs a case many times in a fresh process, each few calls within ``timeout_s``; None if memory does not grow."""
-
-    def __call__(self, declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None: ...
-
-
-JudgeBatch = Callable[[Declaration, Sequence[Case]], Sequence[Verdict] | None]
-"""As `JudgeTogether`, with a time limit of its own."""
+_WAIT_FOR_BATCH_S = 0.5
 
 
 class OutOfTime(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -170,47 +126,51 @@ class Unjudged(Exception):  # noqa: N818 - control flow, like StopIteration
     """The framework failed on the case, and has said so: nothing is known of the kernel."""
 
 
-class TimedJudge:
-    """A ``judge`` under the campaign's deadline, with one adaptive timeout for each kernel.
+class LeakSearch(NamedTuple):
+    """A kernel that had made its process grow, called many times on ``case``; no ``failure`` if it does not leak."""
 
-    ``process`` names the one that the next case runs in; None for a new one, in which each format is the first.
-    ``together`` may be called from another thread than the rest: one call waits for the other.
+    declaration: Declaration
+    case: Case
+    failure: Failure | None
+
+
+class CaseJudge:
+    """Has cases judged by ``runner`` until ``deadline``, with one adaptive timeout for each kernel.
+
+    ``renew`` gives a runner whose process has not run any case before, in place of the one it is given; ``memory``
+    watches what the process takes. ``explain`` says what is wrong with a case that failed; without it nobody does.
+    Each method may be called from another thread than the rest: one call waits for the other.
     """
 
     def __init__(
         self,
-        judge: Judge,
+        runner: Runner,
         *,
         deadline: float,
         longest_s: float,
         journal: Journal,
-        judge_together: JudgeTogether | None = None,
-        find_leak: FindLeak | None = None,
-        explain: Explain | None = None,
+        memory: MemoryWatch | None = None,
+        explain: Callable[[Runner, Declaration, Case, Failure], Explanation] | None = None,
         complain: Callable[[str], None] = lambda text: None,
-        process: Callable[[], Hashable] = lambda: None,
+        renew: Callable[[Runner], Runner] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._judge = judge
-        self._judge_together = judge_together
-        self._find_leak = find_leak
+        self.deadline = deadline
+        self.history = History()
+        self._runner = runner
+        self._renew = renew or _sibling_of
+        self._renewals = 0
+        self._memory = memory
         self._explain = explain
-        self._deadline = deadline
         self._longest_s = longest_s
         self._journal = journal
         self._complain = complain
         self._complaints_left = _MAX_COMPLAINTS
         self._told_of_batches: set[str] = set()
-        self._process = process
         self._clock = clock
         self._seen_formats: tuple[Hashable, set[int]] = (None, set())
         self._timeouts: dict[str, AdaptiveTimeout] = {}
         self._running = threading.Lock()
-
-    @property
-    def can_batch(self) -> bool:
-        """Whether several cases may be judged together."""
-        return self._judge_together is not None
 
     def __call__(
         self,
@@ -238,7 +198,9 @@ class TimedJudge:
             if remaining_s <= 0:
                 raise OutOfTime(0.0)
             self._journal.write(declaration, [case])
-            verdict = self._ask(declaration, case, min(limit_s, remaining_s), afresh=afresh, relations=relations)
+            with self._complaining(declaration, case), self._watched(declaration, [case], afresh=afresh):
+                limited_s = min(limit_s, remaining_s)
+                verdict = self._runner.judge(declaration, case, timeout_s=limited_s, relations=relations)
             hung = verdict.failure is not None and verdict.failure.oracle == "hang"
             if hung and remaining_s < limit_s:
                 raise OutOfTime(self._clock() - started)
@@ -256,12 +218,12 @@ class TimedJudge:
             timeout = self._timeout_of(declaration)
             started = self._clock()
             remaining_s = self._remaining_s(started)
-            if self._judge_together is None or remaining_s <= 0:
+            if remaining_s <= 0:
                 return None
             self._journal.write(declaration, cases)
             limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
             try:
-                verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
+                verdicts = self._judge_in_parts(declaration, cases, limit_s)
             except DeadlinePassed:
                 return None
             except CaseTooLarge:  # if a case is that by itself, it is told when it is judged alone
@@ -285,14 +247,32 @@ class TimedJudge:
             remaining_s = self._remaining_s(started)
             if remaining_s <= 0:
                 raise OutOfTime(0.0)
-            if self._find_leak is None:
-                return None
             self._journal.write(declaration, [case])
             with self._complaining(declaration, case):
-                failure = self._find_leak(declaration, case, timeout_s=min(self._longest_s, remaining_s))
+                failure = self._runner.find_leak(declaration, case, timeout_s=min(self._longest_s, remaining_s))
             if failure is None and self._remaining_s(self._clock()) <= 0:
                 raise OutOfTime(self._clock() - started)
             return failure
+
+    def look_for_leak(self) -> LeakSearch | None:
+        """Find out about the kernel that has made the process grow; None if none has, or there is no time for it."""
+        suspect = None if self._memory is None else self._memory.suspect
+        if self._memory is None or suspect is None:
+            return None
+        declaration, case = suspect
+        try:
+            failure = self.find_leak(declaration, case)
+        except OutOfTime:
+            return None
+        except Unjudged:
+            failure = None
+        self._memory.checked(declaration, leaks=failure is not None)
+        return LeakSearch(declaration, case, failure)
+
+    def leaks(self, target: str) -> None:
+        """Another worker has found that a kernel leaks: its processes are replaced before they are full."""
+        if self._memory is not None:
+            self._memory.leaks(target)
 
     def explain(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
         """What is wrong with a case that failed, in a few lines; nothing without the time for it.
@@ -303,8 +283,48 @@ class TimedJudge:
             if self._explain is None or self._remaining_s(self._clock()) < _EXPLAINING_S:
                 return Explanation()
             self._journal.write(declaration, [case])
-            with self._complaining(declaration, case):
-                return self._explain(declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
+            with self._complaining(declaration, case), self._watched(declaration, [case]):
+                return self._explain(self._runner, declaration, case, failure)
+
+    def close(self) -> None:
+        """End the executor. One that hangs in the background ends with this process, which holds its connection."""
+        if self._running.acquire(timeout=_WAIT_FOR_BATCH_S):
+            self._runner.close()
+
+    def _judge_in_parts(
+        self, declaration: Declaration, cases: Sequence[Case], timeout_s: float
+    ) -> list[Verdict] | None:
+        verdicts: list[Verdict] = []
+        for part in [cases] if self._memory is None else self._memory.batches(declaration, cases):
+            with self._watched(declaration, part):
+                found = self._runner.judge_together(declaration, part, timeout_s=timeout_s)
+            if found is None:
+                return None
+            verdicts += found
+        return verdicts
+
+    @contextmanager
+    def _watched(self, declaration: Declaration, cases: Sequence[Case], *, afresh: bool = False) -> Iterator[None]:
+        """While ``cases`` run: what they do to the process is noted, and one that is too full is replaced before."""
+        watch = self._memory
+        if afresh or (watch is not None and watch.wants_fresh(declaration)):
+            self._runner = self._renew(self._runner)
+            self._renewals += 1
+        if watch is not None:
+            watch.look_before(self._process, self._runner.memory_bytes)
+        try:
+            yield
+        finally:
+            process = self._process
+            self.history.record(process, declaration, cases)
+            if watch is not None:
+                taken, gpu_share = self._runner.memory_bytes, self._runner.gpu_share
+                watch.look_after(process, declaration, cases, memory_bytes=taken, gpu_share=gpu_share)
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        """Tells the process that judged last from those before it."""
+        return self._renewals, self._runner.restarts
 
     def _timeout_of(self, declaration: Declaration) -> AdaptiveTimeout:
         return self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
@@ -312,23 +332,17 @@ class TimedJudge:
     def _is_first(self, declaration: Declaration, case: Case) -> bool:
         """Whether the process has run no case of this format on the kernel, so that it may have to compile."""
         process, seen = self._seen_formats
-        return process is None or process != self._process() or _format_hash(declaration, case) not in seen
+        return process is None or process != self._runner.pid or _format_hash(declaration, case) not in seen
 
     def _has_run(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         process, seen = self._seen_formats
-        if process != (now := self._process()) or len(seen) > _FORMATS_KEPT:
+        if process != (now := self._runner.pid) or len(seen) > _FORMATS_KEPT:
             seen = set()
         seen.update(_format_hash(declaration, case) for case in cases)
         self._seen_formats = now, seen
 
     def _remaining_s(self, now: float) -> float:
-        return self._deadline + GRACE_S - now
-
-    def _ask(
-        self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool, relations: Relations
-    ) -> Verdict:
-        with self._complaining(declaration, case):
-            return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+        return self.deadline + GRACE_S - now
 
     def _tell_once(self, declaration: Declaration, cases: int, error: ServiceError) -> None:
         """An error that no case shows by itself would only make the search slow, and nobody would know."""
@@ -350,6 +364,12 @@ class TimedJudge:
                 raise
             self._complain(f"{declaration.target} on {encode_case(case).decode()} cannot be judged: {error}")
             raise Unjudged from error
+
+
+def _sibling_of(runner: Runner) -> Runner:
+    made = runner.sibling()
+    runner.close()
+    return made
 
 
 def _format_hash(declaration: Declaration, case: Case) -> int:
@@ -394,7 +414,7 @@ class JudgedBatch:
 class Pipeline:
     """Holds at most one batch, which ``judge`` judges in a thread of its own."""
 
-    def __init__(self, judge: JudgeBatch) -> None:
+    def __init__(self, judge: Callable[[Declaration, Sequence[Case]], Sequence[Verdict] | None]) -> None:
         self._judge = judge
         self._batch: JudgedBatch | None = None
         self._thread: threading.Thread | None = None

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects, needs
 from attnfuzz.campaign.identity.finding import one_of_each
-from attnfuzz.campaign.identity.signature import Signature, Symptom, are_same_bug
+from attnfuzz.campaign.identity.signature import Signature, Symptom, are_same_bug, aspects, needs
 from attnfuzz.campaign.saved.replay import SavedCase, load_named, replay
 from attnfuzz.corpus import FindingRecord, Regression, regression_name, write_regression
 from attnfuzz.declaration import KernelLoadError

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.inference import with_declared
-from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.judge.journal import is_in_journal, was_running
+from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.corpus import Regression
 from attnfuzz.corpus.regression import as_of
 from attnfuzz.data_files import is_regular_file
@@ -77,8 +77,7 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     preceding = preceding_for(declaration, regression)
     runs = runs_to_see(regression.finding.failed, regression.finding.runs)
     with _limited(regression, runner) as limited:
-        once = _leak_first if regression.finding.kind == LEAK else _once
-        verdicts = [once(case, preceding, declaration, limited, relations_for(regression)) for _ in range(runs)]
+        verdicts = [_once(case, preceding, declaration, limited, regression) for _ in range(runs)]
     failing = [verdict for verdict in verdicts if verdict.failure is not None]
     verdict = (failing or verdicts[-1:])[0]
     if not preceding:
@@ -128,8 +127,11 @@ def judge_sequence(preceding: Sequence[Case], case: Case, judge: Callable[[Case]
 
 
 def _once(
-    case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, relations: Relations
+    case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, regression: Regression
 ) -> Verdict:
+    if regression.finding.kind == LEAK and (leak := runner.find_leak(declaration, case)) is not None:
+        return Verdict(failure=leak)  # a kernel that does not leak any more may still fail in another way
+    relations = relations_for(regression)
     if not preceding and relations != ("call_sequence",):
         return runner.judge(declaration, case, relations=relations)
 
@@ -138,14 +140,6 @@ def _once(
 
     with runner.sibling() as fresh:
         return judge_sequence(preceding, case, judge)
-
-
-def _leak_first(
-    case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, relations: Relations
-) -> Verdict:
-    """A kernel that does not leak any more may still fail in another way."""
-    failure = runner.find_leak(declaration, case)
-    return _once(case, preceding, declaration, runner, relations) if failure is None else Verdict(failure=failure)
 
 
 @contextmanager
@@ -243,7 +237,15 @@ class _Job:
     changes: tuple[str, ...] | None = None
 
     def run(self, runner: Runner, run: Run) -> Replayed:
-        return _replay_on(self.declaration, self.case, runner, run, is_own=self.is_own)
+        kernel, saved = self.declaration, self.case
+        case = adapt_options(saved.regression.case, kernel.options)
+        objection = why_unsupported(kernel.supports, kernel.options, case)
+        if objection is None:
+            ran = run(saved.regression, kernel, runner)
+            objection = ran.verdict.not_runnable or None
+        if objection is not None:
+            return Replayed(saved, kernel, case, None, objection, is_own=self.is_own)
+        return Replayed(saved, kernel, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=self.is_own)
 
     def told(self, result: Replayed) -> Iterator[Replayed]:
         """Bundled kernels are many: of those that do not take a translated case nothing is said."""
@@ -397,17 +399,6 @@ def _check_problem(saved: SavedCase, declaration: Declaration) -> None:
 
 def _distinct(declarations: Iterable[Declaration]) -> list[Declaration]:
     return list({declaration.target: declaration for declaration in declarations}.values())
-
-
-def _replay_on(declaration: Declaration, saved: SavedCase, runner: Runner, run: Run, *, is_own: bool) -> Replayed:
-    case = adapt_options(saved.regression.case, declaration.options)
-    objection = why_unsupported(declaration.supports, declaration.options, case)
-    if objection is not None:
-        return Replayed(saved, declaration, case, None, objection, is_own=is_own)
-    ran = run(saved.regression, declaration, runner)
-    if ran.verdict.not_runnable:
-        return Replayed(saved, declaration, case, None, ran.verdict.not_runnable, is_own=is_own)
-    return Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=is_own)
 
 
 def _translated(saved: SavedCase, declaration: Declaration) -> tuple[SavedCase, tuple[str, ...]] | None:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from attnfuzz.campaign.identity.finding import FailingCase, may_be_leak
 from attnfuzz.campaign.identity.signature import Symptom
-from attnfuzz.campaign.judge.judging import OutOfTime, Patience, TimedJudge, Unjudged
-from attnfuzz.campaign.triage.failing import FailingCase, may_be_leak
+from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Patience, Unjudged
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.leaks import LEAK
@@ -50,7 +50,7 @@ class Trials:
     """
 
     def __init__(
-        self, judge: TimedJudge, declaration: Declaration, *, deaths: KnownDeaths, relations: Relations = ()
+        self, judge: CaseJudge, declaration: Declaration, *, deaths: KnownDeaths, relations: Relations = ()
     ) -> None:
         self._judge = judge
         self._declaration = declaration
@@ -104,7 +104,7 @@ class Trials:
 class LeakTrials(Trials):
     """Each trial calls the kernel many times on one case, in a process of its own: nothing that ran before matters."""
 
-    def __init__(self, judge: TimedJudge, declaration: Declaration) -> None:
+    def __init__(self, judge: CaseJudge, declaration: Declaration) -> None:
         super().__init__(judge, declaration, deaths=KnownDeaths())  # no case of a leak is deadly
         self._find_leak = judge.find_leak
 
@@ -119,7 +119,7 @@ class LeakTrials(Trials):
         return self.alone(case)
 
 
-def trials_of(failing: FailingCase, judge: TimedJudge, deaths: KnownDeaths) -> Trials:
+def trials_of(failing: FailingCase, judge: CaseJudge, deaths: KnownDeaths) -> Trials:
     """How to run cases in order to see the failing case's failure again."""
     if failing.failure.kind == LEAK:
         return LeakTrials(judge, failing.declaration)
@@ -127,7 +127,7 @@ def trials_of(failing: FailingCase, judge: TimedJudge, deaths: KnownDeaths) -> T
     return Trials(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
 
 
-def leak_behind(failing: FailingCase, judge: TimedJudge) -> FailingCase | None:
+def leak_behind(failing: FailingCase, judge: CaseJudge) -> FailingCase | None:
     """The leak that the failing case's death may have come of; None if the kernel does not leak. Raises OutOfTime."""
     if not may_be_leak(failing.failure):
         return None
@@ -138,7 +138,7 @@ def leak_behind(failing: FailingCase, judge: TimedJudge) -> FailingCase | None:
     return None if failure is None else FailingCase(failing.declaration, failing.case, failure)
 
 
-def first_death(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) -> FailingCase | None:
+def first_death(judge: CaseJudge, declaration: Declaration, cases: Sequence[Case]) -> FailingCase | None:
     """Run ``cases`` one after the other in a fresh process; the first that crashes or hangs, None if none does."""
     for i, case in enumerate(cases):
         try:

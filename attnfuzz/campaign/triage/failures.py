@@ -1,4 +1,4 @@
-"""What becomes of the failures that a worker meets: known ones pass, others' are put off, the rest is investigated."""
+"""What becomes of the failures that a worker meets: known ones pass, the others wait until they are investigated."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable
 
 import msgspec
 
-from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
-from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.identity.finding import FailingCase
+from attnfuzz.campaign.identity.signature import ANY_CASE, KnownFindings, Signature, Symptom
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Busy, Known
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.oracles.verdict import ends_process
 
 __all__ = ["Failures"]
 
-_MAX_DEFERRED = 64
+_MAX_WAITING = 16
+"""Failures of one symptom; the latest are kept."""
 _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
 
 
 class Failures:
-    """The failures of worker ``worker``; ``next`` is the one to be investigated as soon as may be, until ``deadline``.
+    """The failures of worker ``worker``, which are investigated until ``deadline``.
 
     ``send`` tells the coordinator; ``is_over`` hears what it says, and whether the campaign has ended.
     """
@@ -35,7 +35,7 @@ class Failures:
         worker: int,
         *,
         deadline: float,
-        judge: TimedJudge,
+        judge: CaseJudge,
         meter: ProgressMeter,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
@@ -49,16 +49,14 @@ class Failures:
         self._known = KnownFindings()
         self._findings: dict[Signature, str] = {}
         self._uncounted: Counter[Signature] = Counter()
-        self._deferred: deque[FailingCase] = deque(maxlen=_MAX_DEFERRED)
+        self._waiting: dict[Symptom, deque[FailingCase]] = {}
         self._doubts: Counter[Symptom] = Counter()
         self._investigated = 0
         self.deaths = KnownDeaths(meter.share_of_known_deaths)
-        self.next: FailingCase | None = None
 
     def learn(self, known: Known) -> None:
         """Take what somebody has found for known."""
-        signature = Signature(Symptom(known.kernel, known.oracle, known.kind), known.features)
-        self._known.add(signature, flaky=known.flaky)
+        signature = self._known.learn(known)
         if not known.flaky:
             self.deaths.learn(signature)
         finding = self._findings.setdefault(signature, known.finding)
@@ -69,40 +67,42 @@ class Failures:
         """Somebody else begins or ends to look into a symptom."""
         self._known.set_busy(Symptom(busy.kernel, busy.oracle, busy.kind), busy.busy)
 
-    def defer(self, failing: FailingCase) -> None:
-        """Put off a failure."""
-        self._deferred.append(failing)
+    @property
+    def is_any_ready(self) -> bool:
+        """Whether a failure waits to be looked into, at whose symptom nobody else is."""
+        return any(not self._known.is_busy(symptom) for symptom in self._waiting)
+
+    def wait(self, failing: FailingCase) -> None:
+        """Have a failure looked into when its turn comes."""
+        self._waiting.setdefault(failing.symptom, deque(maxlen=_MAX_WAITING)).append(failing)
 
     def weigh(self, failing: FailingCase, seconds: float) -> None:
-        """Pass silently over what is known, put off what somebody is at already, and take another for the next.
-
-        ``seconds`` is what the failing case took.
-        """
+        """Pass silently over what is known, and have anything else wait. ``seconds`` is what the failing case took."""
         if self._is_known(failing):
             self._count_known(failing, seconds if ends_process(failing.failure) else 0.0)
-        elif self.next is not None or self._known.is_busy(failing.symptom):
-            self.defer(failing)
         else:
-            self.next = failing
+            self.wait(failing)
 
-    def take_up_deferred(self) -> bool:
-        """Whether there is a next one now: one that was put off, and is neither busy nor explained since."""
-        for _ in range(len(self._deferred)):
-            failing = self._deferred.popleft()
-            if self._known.is_busy(failing.symptom):
-                self._deferred.append(failing)
-            elif self._is_known(failing):
+    def take(self) -> FailingCase | None:
+        """The next failure to look into: one that is neither busy nor explained since it was put to wait."""
+        for symptom in [symptom for symptom in self._waiting if not self._known.is_busy(symptom)]:
+            while (failing := self._next_of(symptom)) is not None:
+                if not self._is_known(failing):
+                    return failing
                 self._count_known(failing, 0.0)
-            else:
-                self.next = failing
-                return True
-        return False
+        return None
 
-    def investigate(self) -> FailingCase | None:
-        """Find out about the next failing case, if there is one; it."""
-        failing, self.next = self.next, None
-        if failing is None:
+    def _next_of(self, symptom: Symptom) -> FailingCase | None:
+        waiting = self._waiting.get(symptom)
+        if not waiting:
             return None
+        failing = waiting.popleft()
+        if not waiting:
+            del self._waiting[symptom]
+        return failing
+
+    def investigate(self, failing: FailingCase) -> None:
+        """Find out about a failing case."""
         self._investigated += 1
         investigation = Investigation(
             f"{self._worker}-{self._investigated}",
@@ -116,7 +116,6 @@ class Failures:
         )
         if not investigation.run():
             self._doubts[failing.symptom] += 1
-        return failing
 
     def _is_known(self, failing: FailingCase) -> bool:
         symptom = failing.symptom

@@ -9,10 +9,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
-from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.identity.finding import FailingCase, Finding
+from attnfuzz.campaign.identity.signature import (
+    NEEDS_PRECEDING,
+    SILENT_ORACLES,
+    KnownFindings,
+    Signature,
+    aspects,
+    case_features,
+)
+from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.relatives import (
     alternatives,
@@ -35,7 +41,6 @@ from attnfuzz.campaign.triage.confirmation import (
     still_fails_afresh,
     trials_of,
 )
-from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.campaign.triage.undeclared import needed_limits
 from attnfuzz.explaining.explanation import Explanation
@@ -45,7 +50,7 @@ from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
-__all__ = ["Investigation", "explanation_of"]
+__all__ = ["Investigation"]
 
 
 _MAX_TRIES = 10
@@ -79,7 +84,7 @@ class Investigation:
         finding: str,
         failing: FailingCase,
         *,
-        judge: TimedJudge,
+        judge: CaseJudge,
         known: KnownFindings,
         deaths: KnownDeaths | None = None,
         send: Callable[[msgspec.Struct], None],
@@ -280,7 +285,8 @@ class Investigation:
             self._minimise()
             self._shrink_preceding()
             if before.failure.oracle == "hang":
-                self._check_hang(before)
+                if self._now is not before and not self._still_hangs():
+                    self._step_back(before)
             elif self._is_flaky or not still_fails_afresh(self._now, self._trials):
                 self._look_again(before)
         except _CutOff:
@@ -313,10 +319,6 @@ class Investigation:
             raise _CutOff
         failure = self._trials.after(preceding, self._now.case, patience="short")
         return failure is not None and self._now.as_(self._now.case, failure).symptom == self._now.symptom
-
-    def _check_hang(self, before: FailingCase) -> None:
-        if self._now is not before and not self._still_hangs():
-            self._step_back(before)
 
     def _look_again(self, before: FailingCase) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
@@ -412,7 +414,7 @@ class Investigation:
             self._needed = self._now.features  # it slipped from one bug to another, which must not explain both
         if self._now.preceding:
             self._needed |= {NEEDS_PRECEDING}
-        explanation = Explanation() if self._is_flaky else explanation_of(self._now, self._judge)
+        explanation = self._explanation()
         self._send(
             Minimised(
                 finding=self._finding,
@@ -427,6 +429,16 @@ class Investigation:
                 declarable=is_declarable,
             )
         )
+
+    def _explanation(self) -> Explanation:
+        """What is wrong with the case, if it always fails; nothing of one that needs others before it."""
+        now = self._now
+        if self._is_flaky or now.preceding or now.failure.kind == LEAK:
+            return Explanation()
+        try:
+            return self._judge.explain(now.declaration, now.case, now.failure)
+        except Unjudged:
+            return Explanation()
 
     def _learn(self) -> tuple[tuple[str, str], ...]:
         """Take later failures with any symptom of this bug for it; the symptoms."""
@@ -453,13 +465,3 @@ class Investigation:
         except OutOfTime:
             return False
         return failure is None or declared.as_(case, failure).symptom != now.symptom
-
-
-def explanation_of(failing: FailingCase, judge: TimedJudge) -> Explanation:
-    """What is wrong with a case that always fails; nothing on one that needs others before it."""
-    if failing.preceding or failing.failure.kind == LEAK:
-        return Explanation()
-    try:
-        return judge.explain(failing.declaration, failing.case, failing.failure)
-    except Unjudged:
-        return Explanation()

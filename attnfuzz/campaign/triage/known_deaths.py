@@ -11,6 +11,10 @@ A crash takes the process of every run with it, so that such cases are not worth
 of a relation does so only where memory ends, or where an offset is very large, and all other oracles still have a word
 on the case: it goes on being judged, without that relation. So that no second fault hides behind a known one, such a
 case is now and then judged by all of them.
+
+Features name what makes a case more than the simplest one. A crash may hang on anything else: one head size, odd
+lengths, a length that ends with a page, the *absence* of strides. So a trait is said for either side of each question.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from attnfuzz.campaign.identity.signature import Signature, case_features
-from attnfuzz.campaign.traits import traits
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import RELATION_ORACLES, DrawnWithout, Failure, OracleName, Relations, is_fault
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.features import traits
 
 __all__ = ["LEARNED_ORACLES", "KnownDeaths", "KnownFaults"]
 
+Traits = frozenset[str]
 _PROBE_FAULTS_EVERY_S = 10.0
 
 
@@ -72,7 +77,6 @@ class KnownFaults:
 
 LEARNED_ORACLES = frozenset({"crash", "hang"})
 """Those among the fatal ones that take a process with them in any run."""
-Traits = frozenset[str]
 _MAX_DEATHS = 48
 _MAX_PASSED = 300
 _MAX_SURVIVORS = 100

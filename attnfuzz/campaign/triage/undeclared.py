@@ -10,7 +10,7 @@ or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -33,15 +33,13 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import DTYPES, Supports, as_written
+from attnfuzz.problems.supports import DTYPES, Supports, as_call
 
 __all__ = [
     "Restriction",
     "are_one_gap",
-    "declared_limits",
     "needed_limits",
     "restriction_of",
-    "supports_text",
     "with_remedy",
 ]
 
@@ -108,7 +106,7 @@ class Restriction:
 
     def __str__(self) -> str:
         findings = "finding goes away" if self.findings == 1 else "findings go away"
-        told = supports_text(declared_limits(self.supports))
+        told = as_call("Supports", self.supports.declared())
         return f"{self.ended} of {self.findings} {findings} if you declare {told}"
 
 
@@ -127,17 +125,6 @@ def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Res
     return Restriction(declaration, supports, ended, len(findings)) if _has_cases(declaration, supports) else None
 
 
-def supports_text(limits: Mapping[str, Any]) -> str:
-    """``Supports(...)`` as it is written in a program."""
-    return f"Supports({', '.join(f'{name}={as_written(value)}' for name, value in limits.items())})"
-
-
-def declared_limits(supports: Supports) -> Limits:
-    """The fields that do not have their default."""
-    names = supports.__struct_fields__
-    return {name: value for name in names if (value := getattr(supports, name)) != getattr(_UNDECLARED, name)}
-
-
 def _limits(finding: Finding) -> Limits:
     """What would end it, by each field that is to do with what it needs."""
     failure, case, features = finding.failure, finding.case, finding.signature.features
@@ -151,12 +138,9 @@ def _limits(finding: Finding) -> Limits:
         return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
-    return _of_refusals(case, features) if _is_refusal(failure) else {}
-
-
-def _is_refusal(failure: Failure) -> bool:
-    """Whether the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake."""
-    return failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+    # the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake
+    is_refusal = failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+    return _of_refusals(case, features) if is_refusal else {}
 
 
 def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -> Limits:

@@ -2,60 +2,319 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import enum
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.fields import Field
 from attnfuzz.cases.search import Proposal
-from attnfuzz.problems.axes import Axis
+from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.choices import is_power_of_two
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import OptionValue, Supports, as_written
 
-__all__ = ["Changes", "Facet"]
+__all__ = [
+    "Axis",
+    "Change",
+    "Changes",
+    "Domain",
+    "Facet",
+    "Levels",
+    "Options",
+    "Part",
+    "Place",
+    "changed",
+    "classes",
+    "facets_of",
+    "listed",
+    "not_among",
+    "register",
+    "size_class",
+]
 
 C = TypeVar("C", bound=msgspec.Struct)
 Changes = Mapping[str, Any]
 """Other values of fields, by name."""
+Change = tuple[str, Changes]
+"""What differs, in words, and how."""
+Options = Mapping[str, tuple[OptionValue, ...]]
+Levels = tuple[str, ...]
+
+_MOST_LISTED = 8
+
+
+class Place(enum.IntEnum):
+    """Where something counts in the order of simplicity: what a reader must keep in mind comes first."""
+
+    SEQUENCES = 0
+    HEADS = 1
+    TOKENS = 2
+    HEAD_SIZE = 3
+    QUERIES = 4
+    STORAGE = 5
+    DTYPE = 6
+    STRIDES = 7
+    OPTIONS = 8
+    CONTENTS = 9
+    EACH_TOKEN = 10
+    EACH_STRIDE = 11
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The cases that may be proposed: those of a kernel that declares ``supports`` and choices of ``options``."""
+
+    problem: Problem
+    supports: Supports
+    options: Options
+
+    @functools.cached_property
+    def simplest(self) -> Case:
+        """Where every reduction ends that nothing stops."""
+        return simplest_case(self.problem, self.supports, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of the input space: ``of`` a case (or of one of its rows) says on which of ``levels`` it lies.
+
+    A level is a word in a report ("pow2 to 16"). Where a case has several (strides of K and of V), it lies on all.
+    """
+
+    name: str
+    levels: Levels
+    of: Callable[[Any], Levels]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One plain number or choice of a facet, at ``path`` in a case (``pages.order``), of a ``kind``.
+
+    ``feature``: how another value than the simplest is told, with ``{}`` for it; as its kind has it if None.
+    ``words``: what is told of a change to the value ``{}``. ``axis``: the name of an axis with a level for each value.
+    ``telling``: whether another value in place of this one, and not only the simplest, says what a bug needs.
+    ``supports``: the field of `Supports` that limits it.
+    """
+
+    path: str
+    kind: Field
+    place: Place
+    feature: str | None = None
+    words: str = ""
+    axis: str = ""
+    telling: bool = False
+    supports: str = ""
+
+    def value_in(self, case: Any) -> Any:
+        for name in self.path.split("."):
+            case = getattr(case, name)
+        return case
+
+    def put(self, case: Any, value: Any) -> Changes:
+        """What another value changes."""
+        field, _, inner = self.path.partition(".")
+        return {field: msgspec.structs.replace(getattr(case, field), **{inner: value}) if inner else value}
+
+    def features(self, case: Any) -> Iterator[str]:
+        value = self.value_in(case)
+        if self.feature is None:
+            yield from self.kind.features(self.path, value)
+        elif value != self.kind.simplest:
+            yield self.feature.format(value)
+
+    def traits(self, case: Any) -> Iterator[str]:
+        return self.kind.traits(self.path.rpartition(".")[2], self.value_in(case))
+
+    def lower(self, case: C) -> Proposal[C]:
+        return self.kind.lower(case, self.value_in(case), lambda case, value: changed(case, **self.put(case, value)))
+
+    def changes(self, case: Any) -> Iterator[Change]:
+        now = self.value_in(case)
+        others = (*self.kind.simpler(now), *self.kind.others(now)) if self.telling else (self.kind.simplest,)
+        for value in dict.fromkeys(others):
+            if value != now:
+                words = (self.words or f"{self.path} {{}}").format(_told(value))
+                yield f"{words} instead of {_told(now)}", self.put(case, value)
+
+    def alternatives(self, case: Any, simplest: Any) -> Iterator[Changes]:
+        now, plain = self.value_in(case), self.value_in(simplest)
+        if self.telling and now != plain:
+            others = dict.fromkeys((*self.kind.simpler(now), *self.kind.others(now)))
+            yield from (self.put(case, value) for value in others if value not in (now, plain))
+
+    def objections(self, case: Any, supports: Supports) -> Iterator[str]:
+        if self.supports:
+            yield from not_among(self.path, self.value_in(case), getattr(supports, self.supports))
+
+    def axes(self) -> Iterator[Axis]:
+        if self.axis:
+            yield Axis(self.axis, self.kind.levels, lambda case: (self.kind.level(self.value_in(case)),))
 
 
 class Facet(Generic[C]):
-    """All that attnfuzz says of the ``fields`` of a case of type ``C``; a facet overrides what applies to it.
+    """All that attnfuzz says of the ``fields`` of a case of type ``C``.
 
-    Words are stable: saved findings are told apart by them.
+    Where these are plain numbers and choices, their ``parts`` say it; a facet overrides what it says otherwise. Words
+    are stable: saved findings are told apart by them.
     """
 
-    fields: ClassVar[tuple[str, ...]]
+    fields: tuple[str, ...] = ()
     """The fields of a case that this facet owns; taken from the simplest case together."""
+    parts: tuple[Part, ...] = ()
+    jumps_with: ClassVar[str] = ""
+    """Facets of one word seldom matter together: shrinking jumps to the simplest of them all. "" for no jump."""
+    asked: ClassVar[int] = 1
+    """When ablation asks for its changes: 0 for what tells most, 2 for what it tries last."""
 
     def features(self, case: C) -> Iterator[str]:
         """Names of what is away from the simplest value."""
+        for part in self.parts:
+            yield from part.features(case)
+
+    def told(self, case: C) -> Iterator[str]:
+        """What is said of a case in the one line that names it."""
         yield from ()
 
-    def numbers(self, case: C) -> Iterator[tuple[str, int]]:
-        """Names and numbers for learning which cases kill a kernel's process."""
+    def general(self, case: C, domain: Domain) -> Iterator[str]:
+        """What cases that one mistake spoils have in common, whichever of them is met first."""
         yield from ()
 
-    def size(self, case: C) -> tuple[Any, ...]:
-        """What is compared to tell the simpler of two cases: the smaller is the simpler."""
-        return ()
+    def traits(self, case: C) -> Iterator[str]:
+        """What can be said of any value, for learning which cases kill a kernel's process."""
+        for part in self.parts:
+            yield from part.traits(case)
+
+    def draws(self, supports: Supports) -> Mapping[str, Sequence[Any]]:
+        """What is drawn for fields that go with any others, simplest first; what is listed twice is twice as likely."""
+        return {}
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
-        """Axes of the input space of a kernel that declares ``domain``."""
+        """Axes of the input space of a kernel."""
+        for part in self.parts:
+            yield from part.axes()
+
+    def row_axes(self, domain: Domain) -> Iterator[Axis]:
+        """Axes of one of the ``rows``."""
         yield from ()
 
+    def rows(self, case: C) -> Iterable[Any]:
+        """What a case consists of, each by itself: its distinct sequences, or pairs of states."""
+        return ()
+
     def objections(self, case: C, domain: Domain) -> Iterator[str]:
-        """A sentence on each value that a kernel with this ``domain`` does not declare."""
-        yield from ()
+        """A sentence on each value that a kernel does not declare."""
+        for part in self.parts:
+            yield from part.objections(case, domain.supports)
+
+    def size(self, case: C, options: Options) -> Iterator[tuple[Place, Any]]:
+        """What is compared to tell the simpler of two cases, the smaller, with where it counts."""
+        for part in self.parts:
+            yield part.place, part.kind.rank(part.value_in(case))
 
     def lower(self, case: C, domain: Domain) -> Proposal[C]:
         """Propose simpler values; returns the smallest case that was accepted."""
-        yield from ()
+        for part in self.parts:
+            case = yield from part.lower(case)
         return case
 
-    def changes(self, case: C, domain: Domain) -> Iterator[tuple[str, C | None]]:
-        """Single changes that may make a failing case pass, each with words for what differs."""
-        yield from ()
+    def simplest(self, case: C, domain: Domain) -> Changes:
+        """What makes all of it simplest and leaves the rest as it is."""
+        return {name: getattr(domain.simplest, name) for name in self.fields}
 
-    def without(self, feature: str, case: C) -> Iterator[Changes]:
+    def changes(self, case: C, domain: Domain) -> Iterator[Change]:
+        """Single changes that may make a failing case pass."""
+        for part in self.parts:
+            yield from part.changes(case)
+
+    def alternatives(self, case: C, domain: Domain) -> Iterator[Changes]:
+        """Other values in place of one that is not the simplest: what fails alike does not need that value."""
+        for part in self.parts:
+            yield from part.alternatives(case, domain.simplest)
+
+    def without(self, feature: str, case: C, domain: Domain) -> Iterator[Changes]:
         """Ways to take ``feature`` away from a case and leave all the rest."""
         yield from ()
+
+    def follow(self, case: C, changes: Changes) -> Changes:
+        """What else must change of these fields once others do."""
+        return {}
+
+
+_FACETS: dict[type, tuple[Facet[Any], ...]] = {}
+
+
+def register(case_type: type, *facets: Facet[Any]) -> None:
+    """Let cases of ``case_type``, and of types that derive from it and have none of their own, have ``facets``.
+
+    Their order is that in which shrinking goes through them.
+    """
+    _FACETS[case_type] = facets
+
+
+def facets_of(case_type: type) -> tuple[Facet[Any], ...]:
+    """Those of the nearest type that ``case_type`` derives from; each field of a user's problem is one."""
+    found = next((_FACETS[base] for base in case_type.__mro__ if base in _FACETS), ())
+    return (*_of_fields(case_type.problem), *found) if issubclass(case_type, OpenCase) else found
+
+
+def changed(case: C, **fields: Any) -> C | None:
+    """``case`` with other values of ``fields`` and what follows of them; None where the case type forbids it.
+
+    A scale of ``1/sqrt(head_size)`` follows the head size, needles their tokens, query tokens their sequences, and
+    strides go with their tensors.
+    """
+    for facet in facets_of(type(case)):
+        fields |= facet.follow(case, fields)
+    try:
+        return msgspec.structs.replace(case, **fields)
+    except ValueError:  # such as a head size that the packed layout cannot hold
+        return None
+
+
+class _OpenField(Facet[OpenCase]):
+    """A field of a user's problem, of which nothing but its kind is known."""
+
+    def __init__(self, name: str, kind: Field) -> None:
+        self.fields = (name,)
+        self.parts = (Part(name, kind, Place.SEQUENCES, axis=name, telling=True),)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_fields(problem: OpenProblem) -> tuple[Facet[Any], ...]:
+    return tuple(_OpenField(name, kind) for name, kind in problem.fields.items())
+
+
+def _told(value: object) -> str:
+    return value if isinstance(value, str) else as_written(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def size_class(value: int, limits: tuple[int, ...]) -> str:
+    """``value`` by size and by whether it is a power of two."""
+    if value == 1:
+        return "1"
+    kind = "pow2" if is_power_of_two(value) else "other"
+    above = [limit for limit in limits if value <= limit]
+    return f"{kind} to {above[0]}" if above else f"{kind} over {limits[-1]}"
+
+
+def classes(limits: tuple[int, ...]) -> Levels:
+    """Every ``size_class``: powers of two first."""
+    sizes = (*(f"to {limit}" for limit in limits), f"over {limits[-1]}")
+    return ("1", *(f"pow2 {size}" for size in sizes), *(f"other {size}" for size in sizes))
+
+
+def listed(numbers: tuple[int, ...]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
+
+
+def not_among(name: str, value: object, allowed: tuple[object, ...] | None) -> Iterator[str]:
+    """An objection to a ``value`` that is not declared; None declares any."""
+    if allowed is not None and value not in allowed:
+        yield f"{name}={value!r}, but the kernel declares {allowed}"

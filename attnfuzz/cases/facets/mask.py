@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import msgspec
 
-from attnfuzz.cases.domain import Domain
-from attnfuzz.cases.edits import changed
-from attnfuzz.cases.facets.facet import Changes, Facet
+from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Place, changed, not_among
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
-from attnfuzz.problems.axes import Axis
 from attnfuzz.problems.cases import MaskedAttentionCase
 from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, Mask
 
@@ -24,6 +20,10 @@ class MaskFacet(Facet[MaskedAttentionCase]):
     """``mask``: causal is the simplest."""
 
     fields = ("mask",)
+    jumps_with = "mask"
+
+    def told(self, case: MaskedAttentionCase) -> Iterator[str]:
+        yield from self.features(case)
 
     def features(self, case: MaskedAttentionCase) -> Iterator[str]:
         if case.mask.kind != "causal":
@@ -31,19 +31,24 @@ class MaskFacet(Facet[MaskedAttentionCase]):
         if any(map(_sees_nothing, case.rows_seen)):
             yield "a query sees no key"
 
-    def size(self, case: MaskedAttentionCase) -> tuple[Any, ...]:
+    def traits(self, case: MaskedAttentionCase) -> Iterator[str]:
+        yield f"mask={case.mask.kind}"
+        yield from (f"some query sees {level}" for level in _seen(case))
+
+    def size(self, case: MaskedAttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
         """Fewer numbers come first, and smaller ones."""
         numbers = [number for of_seq in case.mask.seqs for number in of_seq]
         rank = MASK_KINDS.index(case.mask.kind)
-        return (rank, len(case.mask.seqs), len(numbers), sum(map(abs, numbers)), case.mask.seqs)
+        sizes = (len(case.mask.seqs), len(numbers), sum(map(abs, numbers)))
+        yield Place.QUERIES, (rank, *sizes)
+        yield Place.EACH_TOKEN, case.mask.seqs
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("mask", domain.supports.masks, lambda case: (case.mask.kind,))
         yield Axis("keys seen", _SEEN, _seen)
 
     def objections(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[str]:
-        if case.mask.kind not in domain.supports.masks:
-            yield f"mask.kind={case.mask.kind!r}, but the kernel declares masks={domain.supports.masks}"
+        yield from not_among("mask.kind", case.mask.kind, domain.supports.masks)
         if not domain.supports.empty_sequences:
             for row, seen in enumerate(case.rows_seen):
                 if _sees_nothing(seen):
@@ -73,12 +78,12 @@ class MaskFacet(Facet[MaskedAttentionCase]):
             i += 1
         return case
 
-    def changes(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[tuple[str, MaskedAttentionCase | None]]:
+    def changes(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[Change]:
         for kind in domain.supports.masks:
             if kind != case.mask.kind and kind in ("causal", "full"):
-                yield f"a {kind} mask instead of {case.mask.kind}", _with_mask(case, Mask(kind=kind))
+                yield f"a {kind} mask instead of {case.mask.kind}", {"mask": Mask(kind=kind)}
 
-    def without(self, feature: str, case: MaskedAttentionCase) -> Iterator[Changes]:
+    def without(self, feature: str, case: MaskedAttentionCase, domain: Domain) -> Iterator[Changes]:
         if feature == f"mask={case.mask.kind}" and case.mask != CAUSAL_MASK:
             yield {"mask": CAUSAL_MASK}
         if feature == "a query sees no key":
@@ -90,7 +95,7 @@ def _sees_nothing(seen: bytes) -> bool:
     return 1 not in seen
 
 
-def _seen(case: MaskedAttentionCase) -> tuple[str, ...]:
+def _seen(case: MaskedAttentionCase) -> Levels:
     """What rows see, next to those of a causal mask."""
     found = set()
     for row, seen in enumerate(case.rows_seen):
@@ -120,7 +125,7 @@ def _with_numbers(case: MaskedAttentionCase, place: int, numbers: tuple[int, ...
     return _with(case, (*seqs[:place], numbers, *seqs[place + 1 :]))
 
 
-def _number(place: int, i: int) -> Any:
+def _number(place: int, i: int) -> Callable[[MaskedAttentionCase, int], MaskedAttentionCase | None]:
     def edit(case: MaskedAttentionCase, number: int) -> MaskedAttentionCase | None:
         numbers = case.mask.seqs[place] if place < len(case.mask.seqs) else ()
         return _with_numbers(case, place, (*numbers[:i], number, *numbers[i + 1 :])) if i < len(numbers) else None

@@ -34,15 +34,15 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.comparison import Comparison, Reference, compare, extent, first_index
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase, VarlenCase
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.told import element, number, ratio
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]
@@ -192,7 +192,7 @@ def _can_be_cut(declaration: Declaration, case: Case) -> bool:
     """Not with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
     if not isinstance(case, AttentionCase) or declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
         return False
-    if isinstance(case, PagedAttentionCase):  # the query tokens of one sequence would have to be cut differently
+    if isinstance(case, VarlenCase):  # the query tokens of one sequence would have to be cut differently
         return False
     shortest = 0 if declaration.supports.empty_sequences else 2
     return max(case.seq_lens) > 1 and min(case.seq_lens) >= shortest

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.observation import KernelRaised, call
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits
@@ -37,12 +35,14 @@ from attnfuzz.oracles.relations.relation import (
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, VarlenCase
 from attnfuzz.problems.lengths import of_sequences, with_seq_lens
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.said import text_of, type_name
+from attnfuzz.trials.observation import KernelRaised, call
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 
@@ -96,7 +96,7 @@ def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[i
     changes: dict[str, Any] = {**fields, "values": values}
     if isinstance(case, DenseDecodeCase):
         changes["extra_rows"] = 0
-    if isinstance(case, PagedAttentionCase):
+    if isinstance(case, VarlenCase):
         changes |= {"query_slack": 0, "seq_slack": 0, "padding_tokens": 0}
     chosen = msgspec.structs.replace(case, **changes)
     return msgspec.structs.replace(chosen, **with_seq_lens(chosen, seq_lens))

@@ -48,9 +48,9 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
+    VarlenCase,
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents
@@ -70,7 +70,7 @@ _LARGEST = 2.0**24
 """A score beside which no design overflows. Compilers make one instruction of sum x scale - maximum, which rounds once,
 while the maximum was rounded before: the exponent is positive by up to 2^-24 of the score, and exp overflows at 88."""
 
-_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
+_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | VarlenCase
 _Masks = Mapping[str, Bool[Tensor, "..."]]
 
 

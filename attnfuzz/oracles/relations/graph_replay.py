@@ -24,16 +24,6 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.judging.comparison import Comparison, Reference, compare, extent, first_index
-from attnfuzz.judging.observation import (
-    KernelRaised,
-    Observation,
-    call,
-    call_options,
-    results_of_call,
-)
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -41,12 +31,22 @@ from attnfuzz.oracles.relations.relation import Relation, unequal_bits
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, VarlenCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.told import element, number, ratio
+from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.trials.observation import (
+    KernelRaised,
+    Observation,
+    call,
+    call_options,
+    results_of_call,
+)
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["GRAPH_REPLAY", "MOST_BYTES", "CapturedCall", "Content", "captured_call", "contents_of", "with_room"]
 
@@ -191,7 +191,7 @@ def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
         others = []
     else:
         others = list(_lengths(declaration, captured))
-        if isinstance(captured, PagedAttentionCase):
+        if isinstance(captured, VarlenCase):
             others += _queries(declaration, captured)
         if isinstance(captured, PagedDecodeCase):
             others += _pages(captured)
@@ -218,7 +218,7 @@ def _with_room(case: _AttentionCase, seq_lens: tuple[int, ...]) -> _AttentionCas
         spare_blocks=min(blocks - used_blocks(case), _MOST_SPARE),
     )
     roomy = msgspec.structs.replace(case, pages=pages)
-    if not isinstance(roomy, PagedAttentionCase):
+    if not isinstance(roomy, VarlenCase):
         return roomy
     return msgspec.structs.replace(roomy, seq_slack=max(roomy.max_seq_len, *seq_lens) - max(roomy.seq_lens))
 
@@ -230,7 +230,7 @@ def _lengths(declaration: Declaration, captured: _AttentionCase) -> Iterator[Con
         "shortened": tuple(max(min(length, least), length // 2) for length in old),
         "grown": _longer(declaration, captured),
     }
-    if isinstance(captured, PagedAttentionCase):  # as many query tokens as before, which q has rows for
+    if isinstance(captured, VarlenCase):  # as many query tokens as before, which q has rows for
         changes = {how: tuple(map(max, lens, captured.query_lens)) for how, lens in changes.items()}
     elif supports.empty_sequences:  # rows past the end of a batch that is smaller than the one captured
         changes["padded"] = (*old[: len(old) // 2], *(0 for _ in old[len(old) // 2 :]))
@@ -240,7 +240,7 @@ def _lengths(declaration: Declaration, captured: _AttentionCase) -> Iterator[Con
             yield Content(case, f"with seq_lens {how} from {_shown(old)} to {_shown(seq_lens)}")
 
 
-def _queries(declaration: Declaration, captured: PagedAttentionCase) -> Iterator[Content]:
+def _queries(declaration: Declaration, captured: VarlenCase) -> Iterator[Content]:
     """The same query tokens in all, as the last of other sequences; and fewer, the others as padding."""
     query_lens = captured.query_lens[::-1]
     seq_lens = tuple(map(max, captured.seq_lens, query_lens))
@@ -273,7 +273,7 @@ def _holding(
     if isinstance(renewed, DenseDecodeCase):
         rows = renewed.max_seq_len - max(seq_lens)
         return msgspec.structs.replace(renewed, seq_lens=seq_lens, extra_rows=rows) if rows >= 0 else None
-    if isinstance(renewed, PagedAttentionCase) and max(seq_lens) > renewed.max_seq_len:
+    if isinstance(renewed, VarlenCase) and max(seq_lens) > renewed.max_seq_len:
         return None
     bare = _bare(renewed, seq_lens, query_lens)
     columns = renewed.max_blocks_per_seq - max(map(bare.blocks_of, range(bare.num_seqs)))
@@ -281,7 +281,7 @@ def _holding(
     if columns < 0 or spare < 0:
         return None
     changes: dict[str, Any] = {"pages": msgspec.structs.replace(bare.pages, extra_columns=columns, spare_blocks=spare)}
-    if isinstance(bare, PagedAttentionCase):  # the bounds are frozen
+    if isinstance(bare, VarlenCase):  # the bounds are frozen
         changes["seq_slack"] = renewed.max_seq_len - max(bare.seq_lens)
         changes["query_slack"] = renewed.max_query_len - max(bare.query_lens)
         changes["padding_tokens"] = renewed.num_query_slots - bare.num_rows

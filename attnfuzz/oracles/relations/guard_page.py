@@ -20,8 +20,6 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.memory_faults import FaultMap, installed
-from attnfuzz.judging.observation import KernelRaised, build_through_host, call
-from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.cuda_virtual import DriverError
@@ -36,6 +34,8 @@ from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role
+from attnfuzz.trials.observation import KernelRaised, build_through_host, call
+from attnfuzz.trials.trial import Trial
 
 __all__ = ["GUARD_PAGE", "Guarding", "guard_of", "run_guarded"]
 

@@ -35,10 +35,6 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.memory_faults import installed
-from attnfuzz.judging.comparison import Comparison, blame_of, extent, first_index
-from attnfuzz.judging.observation import KernelRaised, Observation, build_through_host, call
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable, at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -56,12 +52,16 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import Layout
+from attnfuzz.problems.told import element, number, ratio
 from attnfuzz.said import text_of
+from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
+from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
+from attnfuzz.trials.trial import Trial
 
 __all__ = [
     "PAGE_RELOCATION",
     "Far",
-    "Limit",
+    "Overflow",
     "far_pages",
     "limits_of",
     "page_strides",
@@ -79,7 +79,7 @@ _ALIGNMENT = 64
 """Bytes: libraries for CPUs may add in another order where the alignment of an operand differs."""
 
 
-class Limit(NamedTuple):
+class Overflow(NamedTuple):
     """From ``page`` on, ids or offsets pass ``words``; ``units`` says which of them."""
 
     page: int
@@ -114,13 +114,13 @@ def far_pages(case: PagedDecodeCase) -> list[int]:
     return [first for first in found if first + num_blocks(case) < _MOST_IDS]
 
 
-def limits_of(case: PagedDecodeCase) -> list[Limit]:
+def limits_of(case: PagedDecodeCase) -> list[Overflow]:
     """In ascending order; what is reached with the same page is one limit."""
     reached: dict[int, list[tuple[str, Unit]]] = {}
     for page, words, unit in _limits(case):
         reached.setdefault(page, []).append((words, unit))
     return [
-        Limit(page, " and ".join(dict.fromkeys(words for words, _ in both)), frozenset(unit for _, unit in both))
+        Overflow(page, " and ".join(dict.fromkeys(words for words, _ in both)), frozenset(unit for _, unit in both))
         for page, both in sorted(reached.items())
     ]
 

@@ -10,16 +10,16 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.comparison import axes_of, blame_of, extent, first_index
-from attnfuzz.judging.observation import KernelRaised, Observation, observe
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import element
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import Contents
+from attnfuzz.problems.told import element
+from attnfuzz.trials.comparison import axes_of, blame_of, extent, first_index
+from attnfuzz.trials.observation import KernelRaised, Observation, observe
+from attnfuzz.trials.trial import Trial
 
 __all__ = [
     "Changed",

@@ -19,14 +19,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.comparison import Comparison, Reference, compare
-from attnfuzz.judging.expected_rows import arithmetic_of, changes_scores
-from attnfuzz.judging.trial import Trial
-from attnfuzz.judging.words import number
+from attnfuzz.explaining.diagnose import row_of
+from attnfuzz.explaining.low_precision import Rounding, roundings
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
-from attnfuzz.oracles.diagnosis.explain import row_of
-from attnfuzz.oracles.diagnosis.roundings import Mistake, mistakes
-from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import (
@@ -34,12 +30,16 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
+    VarlenCase,
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
+from attnfuzz.problems.told import number
+from attnfuzz.trials.comparison import Comparison, Reference, compare
+from attnfuzz.trials.expected_rows import arithmetic_of, changes_scores
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values.draws import NORMAL_EXPONENT
 
 __all__ = ["RESIDUALS"]
@@ -59,7 +59,7 @@ _EXPLAINED = 0.5
 """Part of the squares of the errors that a replayed rounding must account for."""
 _MOST_REPLAYED = 4
 
-_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
+_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | VarlenCase
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _changed(case: _Attention, device: str) -> Iterator[_Attention]:
     fields: dict[str, Any] = {"seq_lens": case.seq_lens * times}
     if isinstance(case, PagedDecodeCase):
         fields["pages"] = msgspec.structs.replace(case.pages, shared_blocks=0)
-    if isinstance(case, PagedAttentionCase):
+    if isinstance(case, VarlenCase):
         fields["query_lens"] = case.query_lens * times
     for i in range(num_runs):
         seed = (case.values.seed + (i + 1) * _NEXT_SEED) % (1 << 32)
@@ -195,7 +195,7 @@ def _objection(case: _Attention, found: Sequence[_Token]) -> Failure | None:
 
 
 def _failure(name: str, sums: Residuals, found: Sequence[_Token]) -> Failure:
-    mistake = _replayed(found)
+    rounding = _replayed(found)
     if sums.is_too_large:
         kind, times = "size", sums.size / sums.largest_size
         message = (
@@ -212,16 +212,16 @@ def _failure(name: str, sums: Residuals, found: Sequence[_Token]) -> Failure:
     return Failure(
         oracle="residuals",
         kind=f"{name}:{kind}",
-        message=message + (f"; {mistake.words}" if mistake is not None else ""),
+        message=message + (f"; {rounding.words}" if rounding is not None else ""),
         details=(f"of {sums.num_rows} rows with other numbers of the same shapes",),
         error_ratio=times,
         tensor=name,
-        cause="" if mistake is None else mistake.cause,
-        replays=() if mistake is None else (mistake.name,),
+        cause="" if rounding is None else rounding.cause,
+        replays=() if rounding is None else (rounding.name,),
     )
 
 
-def _replayed(found: Sequence[_Token]) -> Mistake | None:
+def _replayed(found: Sequence[_Token]) -> Rounding | None:
     """The rounding that accounts for most of the errors of some rows that have large ones, and for half at least."""
     relative = [(token.errors / token.spread).square().mean(1) for token in found]
     tokens = sorted(range(len(found)), key=lambda i: -float(relative[i].max()))[:_MOST_REPLAYED]
@@ -229,19 +229,18 @@ def _replayed(found: Sequence[_Token]) -> Mistake | None:
     total = sum(float((token.errors / token.spread)[i].square().sum()) for token, i in rows)
     best, least = None, (1 - _EXPLAINED) * total
     for of_rows in zip(
-        *(mistakes(token.row(i), one_copy=found[0].reference.device == "cpu") for token, i in rows), strict=True
+        *(roundings(token.row(i), one_copy=found[0].reference.device == "cpu") for token, i in rows), strict=True
     ):
-        left = sum(_left(token, i, mistake) for (token, i), mistake in zip(rows, of_rows, strict=True))
+        left = sum(_left(token, i, rounding) for (token, i), rounding in zip(rows, of_rows, strict=True))
         if left < least:
             best, least = of_rows[0], left
     return best
 
 
-def _left(token: _Token, i: int, mistake: Mistake) -> float:
-    """Of the squares of a row's errors, what the best way of a mistake leaves."""
+def _left(token: _Token, i: int, rounding: Rounding) -> float:
+    """Of the squares of a row's errors, what the best way of a rounding leaves."""
     got = token.expected[i] + token.errors[i]
-    ways = mistake.with_lse()[:, : len(got)]
-    missed = (got - ways) / token.spread[i]
+    missed = (got - rounding.beside(token.row(i)).replayed) / token.spread[i]
     return float(missed.square().sum(1).nan_to_num(torch.inf).min())
 
 

@@ -33,7 +33,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations.relation import (
     Changed,
     FurtherRuns,
@@ -46,6 +45,7 @@ from attnfuzz.oracles.relations.relation import (
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.registry import Contents
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["VALUE_AFFINITY"]

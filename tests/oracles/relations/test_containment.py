@@ -22,7 +22,7 @@ from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases
-from attnfuzz.targets import load_here
+from attnfuzz.testing.loading import load_here
 
 FIELDS: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 8, "scale": 0.25, "dtype": "float16"}
 VALUES: Any = Values(keys="fine", values="normal", seed=4)

@@ -13,8 +13,6 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles import exception
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
@@ -22,6 +20,8 @@ from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.trial import Trial
 
 KERNELS = Path(__file__).with_name("shape_keeping_kernels.py")
 Freeze = Callable[[Any], Any]

@@ -34,7 +34,7 @@ ROWS: dict[str, Any] = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "s
 PAGED = PagedDecodeCase(**ROWS, block_size=4)
 DENSE = DenseDecodeCase(**ROWS)
 SPLIT = SplitDecodeCase(**ROWS, block_size=4, num_splits=3)
-LATENT = LatentDecodeCase(**ROWS | {"num_q_heads": 2}, v_head_size=12, block_size=4)
+LATENT = LatentDecodeCase(**ROWS | {"num_q_heads": 2}, v_head_size=8, block_size=4)
 MERGE = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=5)
 OTHER_LAYOUTS: list[dict[str, Any]] = [
     {"layout": "HND", "dtype": "float32", "head_size": 80, "block_size": 24, "seq_lens": (33,)},

@@ -19,7 +19,7 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.variants import Variant
-from attnfuzz.targets import load_here
+from attnfuzz.testing.loading import load_here
 from tests.quality.designs import DESIGNS, Design, Result
 from tests.quality.tightness import Mistake
 

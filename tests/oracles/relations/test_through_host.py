@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.observation import build_through_host
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
+from attnfuzz.trials.observation import build_through_host
 
 SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "scale": 0.25, "seq_lens": (5, 0, 37)}
 PAGES = Pages(order="shuffled", spare_blocks=2, extra_columns=1, shared_blocks=1)

@@ -1,0 +1,76 @@
+"""What is wrong with a case that failed: measured weights, replayed roundings, and changes that make it pass."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.ablation import ablate
+from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
+from attnfuzz.problems.cases import Case
+
+__all__ = ["explain_failure", "explain_in_short", "shortened"]
+
+_WEIGHING_S = 2.0
+_EXPLAINING_S = 3.0
+"""Of each finding of a campaign, once; the explain command takes its time."""
+_MOST_LINES = 4
+_MOST_CHARACTERS = 300
+
+
+def explain_failure(
+    runner: Runner, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
+) -> Explanation:
+    """What is wrong with ``case``, which ``failure`` is about.
+
+    No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
+    hangs, none at all. Where a relation objects, a run by itself is right, and so are its weights.
+    Raises what ``Runner.judge`` raises.
+    """
+    until = time.monotonic() + total_s
+    if failure.oracle == "hang":
+        return Explanation()
+    is_relation = failure.oracle in RELATION_ORACLES
+    found = Explanation()
+    if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
+        found = runner.cause_lines(declaration, case, failure.replays)
+    elif not is_relation:
+        found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
+    else:
+        named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
+        if named is not None and named is not failure:
+            found = Explanation(lines=(named.message,))
+    if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
+        found = Explanation()
+    relations = (failure.oracle,) if is_relation else ()
+
+    def fails(changed: Case) -> bool | None:
+        """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
+        if failure.oracle == "call_sequence":  # what the kernel remembers of one run would hide it in the next
+            runner.restart()
+        other = runner.judge(declaration, changed, relations=relations).failure
+        if other is None:
+            return False
+        causes = {other.cause, failure.cause} - {""}
+        return True if (other.oracle, other.kind) == (failure.oracle, failure.kind) and len(causes) < 2 else None
+
+    changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
+    return msgspec.structs.replace(found, changes=changes)
+
+
+def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+    """As `explain_failure`, in the time that a campaign has for it, and no longer than its findings tell."""
+    found = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
+    return shortened(found)
+
+
+def shortened(explanation: Explanation) -> Explanation:
+    """What goes into the details of a finding."""
+    lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
+    short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
+    return Explanation(lines=short, rows=explanation.rows, blame=explanation.blame, sources=explanation.sources)

@@ -1,0 +1,482 @@
+"""What a row would be with fewer bits on the way: replayed in float64, in each way in which that may be done.
+
+Products of q and k, their sums, q or k times the scale, scores; exp; weights; sums of weights and of values; partial
+states; numbers that are so small that they are taken for 0; keys and values that take another dtype on the way; and exp
+of scores from which no maximum is subtracted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from attnfuzz.explaining.mistakes import Replay
+from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.problems.reference import row_log_weights, row_weights
+
+__all__ = ["LOWEST_EXPONENT", "OF_EMPTY_ROWS", "Rounding", "merged_states", "roundings"]
+
+_MOST_PRODUCTS = 1 << 17
+"""Of a row: the tokens that weigh most are replayed."""
+_CHUNKS = (2, 4, 8)
+"""How many neighbouring products a thread may add up before threads exchange their sums."""
+_TILES = (1, 16, 32, 64, 128)
+_MOST_STEPS = 256
+"""Roundings of a sum, one after the other, that are replayed."""
+_SPLITS = (2, 3, 4, 8, 16, 32)
+OF_EMPTY_ROWS = "maximum_begins_finite"
+"""The one mistake of these that makes rows without keys wrong, too."""
+LOWEST_EXPONENT = -1000.0
+"""exp is 0 of all that is lower, in whatever format."""
+_SHORTER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_LARGEST_EXPONENT = 700.0
+_TF32_BITS = 10
+_CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
+
+Scores = Float64[Tensor, " num_tokens"]
+Round = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Rounding(Replay):
+    """One mistake, in each of the ways in which it may have been made.
+
+    ``cause`` is that of a family, and ``name`` tells its members apart. ``overflows``: in one of the ways a score is
+    not finite. ``numerics``: what declares it, of a design's own rounding.
+    """
+
+    lse: Float64[Tensor, " ways_of_lse"]
+    name: str
+    words: str
+    numerics: Mapping[str, str] = field(default_factory=dict)
+    overflows: bool = False
+
+    @property
+    def is_finite_at_all(self) -> bool:
+        """Whether one of the ways gives numbers only."""
+        return bool(self.out.isfinite().all(1).any() & self.lse.isfinite().any())
+
+
+def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
+    """The simplest first. The same number for every row of a case."""
+    if row.case.dtype == "float32":
+        yield _in_tf32(row)
+        for name in ("float16", "bfloat16"):
+            yield from _sums_rounded(row, name, _rounding_to(name))
+    else:
+        name = row.case.dtype
+        rounded = _rounding_to(name)
+        yield from _scores_rounded(row, name, rounded, copies=not one_copy)
+        yield _sum_of_rounded_weights(row, name, rounded)
+        yield from _weights_rounded(row, name, rounded)
+        yield from _sums_rounded(row, name, rounded)
+        yield from _states_rounded(row, name, rounded)
+        yield from _cut_off(row, name)
+    if row.case.dtype == "float16":
+        yield from _flushed(row)
+    yield from _converted(row)
+    yield _without_maximum(row)
+    yield _finite_maximum(row)
+
+
+def _rounding_to(name: str) -> Round:
+    dtype = getattr(torch, name)
+    return lambda x: x.to(dtype).double()
+
+
+def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: bool) -> Iterator[Rounding]:
+    """``copies``: threads that sum a score together may each have their own."""
+    scale = row.case.scale
+    heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
+    q, k = row.q, row.k[heaviest]
+    root = math.sqrt(abs(scale))
+
+    def made(which: str, words: str, ways: list[Scores], *, query: str = "", copies: bool = False) -> Rounding:
+        numerics = {"query": query} if query else {}
+        return _of_scores(row, heaviest, which, words, ways, copies=copies, numerics=numerics)
+
+    yield made(
+        "products",
+        f"the products of q and k are rounded to {name} before they are summed",
+        [scale * rounded(q * k).sum(-1)],
+    )
+    yield made(
+        "scaled query",
+        f"q x scale is rounded to {name} before it is multiplied with k",
+        [k @ rounded(scale * q)],
+        query="scaled",
+    )
+    yield made(
+        "scaled query in base 2",
+        f"q x scale x log2(e) is rounded to {name} before it is multiplied with k",
+        [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e)],
+        query="scaled",
+    )
+    yield made(
+        "both scaled",
+        f"q and k times the scale's root are rounded to {name} before they are multiplied",
+        [math.copysign(1.0, scale) * (rounded(root * k) @ rounded(root * q))],
+        query="scaled_both",
+    )
+    yield made(
+        "scores",
+        f"the scores are rounded to {name}",
+        [*_scaled(rounded(k @ q), scale, rounded), *_scaled(k @ q, scale, rounded)[1:]],
+    )
+    yield made(
+        "products and sums",
+        f"the products of q and k are rounded to {name}, and so are their sums",
+        [end for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
+        copies=copies,
+    )
+
+
+def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
+    yield _of_weights(
+        row,
+        "exponential_rounded",
+        "cubic exp2",
+        "exp2 is a polynomial of degree 3",
+        _cubic_exp,
+        numerics={"exponential": "cubic"},
+    )
+    yield _of_weights(
+        row,
+        "exponential_rounded",
+        "short exp2",
+        f"exp2 is taken of numbers in {name}",
+        lambda x: rounded(torch.exp2(rounded(x * math.log2(math.e)))),
+        numerics={"exponential": "input"},
+    )
+    yield _of_weights(
+        row,
+        "weights_rounded",
+        "short weights",
+        "weights are rounded to float8_e4m3fn before they are multiplied with V",
+        torch.exp,
+        of_v=_to_e4m3,
+        numerics={"probabilities": "float8_e4m3fn"},
+    )
+
+
+def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rounding:
+    """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    ways = []
+    for tile in (*_TILES, row.num_tokens):
+        ends = (
+            torch.arange(len(scores), device="cpu")
+            .div(tile, rounding_mode="floor")
+            .add(1)
+            .mul(tile)
+            .clamp(max=len(scores))
+            - 1
+        )
+        tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
+        weights = rounded((scores - tops).exp()) * (tops - _top(row)).exp()
+        total = weights.sum() + (_sink(row) - _top(row)).exp()
+        ways.append(((weights @ row.v) / total, _top(row) + total.log()))
+    words = f"softmax weights are rounded to {name} before they are summed"
+    return _rounding("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
+
+
+def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
+    """Sums that are kept in 16 bits from tile to tile, or from token to token."""
+    tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    ways = [_in_tiles(row, tile, rounded, of_weights) for of_weights in (torch.clone, rounded) for tile in tiles]
+    whole = [_in_tiles(row, row.num_tokens, torch.clone, of_weights) for of_weights in (torch.clone, rounded)]
+    exact = [one for one in whole for _ in tiles]
+    for which, words, of_sum, of_v in (
+        ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
+        ("accumulator", f"the sum of weights x V is kept in {name}", False, True),
+        ("both sums", f"the sums of the softmax weights and of weights x V are kept in {name}", True, True),
+    ):
+        pairs = list(zip(ways, exact, strict=True))
+        totals = [(way if of_sum else right)[-1] for way, right in pairs]
+        outs = [(way if of_v else right)[:-1] / total for (way, right), total in zip(pairs, totals, strict=True)]
+        lses = [_top(row) + total.log() for total in totals]
+        told = which if row.case.dtype == name else f"{which} in {name}"
+        yield _rounding("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
+
+
+def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, " sums"]:
+    """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each.
+
+    ``of_weights``: that of weights before they multiply V, as most kernels have it.
+    """
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    padding = -len(scores) % tile
+    tiled = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, tile)
+    tops = tiled.amax(1).cummax(0).values
+    finite = tops.clamp(min=torch.finfo(torch.float64).min)
+    values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, tile, row.v.shape[1])
+    weights = (tiled - finite[:, None]).exp()
+    partial = torch.einsum("tn,tnd->td", of_weights(weights), values)
+    partial = torch.cat((partial, weights.sum(1, keepdim=True)), 1)
+    total = torch.zeros_like(partial[0])
+    for i, added in enumerate(partial):
+        rescale = (tops[max(i - 1, 0)] - finite[i]).exp()
+        total = rounded(total * rescale + added)
+    total = total * (finite[-1] - _top(row)).exp()
+    total[-1] += (_sink(row) - _top(row)).exp()
+    return total
+
+
+def _sink(row: AttentionRow) -> Tensor:
+    """The logit of the row's sink, -inf if it has none."""
+    return row_log_weights(row.case, row.row, row.head, row.scores[:0])[1]
+
+
+def _top(row: AttentionRow) -> Tensor:
+    """The largest of the scores, as variants make them, and the sink."""
+    return torch.maximum(row_log_weights(row.case, row.row, row.head, row.scores)[0].amax(), _sink(row))
+
+
+def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
+    """Partial log-sum-exps in 16 bits, for each usual number of splits."""
+    words = f"the partial log-sum-exps are rounded to {name}"
+    yield _rounding("partial_lse", "partial LSE", words, merged_states(row, rounded))
+
+
+def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:
+    """Output and LSE where the LSE of each part of the row is changed, for each usual number of parts."""
+    lengths = sorted({-(-row.num_tokens // number) for number in _SPLITS})
+    return [_merged(row, length, change) for length in lengths]
+
+
+def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tensor]:
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    padding = -len(scores) % length
+    parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, length)
+    values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, length, row.v.shape[1])
+    outs = torch.einsum("sn,snd->sd", parts.softmax(1).nan_to_num(0.0), values)
+    states = torch.cat((change(parts.logsumexp(1)), _sink(row)[None]))
+    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
+
+
+def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
+    """Bits that a 16-bit number has no room for are left out, which takes half a unit off on average."""
+    dtype = getattr(torch, name)
+
+    def cut(x: Tensor) -> Tensor:
+        nearest = x.to(dtype)
+        smaller = (nearest.view(torch.int16) - 1).view(nearest.dtype)  # in magnitude
+        return torch.where(nearest.double().abs() > x.abs(), smaller, nearest).double()
+
+    words = f"is cut off to {name}, not rounded"
+    scores, top = row_log_weights(row.case, row.row, row.head, row.scores)[0], _top(row)
+    weights, sink = (scores - top).exp(), (_sink(row) - top).exp()
+    total = weights.sum() + sink
+    lse = top + total.log()
+    outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, _rounding_to(name))]
+    yield _rounding("cut_off", "output cut off", f"the output {words}", [(cut(out), lse) for out in outs])
+    ways = [((cut(weights) @ row.v) / end, top + end.log()) for end in (total, cut(weights).sum() + sink)]
+    yield _rounding("cut_off", "weights cut off", f"each softmax weight {words}", ways)
+
+
+def _flushed(row: AttentionRow) -> Iterator[Rounding]:
+    """Numbers below float16's smallest normal one, which count: GPUs take none for 0 but float32's, below 2^-126."""
+    smallest = torch.finfo(torch.float16).smallest_normal
+    weights, lse = row_weights(row.case, row.row, row.head, row.scores)
+    for name, words, out in (
+        ("V flushed", "numbers of V", weights @ _without_small(row.v, smallest)),
+        ("output flushed", "outputs", _without_small(row.expected, smallest)),
+    ):
+        yield _rounding(
+            "flushed", name, f"{words} below {smallest:.3g} are taken for 0: subnormal ones of float16", [(out, lse)]
+        )
+
+
+def _without_small(numbers: Tensor, smallest: float) -> Tensor:
+    return numbers.masked_fill(numbers.abs() < smallest, 0.0)
+
+
+def _converted(row: AttentionRow) -> Iterator[Rounding]:
+    """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
+    for name in _SHORTER:
+        dtype = getattr(torch, name)
+        for parts in (("K",), ("V",), ("K", "V"), ("q", "K", "V")):
+            q, k, v = (
+                tensor.float().to(dtype).double() if part in parts else tensor
+                for part, tensor in (("q", row.q), ("K", row.k), ("V", row.v))
+            )
+            weights, lse = row_weights(row.case, row.row, row.head, row.case.scale * (k @ q))
+            words = f"{', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]} "
+            words += f"{'are' if parts[1:] else 'is'} converted to {name} on the way"
+            numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
+            yield _rounding("converted", f"{' '.join(parts)} to {name}", words, [(weights @ v, lse)], numerics)
+
+
+def _without_maximum(row: AttentionRow) -> Rounding:
+    """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
+    scores = torch.cat((row_log_weights(row.case, row.row, row.head, row.scores)[0], _sink(row)[None]))
+    ways = []
+    for smallest in (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).smallest_normal * 2.0**-23):
+        weights = scores.clamp(max=_LARGEST_EXPONENT).exp()
+        weights = torch.where(weights > torch.finfo(torch.float32).max, torch.inf, weights)
+        weights = torch.where(weights < smallest, 0.0, weights)
+        ways.append(((weights[:-1] @ row.v) / weights.sum(), weights.sum().log()))
+    flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
+    words = f"exp {flows}: the maximum, {row.top:.4g}, is not subtracted from the scores"
+    return _rounding("maximum_not_subtracted", "no maximum", words, ways)
+
+
+def _finite_maximum(row: AttentionRow) -> Rounding:
+    """A running maximum that begins at a large negative number, with a sum of weights that is not 0.
+
+    Beside scores that lie below, what it begins with takes nearly all weight, and V none of that.
+    """
+    begins = row.got_lse if row.got_lse is not None and math.isfinite(row.got_lse) else 0.0
+    is_lost = row.top < LOWEST_EXPONENT and begins > row.lse + row.lse_bound
+    lost = min(0.0, row.lse - begins) if is_lost else 0.0
+    words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
+    ways = [(math.exp(lost) * row.expected, torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu"))]
+    return _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
+
+
+def _rounding(
+    cause: str,
+    name: str,
+    words: str,
+    ways: list[tuple[Tensor, Tensor]],
+    numerics: Mapping[str, str] = MappingProxyType({}),
+) -> Rounding:
+    out, lse = (torch.stack(parts) for parts in zip(*ways, strict=True))
+    return Rounding(cause, out, lse, name, words, numerics)
+
+
+def _scaled(dots: Scores, scale: float, rounded: Round) -> tuple[Scores, ...]:
+    """Times the scale: in more bits, in as many, and with a scale of as many (Triton makes a tensor's type of it)."""
+    of_its_type = float(rounded(torch.tensor(scale, dtype=torch.float64, device="cpu")))
+    return scale * dots, rounded(scale * dots), rounded(of_its_type * dots)
+
+
+def _sums(products: Float64[Tensor, "num_tokens head_size"], rounded: Round) -> Iterator[Scores]:
+    """Of rounded products, rounded at the end or after each addition, in orders in which kernels add."""
+    exact = torch.nn.functional.pad(products, (0, (1 << (products.shape[1] - 1).bit_length()) - products.shape[1]))
+    terms = rounded(exact)
+    yield rounded(terms.sum(-1))
+    yield _in_order(terms, rounded)[:, 0]
+    half = terms.shape[1] // 2
+    for one, other in ((terms, terms), (exact, terms), (terms, exact)):  # with `fma`, the product of one is not rounded
+        yield _of_neighbours(rounded(one[:, ::2] + other[:, 1::2]) if half else terms, rounded)
+        yield _in_halves(rounded(one[:, :half] + other[:, half:]) if half else terms, rounded)
+    for chunk in _CHUNKS:
+        if chunk < terms.shape[1]:
+            yield _in_halves(_in_order(terms.reshape(len(terms), -1, chunk), rounded)[..., 0], rounded)
+            yield _in_halves(_fused(exact.reshape(len(exact), -1, chunk), rounded), rounded)
+
+
+def _in_order(terms: Tensor, rounded: Round) -> Tensor:
+    total = terms[..., :1]
+    for i in range(1, terms.shape[-1]):
+        total = rounded(total + terms[..., i : i + 1])
+    return total
+
+
+def _fused(exact: Tensor, rounded: Round) -> Tensor:
+    """Each product added before it is rounded, as `fma` does; but for the first."""
+    total = rounded(exact[..., 0])
+    for i in range(1, exact.shape[-1]):
+        total = rounded(total + exact[..., i])
+    return total
+
+
+def _of_neighbours(terms: Tensor, rounded: Round) -> Scores:
+    while terms.shape[1] > 1:
+        terms = rounded(terms[:, ::2] + terms[:, 1::2])
+    return terms[:, 0]
+
+
+def _in_halves(terms: Tensor, rounded: Round) -> Scores:
+    while terms.shape[1] > 1:
+        half = terms.shape[1] // 2
+        terms = rounded(terms[:, :half] + terms[:, half:])
+    return terms[:, 0]
+
+
+def _of_scores(
+    row: AttentionRow,
+    tokens: Int64[Tensor, " replayed"],
+    name: str,
+    words: str,
+    ways: list[Float64[Tensor, " replayed"]],
+    *,
+    copies: bool = False,
+    numerics: Mapping[str, str] = MappingProxyType({}),
+) -> Rounding:
+    """Of scores of some ``tokens``, while the others have theirs.
+
+    ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
+    """
+    overflows = not all(bool(scores.isfinite().all()) for scores in ways)
+    has_no_weight = any(bool(scores.isneginf().any()) for scores in ways)
+    found = [row_weights(row.case, row.row, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
+    weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
+    out = weights @ row.v
+    if copies:
+        numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
+        out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
+    if has_no_weight:  # where a tile or a split has nothing but scores of -inf, they may be subtracted from each other
+        out, lse = (torch.cat((part, torch.full_like(part[:1], torch.nan))) for part in (out, lse))
+    return Rounding("scores_rounded", out, lse, name, words, numerics, overflows)
+
+
+def _of_weights(
+    row: AttentionRow,
+    cause: str,
+    name: str,
+    words: str,
+    exp: Round,
+    *,
+    of_v: Round = torch.clone,
+    numerics: Mapping[str, str],
+) -> Rounding:
+    """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
+
+    As in a single tile: where the maximum rises on the way, roundings differ a little.
+    """
+    scores, top = row_log_weights(row.case, row.row, row.head, row.scores)[0], _top(row)
+    weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
+    total = weights.sum() + (_sink(row) - top).exp()
+    out = (of_v(weights) @ row.v) / total
+    return _rounding(cause, name, words, [(out, top + total.log())], numerics)
+
+
+def _cubic_exp(x: Tensor) -> Tensor:
+    """exp2 on the fraction by the polynomial of FlashAttention 4, which minimises the relative error."""
+    whole = (x * math.log2(math.e)).clamp(min=-1000.0).floor()
+    fraction = (x * math.log2(math.e)).clamp(min=-1000.0) - whole
+    polynomial = torch.zeros_like(fraction)
+    for coefficient in _CUBIC_EXP2:
+        polynomial = polynomial * fraction + coefficient
+    return torch.ldexp(polynomial, whole)
+
+
+def _to_e4m3(x: Tensor) -> Tensor:
+    return x.float().to(torch.float8_e4m3fn).double()
+
+
+def _in_tf32(row: AttentionRow) -> Rounding:
+    """Both products with operands of 10 bits behind the point, rounded to nearest or cut off."""
+    ways = []
+    for nearest in (True, False):
+        q, k, v = (_to_tf32(part, nearest=nearest) for part in (row.q, row.k, row.v))
+        weights, lse = row_weights(row.case, row.row, row.head, row.case.scale * (k @ q))
+        largest = weights.max()
+        ways.append((_to_tf32(weights / largest, nearest=nearest) @ v * largest, lse))
+    words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
+    declared = {"matmul": "tf32"}
+    return _rounding("tf32", "tf32", words, ways, declared)
+
+
+def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:
+    mantissa, exponent = x.frexp()
+    steps = mantissa * 2.0 ** (_TF32_BITS + 1)
+    return torch.ldexp((steps.round() if nearest else steps.trunc()) / 2.0 ** (_TF32_BITS + 1), exponent)

@@ -1,0 +1,317 @@
+"""Which rounding gives all wrong rows of a case: of scores, weights, sums, keys or values (see `low_precision`).
+
+Such a kernel is wrong everywhere by a little, so a rounding counts as found only if it gives all wrong rows of a case.
+In which order a kernel sums cannot be known, and on a GPU several threads may each have a copy of a score, summed in an
+order of its own: where sums are rounded too, several orders are replayed, and the result must lie among what they give.
+A score that overflows makes whatever the kernel makes of infinities: NaN, for one, where it is alone in a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS, Rounding, roundings
+from attnfuzz.explaining.mistakes import Beside, Diagnosis
+from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.problems.reference import row_log_weights, row_weights
+
+__all__ = ["MOST_ROWS", "WrongRows"]
+
+MOST_ROWS = 8
+"""Wrong rows that are replayed: each takes some milliseconds."""
+_MOST_TOLD = 2
+"""Mistakes that are told where a case cannot tell them apart."""
+
+_BOUNDS = 2.0
+_UNEXPLAINED = 0.25
+"""Part of the error that one replay may leave open: other roundings act on the same scores."""
+_FEW_WAYS = 4
+_MOST_EXACT_WAYS = 12
+_BESIDE = 0.5
+"""By how much of their spread a result may lie beside those of several orders."""
+_ROUNDINGS = 12
+"""One after the other: eight in a thread, and as its sum meets those of others."""
+_LARGEST_EXPONENT = 700.0
+_OF_ITS_BOUND = 0.5
+"""Part of its bound from which on an error is counted."""
+_TELLING = 3
+"""Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
+_OF_FEW_NUMBERS = frozenset(
+    {"exponential_rounded", "flushed", OF_EMPTY_ROWS, "rounded_weights_summed", "scores_rounded", "tf32"}
+)
+"""Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
+_OF_LOW_SCORES = frozenset({OF_EMPTY_ROWS, "maximum_not_subtracted"})
+"""Causes that make rows 0 whose values are not small."""
+_ACCOUNTED = 0.1
+"""Part of the squares of a row's errors, right numbers included, that a rounding leaves if it accounts for the row:
+that many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
+_ENOUGH_NUMBERS = 8
+_SMALLEST_TILE = 16
+_FAR_OFF = 2.0
+_REFUTED = 4.0
+"""Bounds by which a rounding misses a right row, and so is none that the kernel makes."""
+
+
+@dataclass(frozen=True)
+class WrongRows:
+    """The wrong ``rows`` of a case, while ``others`` are right, and the rounding that gives them, if one does.
+
+    ``one_copy``: of each score, as on a CPU.
+    ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases that are right.
+    """
+
+    rows: Sequence[AttentionRow]
+    others: Sequence[AttentionRow]
+    one_copy: bool
+    beside_empty: bool = False
+    nearby: Callable[[], Sequence[AttentionRow]] = tuple
+
+    @cached_property
+    def is_telling(self) -> bool:
+        """Whether so many numbers are wrong that none of so many mistakes gives them all by chance."""
+        return sum(map(_wrong_numbers, self.rows)) >= _TELLING
+
+    def exactly(self) -> Diagnosis | None:
+        """The rounding that gives each wrong row, to within its error bound, and leaves right rows right.
+
+        Of a rounding that has many ways, one gives this or that number by chance.
+        """
+        return self._told(self._exact)
+
+    def nearly(self) -> Diagnosis | None:
+        """The rounding among whose results, as several orders of summing give them, each wrong row lies.
+
+        Of few numbers that are little beyond their bounds that says little: it is no cause then, but may be one.
+        """
+        told = self._told(self._near)
+        if told is None:
+            return None
+        if not self.is_telling and not any(map(_is_far_off, self.rows)):
+            told = replace(told, words=f"perhaps {told.words}", cause="", maybe=(told.cause, *told.maybe))
+        maybe = dict.fromkeys((*told.maybe, *self.perhaps()))
+        return replace(told, maybe=tuple(cause for cause in maybe if cause != told.cause))
+
+    def left_open(self) -> float:
+        """The largest part of an error, in bounds, that the first of the replays of `exactly` leaves open."""
+        replayed = next(one for one in self._replayed if one[0].name == self._exact[0].name)
+        return max(float(rounding.left_open(row).min()) for row, rounding in zip(self.rows, replayed, strict=True))
+
+    def perhaps(self) -> tuple[str, ...]:
+        """Causes that may give errors of such a size, in whatever order and with whatever copies."""
+        if self._is_nothing:
+            causes = dict.fromkeys(rounding.cause for rounding in self._fitting(_is_exact))
+            return tuple(cause for cause in causes if cause not in _OF_LOW_SCORES)
+        if not self.rows or self.rows[0].case.dtype == "float32":
+            return ()
+        sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
+        return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
+
+    def _told(self, found: Sequence[Rounding]) -> Diagnosis | None:
+        if not found:
+            return None
+        first = found[0]
+        fitting = {rounding.name: rounding for rounding in (*found, *self._exact, *self._near)}
+        given = self._given | {rounding.name for rounding in found}
+        told = [rounding for name, rounding in fitting.items() if name in given]
+        words = ", or ".join(rounding.words for rounding in told[:_MOST_TOLD])
+        if (
+            first.cause == "scores_rounded"
+            and self.rows[0].case.dtype == "float16"
+            and not all(row.is_finite for row in self.rows)
+        ):
+            words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
+        same = all(rounding.numerics == first.numerics for rounding in found)
+        return Diagnosis(
+            words,
+            first.cause,
+            maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
+            numerics=first.numerics if same else {},
+            replays=tuple(fitting),
+        )
+
+    @cached_property
+    def _is_nothing(self) -> bool:
+        """Whether all that came out is 0: of small values every rounding gives that, and so does reading nothing."""
+        return all(row.got_lse is None and not bool(row.got.any()) for row in self.rows)
+
+    @cached_property
+    def _exact(self) -> Sequence[Rounding]:
+        found = self._fitting(_is_exact)
+        if self._is_nothing:
+            found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
+        if not self.is_telling:
+            accounting = {rounding.name for rounding in self._fitting(_accounts_for)}
+            found = [one for one in found if one.cause in _OF_FEW_NUMBERS or one.name in accounting]
+            found.sort(key=lambda rounding: rounding.name not in accounting)
+        if any(rounding.cause == OF_EMPTY_ROWS for rounding in found) and self._is_wrong_of_high_scores:
+            found = [rounding for rounding in found if rounding.cause != OF_EMPTY_ROWS]
+        return [rounding for rounding in found if rounding.name not in self._refuted(self.others)]
+
+    @cached_property
+    def _is_wrong_of_high_scores(self) -> bool:
+        """Whether similar cases are wrong whose scores lie far above any number with which a maximum may begin."""
+        return any(row.top > LOWEST_EXPONENT and not row.is_right for row in self.nearby())
+
+    @cached_property
+    def _near(self) -> Sequence[Rounding]:
+        return [] if self._is_nothing else self._fitting(_is_near)
+
+    def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
+        """Roundings that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
+        return {
+            rounding.name
+            for row in others
+            for rounding in self._replay(row)
+            if not rounding.is_finite_at_all or (row.is_right and not _is_left_right(row, rounding))
+        }
+
+    @cached_property
+    def _refuted_nearby(self) -> set[str]:
+        """Where a result is no number, nearly anything that overflows would give it: runs on similar cases decide."""
+        return set() if all(row.is_finite for row in self.rows) else self._refuted(self.nearby())
+
+    @cached_property
+    def _given(self) -> set[str]:
+        """Roundings of which some way gives each row."""
+        return {rounding.name for rounding in self._fitting(_is_given)}
+
+    def _fitting(self, fits: Callable[[AttentionRow, Rounding], bool]) -> Sequence[Rounding]:
+        found = [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
+        return [rounding for rounding in found if rounding.name not in self._refuted_nearby] if found else found
+
+    @cached_property
+    def _replayed(self) -> list[tuple[Rounding, ...]]:
+        return list(zip(*map(self._replay, self.rows), strict=True))
+
+    def _replay(self, row: AttentionRow) -> Iterator[Rounding]:
+        for rounding in roundings(row, one_copy=self.one_copy):
+            if rounding.cause == OF_EMPTY_ROWS or not self.beside_empty:
+                yield rounding
+
+
+def _wrong_numbers(row: AttentionRow) -> int:
+    """Elements of output and LSE whose error is of the size of its bound; those that values make equal count once."""
+    wrong = ~((row.expected - row.got).abs() <= _OF_ITS_BOUND * row.bound)
+    lse_is_wrong = row.got_lse is not None and not abs(row.lse - row.got_lse) <= _OF_ITS_BOUND * row.lse_bound
+    return int(torch.unique(row.v[:, wrong], dim=1).shape[1]) + int(lse_is_wrong)
+
+
+def _is_far_off(row: AttentionRow) -> bool:
+    """Whether a number is off by several bounds."""
+    missed = (row.got - row.expected).abs() > _FAR_OFF * row.bound
+    return bool(missed.any()) or (row.got_lse is not None and abs(row.got_lse - row.lse) > _FAR_OFF * row.lse_bound)
+
+
+def _is_exact(row: AttentionRow, rounding: Rounding) -> bool:
+    """Whether one of the ways gives the row, and explains its error: at its worst, and in all of its elements.
+
+    Of a small error, the worst element alone comes out by chance. What is not finite must be so in the same elements.
+    """
+    return len(rounding.out) <= _MOST_EXACT_WAYS and _is_given(row, rounding)
+
+
+def _is_given(row: AttentionRow, rounding: Rounding) -> bool:
+    """The same, of however many ways."""
+    beside = rounding.beside(row)
+    finite, worst = beside.got.isfinite(), beside.worst
+    is_right = (beside.missed <= _BOUNDS * beside.bound)[:, finite].all(-1)
+    if not bool(finite.all()):
+        return bool((is_right & _same_where_not_finite(beside.replayed, beside.got)).any())
+    is_right &= beside.missed[:, worst] <= _UNEXPLAINED * beside.error[worst]
+    return bool((is_right & (beside.unexplained <= _UNEXPLAINED)).any())
+
+
+def _accounts_for(row: AttentionRow, rounding: Rounding) -> bool:
+    """Whether one of the ways gives nearly all errors of the row, once it is stored, down to the last bits."""
+    if not row.is_finite or len(torch.unique(row.v, dim=1)[0]) < _ENOUGH_NUMBERS:
+        return False
+    stored = replace(rounding, out=rounding.out.to(row.dtype).double())
+    return bool((stored.beside(row).unexplained <= _ACCOUNTED).any())
+
+
+def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
+    """Whether NaN, inf and -inf stand where the kernel has them, and nowhere else."""
+    found = [kind(ways) == kind(got) for kind in (torch.isnan, torch.isposinf, torch.isneginf)]
+    return torch.stack(found).all(0).all(-1)
+
+
+def _is_left_right(row: AttentionRow, rounding: Rounding) -> bool:
+    """Whether a row that is right would be nearly that with the rounding, too."""
+    return bool((rounding.left_open(row) <= _REFUTED).any())
+
+
+def _is_near(row: AttentionRow, rounding: Rounding) -> bool:
+    """Whether the row lies among what the ways give, or not far beside, where they err as much as it does.
+
+    A score that overflows may have been made anything of.
+    """
+    if rounding.cause != "scores_rounded":
+        return False
+    if not row.is_finite:
+        return rounding.overflows
+    beside = rounding.beside(row)
+    worst = beside.worst
+    reach = (beside.replayed[:, worst] - beside.expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
+    return _is_among(beside) and bool(reach >= (1 - _BESIDE) * beside.error[worst])
+
+
+def _is_of_its_size(row: AttentionRow) -> bool:
+    """Whether the row is no further off than scores may make it that were rounded wherever they can be.
+
+    Products, sums and the scaled score are rounded, so score s_i errs by up to d_i = n u |scale| sum |q_d k_d| for n
+    roundings one after the other. Its weight in the sum of values and in the sum that divides it may come of different
+    copies, so that it is between exp(s_i - d_i) / sum exp(s + d) and exp(s_i + d_i) / sum exp(s - d).
+    """
+    dtype = getattr(torch, row.case.dtype)
+    products = (row.k.abs() @ row.q.abs()).clamp(min=torch.finfo(torch.float64).tiny)
+    if not row.is_finite:
+        return bool(products.max() > torch.finfo(dtype).max)
+    errors = _ROUNDINGS * torch.finfo(dtype).eps * abs(row.case.scale) * products
+    low, bottom = row_log_weights(row.case, row.row, row.head, row.scores - errors)
+    high, top = row_log_weights(row.case, row.row, row.head, row.scores + errors)
+    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
+    largest, smallest = (high - bottom).clamp(max=_LARGEST_EXPONENT).exp(), (low - top).exp()
+    slack = torch.maximum(largest - weights, weights - smallest) @ row.v.abs()
+    is_out = bool(((row.got - row.expected).abs() <= slack + _BOUNDS * row.bound).all())
+    if row.got_lse is None:
+        return is_out
+    slack_of_lse = _BOUNDS * row.lse_bound
+    return is_out and bool(bottom - slack_of_lse <= row.got_lse <= top + slack_of_lse)
+
+
+def _is_of_sums(row: AttentionRow) -> bool:
+    """Likewise of sums over tokens that are rounded after each tile."""
+    return _is_off_by_at_most(row, -(-row.num_tokens // _SMALLEST_TILE))
+
+
+def _is_of_bits_cut_off(row: AttentionRow) -> bool:
+    """Likewise of weights and of an output whose last bits are left out."""
+    return _is_off_by_at_most(row, 2)
+
+
+def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
+    """So many units in the last place of what is summed, beyond its bounds."""
+    dtype = getattr(torch, row.case.dtype)
+    if not row.is_finite:
+        return bool(((row.weights[:, None] * row.v.abs()).sum(0) > torch.finfo(dtype).max).any())
+    each = torch.finfo(dtype).eps * units
+    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
+    slack = each * (weights @ row.v.abs() + row.expected.abs()) + _BOUNDS * row.bound
+    is_out = bool(((row.got - row.expected).abs() <= slack).all())
+    return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= each + _BOUNDS * row.lse_bound)
+
+
+def _is_among(beside: Beside) -> bool:
+    """Whether what came out lies among what the ways give, which are many, or not far beside."""
+    ways = beside.replayed[beside.replayed.isfinite().all(-1)]
+    if len(ways) <= _FEW_WAYS:
+        return False
+    low, high = ways.amin(0), ways.amax(0)
+    slack = _BOUNDS * beside.bound + _BESIDE * (high - low)
+    return bool(((low - slack <= beside.got) & (beside.got <= high + slack)).all())

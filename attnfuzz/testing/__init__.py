@@ -1,0 +1,7 @@
+"""What a test suite uses: ``check`` for one case, ``fuzz`` for drawn ones, and the exception that both raise."""
+
+from attnfuzz.testing.checking import check as check
+from attnfuzz.testing.fuzzing import fuzz as fuzz
+from attnfuzz.testing.kernel_failure import KernelFailure as KernelFailure
+
+__all__ = ["KernelFailure", "check", "fuzz"]

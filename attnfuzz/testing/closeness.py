@@ -1,0 +1,232 @@
+"""`assert_close`: is this the attention of these tensors, within what correct kernels may round?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration, Numerics, Supports
+from attnfuzz.oracles.accuracy import objection
+from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.layouts import token_views
+from attnfuzz.problems.limits import check_size
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KvScales, QuantisedKv
+from attnfuzz.problems.supports import Layout
+from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
+from attnfuzz.trials.comparison import Comparison, Reference
+from attnfuzz.values import LogicalAttention
+
+__all__ = ["assert_close"]
+
+_BASES = {"natural": 1.0, "base2": math.log(2)}
+
+
+class _GivenVariant(Variant, frozen=True, kw_only=True):
+    """One whose numbers for each query head are somebody's own."""
+
+    given: dict[str, tuple[float, ...]]
+
+    def per_head_numbers(self, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:
+        of = {"alibi_slopes": self.alibi, "sinks": self.sinks}
+        return {name: numbers for name, numbers in self.given.items() if of[name] is not None}
+
+
+class _GivenScales(QuantisedKv, frozen=True, kw_only=True):
+    given: KvScales
+
+    def head_scales(self, num_kv_heads: int, seed: int) -> KvScales:
+        return self.given
+
+
+def assert_close(
+    out: Float[Tensor, "num_tokens num_q_heads v_head_size"],
+    lse: Float[Tensor, "num_tokens num_q_heads"] | None = None,
+    *,
+    q: Float[Tensor, "num_tokens num_q_heads head_size"],
+    seq_lens: Int[Tensor, " num_seqs"] | Sequence[int],
+    scale: float,
+    k: Float[Tensor, "num_seqs max_seq_len num_kv_heads head_size"] | None = None,
+    v: Float[Tensor, "num_seqs max_seq_len num_kv_heads v_head_size"] | None = None,
+    k_cache: Float[Tensor, "num_blocks ..."] | None = None,
+    v_cache: Float[Tensor, "num_blocks ..."] | None = None,
+    block_table: Int[Tensor, "num_seqs max_blocks_per_seq"] | None = None,
+    layout: Layout = "NHD",
+    cu_seqlens_q: Int[Tensor, " num_seqs_plus_1"] | Sequence[int] | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Float[Tensor, " num_q_heads"] | None = None,
+    sinks: Float[Tensor, " num_q_heads"] | None = None,
+    k_scale: Float[Tensor, "..."] | float | None = None,
+    v_scale: Float[Tensor, "..."] | float | None = None,
+    lse_base: str = "natural",
+    numerics: Numerics | None = None,
+) -> None:
+    """Raise AssertionError, saying which token or head is wrong, unless ``out``, and ``lse``, are within their bounds.
+
+    Keys and values are either ``k`` and ``v`` or a paged cache with its ``block_table``, in a ``layout`` of
+    `attnfuzz.Supports`. One query token for each sequence, or those that ``cu_seqlens_q`` says, causal: the last of its
+    sequence. ``window`` (which counts the query itself), ``soft_cap``, ``alibi_slopes`` and ``sinks`` are those of
+    `attnfuzz.problems.variants`. K and V of 8 bits stand for their numbers times ``k_scale`` and ``v_scale``: one
+    number, or one for each KV head. ``lse_base``: "natural" or "base2". ``numerics``: what the kernel rounds on
+    purpose. Bounds are those of `attnfuzz.numerics`, and an empty sequence has 0 and -inf.
+
+    Raises ValueError for tensors that do not fit together or hold NaN or infinity where they are read.
+    """
+    lengths = tuple(_integers(seq_lens))
+    ends = None if cu_seqlens_q is None else _integers(cu_seqlens_q)
+    fields = _fields(out, q, lengths, scale)
+    fields["variant"] = _variant(q.shape[1], window, soft_cap, {"alibi_slopes": alibi_slopes, "sinks": sinks})
+    new = (1,) * len(lengths) if ends is None else tuple(b - a for a, b in itertools.pairwise(ends))
+    seen = [slice(max(0, n - max(of, 1) + 1 - (window or n)), n) for n, of in zip(lengths, new, strict=True)]
+    if k is not None and v is not None and block_table is None and ends is None:
+        if max(lengths) > min(k.shape[1], v.shape[1]):
+            raise ValueError(f"k has {k.shape[1]} tokens and v {v.shape[1]}, but a sequence has {max(lengths)}")
+        keys, values = ([_behind(part[i, of], of.start) for i, of in enumerate(seen)] for part in (k, v))
+        kv = _scales(keys[0], k_scale, v_scale)
+        make: Any = DenseDecodeCase
+        if kv is not None or fields["variant"].names:  # which dense_decode does not know
+            make, fields["block_size"] = PagedDecodeCase, k.shape[1]
+    elif k_cache is not None and v_cache is not None and block_table is not None:
+        views = token_views(k_cache, v_cache, layout)
+        fields["block_size"] = views.k.shape[1]
+        keys, values = (_gathered(part, block_table, seen) for part in (views.k, views.v))
+        kv = _scales(keys[0], k_scale, v_scale)
+        make = PagedDecodeCase
+        if ends is not None:
+            make, fields["query_lens"] = PagedAttentionCase, new
+    else:
+        raise ValueError(
+            "give k and v, or else k_cache, v_cache and block_table, which cu_seqlens_q needs; pages of one token "
+            "describe any K and V"
+        )
+    if values[0].shape[2] != out.shape[2]:
+        raise ValueError(f"out has heads of {out.shape[2]}, and v of {values[0].shape[2]}; they must be of one size")
+    if kv is not None:
+        fields["kv"] = kv
+    case = make(num_kv_heads=keys[0].shape[1], v_head_size=values[0].shape[2], **fields)
+    rows = sum(fields.get("query_lens", (1,) * len(lengths)))
+    for name, tensor, shape in (
+        ("q", q, (rows, case.num_q_heads, case.head_size)),
+        ("out", out, (rows, case.num_q_heads, case.value_size)),
+        ("lse", lse, (rows, case.num_q_heads)),
+    ):
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; with the other tensors it must be {shape}")
+    check_size(case)
+    scales = None if kv is None else torch.tensor(kv.given, dtype=torch.float64, device=q.device)
+    starts = (0, *itertools.accumulate(lengths))
+    logical = LogicalAttention(q, torch.cat(keys).to(q.dtype), torch.cat(values).to(q.dtype), starts, scales)
+    for name, tensor in (("q", logical.q), ("k", logical.k), ("v", logical.v)):
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} holds NaN or infinity where it is read; no result is right then")
+    _judge(case, logical, out, None if lse is None else lse.double() * _base(lse_base), numerics or Numerics())
+
+
+def _integers(given: Tensor | Sequence[int]) -> list[int]:
+    return list(given.tolist() if isinstance(given, Tensor) else given)
+
+
+def _fields(out: Tensor, q: Tensor, lengths: tuple[int, ...], scale: float) -> dict[str, Any]:
+    if q.dim() != 3 or out.dim() != 3:
+        raise ValueError(
+            f"q and out have shapes {tuple(q.shape)} and {tuple(out.shape)}; both need tokens, heads, dims"
+        )
+    dtype = str(q.dtype).removeprefix("torch.")
+    return {
+        "num_q_heads": q.shape[1], "head_size": q.shape[2], "dtype": dtype, "seq_lens": lengths, "scale": float(scale)
+    }  # fmt: skip
+
+
+def _variant(
+    num_q_heads: int, window: int | None, soft_cap: float | None, per_head: dict[str, Tensor | None]
+) -> Variant:
+    given = {name: tuple(part.tolist()) for name, part in per_head.items() if part is not None}
+    for name, numbers in given.items():
+        if len(numbers) != num_q_heads:
+            raise ValueError(
+                f"{name} has {len(numbers)} numbers; it must have one for each of {num_q_heads} query heads"
+            )
+    sinks = given.get("sinks")
+    if window is None and soft_cap is None and not given:
+        return PLAIN_VARIANT
+    return _GivenVariant(
+        window=window,
+        soft_cap=soft_cap,
+        alibi="scattered" if "alibi_slopes" in given else None,
+        sinks=None if sinks is None else "absent" if set(sinks) == {-math.inf} else "level",
+        given=given,
+    )
+
+
+def _scales(keys: Tensor, k_scale: Tensor | float | None, v_scale: Tensor | float | None) -> _GivenScales | None:
+    dtype = str(keys.dtype).removeprefix("torch.")
+    if k_scale is None and v_scale is None and dtype not in KV_DTYPES:
+        return None
+    if dtype not in KV_DTYPES:
+        raise ValueError(
+            f"k_scale and v_scale belong to a cache of {' or '.join(KV_DTYPES)}, not of {dtype}; view it so"
+        )
+    heads = keys.shape[1]
+    given = []
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        numbers = (
+            [1.0 if scale is None else float(scale)] if not isinstance(scale, Tensor) else scale.flatten().tolist()
+        )
+        if len(numbers) not in (1, heads) or not all(0 < number < math.inf for number in numbers):
+            raise ValueError(f"{name} must hold one number above 0, or one for each of {heads} KV heads: {numbers}")
+        given.append(tuple(numbers * (heads // len(numbers))))
+    return _GivenScales(dtype=dtype, per="head", scales="scattered", given=KvScales(*given))
+
+
+def _gathered(
+    slots: Float[Tensor, "num_blocks block_size num_kv_heads ..."],
+    block_table: Int[Tensor, "num_seqs max_blocks_per_seq"],
+    seen: list[slice],
+) -> list[Tensor]:
+    """The tokens of each sequence, in order; parts of a head that the packed layout has apart are put together.
+
+    Those that no query sees are 0: their pages may be others' by now.
+    """
+    size = slots.shape[1]
+    found = []
+    for row, tokens in zip(block_table.long().cpu(), seen, strict=True):
+        first = tokens.start // size
+        pages = row[first : -(-tokens.stop // size)]
+        if (first + len(pages)) * size < tokens.stop or bool(((pages < 0) | (pages >= len(slots))).any()):
+            raise ValueError(
+                f"block_table names pages {pages.tolist()} for {tokens.stop} tokens; the cache has {len(slots)}"
+            )
+        held = slots[pages.to(slots.device)].flatten(0, 1)
+        found.append(_behind(held[tokens.start - first * size : tokens.stop - first * size].flatten(2), tokens.start))
+    return found
+
+
+def _behind(tokens: Tensor, unseen: int) -> Tensor:
+    return torch.cat((tokens.new_zeros(unseen, *tokens.shape[1:]), tokens)) if unseen else tokens
+
+
+def _base(name: str) -> float:
+    if name not in _BASES:
+        raise ValueError(f"lse_base={name!r} must be one of {', '.join(map(repr, _BASES))}")
+    return _BASES[name]
+
+
+def _judge(case: Any, values: LogicalAttention, out: Tensor, lse: Tensor | None, numerics: Numerics) -> None:
+    supports = Supports() if lse is not None else Supports(lse="none")
+    declaration = Declaration(name="result", problem=case.problem, supports=supports, numerics=numerics)
+    reference = Reference(declaration, case, device=out.device.type, tolerance="bound")
+    reference.values = values
+    expected, bound = reference.expected, reference.bound
+    rows = "token" if isinstance(case, VarlenCase) else "seq"
+    comparisons = [Comparison("out", (rows, "head", "dim"), out, expected.out, bound.out)]
+    if lse is not None:
+        comparisons.append(Comparison("lse", (rows, "head"), lse, expected.lse, bound.lse))
+    failure = objection(reference, comparisons, "nan")
+    if failure is not None:
+        raise AssertionError("\n".join((failure.message, *failure.details)))

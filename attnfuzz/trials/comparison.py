@@ -1,0 +1,213 @@
+"""A run's results against the float64 reference, element by element, and which elements are concerned, in words."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Shaped
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.numerics import Bound, error_ratio
+from attnfuzz.oracles.verdict import Blame
+from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.reference import Expected
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.told import element, number, ranges
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.expectations import Expectation, expectations, on_device
+from attnfuzz.trials.observation import Observation
+from attnfuzz.values.tokens import values_on
+
+__all__ = [
+    "Comparison",
+    "Reference",
+    "axes_of",
+    "blame_of",
+    "compare",
+    "differing",
+    "extent",
+    "first_index",
+    "natural_lse",
+    "place_of",
+    "worst_ratio",
+]
+
+
+def axes_of(name: str, case: Case) -> tuple[str, ...]:
+    """Names of the dimensions of the result `name`, in the order in which a kernel returns it."""
+    return problem_of(case).axes(case, name)
+
+
+def place_of(case: Case, name: str, index: tuple[int, ...]) -> tuple[str, ...]:
+    """A line on what an element is, if the problem has a word for it."""
+    words = problem_of(case).where_is(case, name, index)
+    return (words,) if words else ()
+
+
+def first_index(mask: Bool[Tensor, "*shape"]) -> tuple[int, ...]:
+    """The first true element, in row-major order."""
+    return tuple(int(i) for i in mask.nonzero()[0])
+
+
+def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
+    """`6 of 96 elements of out (seq 0, head 1-2, dim 0-2)`."""
+    where = ", ".join(
+        f"{axis} {ranges(hit.tolist())}" for axis, hit in zip(axes, mask.nonzero().unbind(-1), strict=True)
+    )
+    return f"{int(mask.sum())} of {mask.numel()} elements of {name} ({where})"
+
+
+def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
+    """The row that one element of a result belongs to, and its sequence; nothing where results have no such rows."""
+    seqs_of = problem_of(case).seqs_of
+    if seqs_of is None:
+        return Blame()
+    at = dict(zip(axes, index, strict=True))
+    row = at.get("seq", at.get("token", 0))
+    return Blame(rows=((row, at["head"]),), seqs=seqs_of(case, row))
+
+
+def differing(
+    name: str,
+    axes: Sequence[str],
+    mask: Bool[Tensor, "*shape"],
+    one: Shaped[Tensor, "*shape"],
+    other: Shaped[Tensor, "*shape"],
+) -> tuple[str, str, str, tuple[int, ...]]:
+    """The first differing element by name, its two values, and its index."""
+    index = first_index(mask)
+    return element(name, axes, index), number(float(one[index])), number(float(other[index])), index
+
+
+_LAUNCH_IN_ELEMENTS = 100_000
+"""What a CPU core processes in the time in which a GPU is told what to do."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One result beside what it should be. `axes` name the dimensions in messages; LSEs are natural logarithms."""
+
+    name: str
+    axes: tuple[str, ...]
+    got: Float[Tensor, "*shape"]
+    expected: Float64[Tensor, "*shape"]
+    bound: Float64[Tensor, "*shape"]
+
+    @cached_property
+    def ratio(self) -> Float64[Tensor, "*shape"]:
+        """Error over bound; above 1 is a failure."""
+        return error_ratio(self.got, self.expected, self.bound)
+
+
+class Reference:
+    """Logical values, expected result and bound of a case, each computed once and not before it is needed."""
+
+    def __init__(self, declaration: Declaration, case: Case, *, device: str, tolerance: Tolerance) -> None:
+        self.declaration = declaration
+        self.case = case
+        self.device = device
+        self.tolerance = tolerance
+        self.seconds = 0.0
+
+    @cached_property
+    def values(self) -> Any:
+        """`LogicalAttention`, or `LogicalStates` of a merge."""
+        return problem_of(self.case).values(self.case, self.device, self.declaration.supports)
+
+    @cached_property
+    def values_on_cpu(self) -> Any:
+        """`values`, for looking at single rows."""
+        return self.values_on("cpu")
+
+    def values_on(self, device: str) -> Any:
+        """`values` in the memory of `device`."""
+        return values_on(self.values, device)
+
+    @property
+    def expected(self) -> Expected:
+        """The exact result in float64."""
+        return self.expectation.expected
+
+    @property
+    def bound(self) -> Bound:
+        """How far each element may be off."""
+        return self.expectation.bound
+
+    @cached_property
+    def expectation(self) -> Expectation:
+        """Both, in the memory of `device`."""
+        started = time.perf_counter()
+        values = self.values if _is_large(self.case) else self.values_on_cpu
+        request = (self.declaration, self.case, values)
+        (found,) = expectations([request], tolerance=self.tolerance, one_copy=self.device == "cpu")
+        self.seconds += time.perf_counter() - started
+        return on_device(found, self.device)
+
+
+def compare(reference: Reference, seen: Observation) -> list[Comparison]:
+    """Everything about a run that has a right value: the logical result, and the partial states that must be empty."""
+    case = reference.case
+    if (targets := problem_of(case).targets) is not None:
+        return [
+            Comparison(one.name, axes_of(one.name, case), seen.results[one.name].double(), value, bound)
+            for one in targets(reference.values, reference.tolerance)
+            for value, bound in [(one.value.to(reference.device), one.bound.to(reference.device))]
+        ]
+    expected, bound = reference.expected, reference.bound
+    out, lse = _out_and_lse(reference.declaration, seen)
+    got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
+    rows = axes_of("out", case)[0]
+    found = [Comparison("out", (rows, "head", "dim"), got_out, expected.out, bound.out)]
+    if lse is not None:
+        found.append(Comparison("lse", (rows, "head"), got_lse, expected.lse, bound.lse))
+        if isinstance(case, SplitDecodeCase):
+            found += _empty_partials(case, out, lse)
+    return found
+
+
+def _is_large(case: Case) -> bool:
+    """Whether a GPU gains more from its speed than it loses by launching each operation."""
+    if isinstance(case, MergeStatesCase):
+        return case.num_tokens * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
+    return sum(case.row_lens) * case.num_q_heads * case.value_size > _LAUNCH_IN_ELEMENTS
+
+
+def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """What a kernel returned, in natural logarithms."""
+    return lse.double() * (math.log(2) if declaration.supports.lse == "base2" else 1.0)
+
+
+def worst_ratio(comparisons: list[Comparison]) -> Float64[Tensor, ""]:
+    """The largest error over bound, on the device of the results."""
+    ratios = [comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]
+    return torch.stack(ratios).amax() if ratios else comparisons[0].ratio.new_zeros(())
+
+
+def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, Tensor | None]:
+    out, *rest = seen.results.values()
+    return out, natural_lse(declaration, rest[0]) if rest else None
+
+
+def _empty_partials(case: SplitDecodeCase, out: Tensor, lse: Tensor) -> list[Comparison]:
+    """An empty sequence leaves 0 and -inf in every split; what lies beside an LSE of -inf must be a number."""
+    empty = (torch.tensor(case.seq_lens, dtype=torch.int64, device=lse.device) == 0).view(-1, 1, 1).expand_as(lse)
+    unused = lse.isneginf().unsqueeze(-1).expand_as(out)
+    should_be = torch.where(unused & out.isfinite() & ~empty.unsqueeze(-1), out.double(), 0.0)
+    zeros = torch.zeros_like(should_be)
+    return [
+        Comparison(
+            "partial_lse", ("seq", "head", "split"), torch.where(empty, lse, 0.0), _infinite(empty), zeros[..., 0]
+        ),
+        Comparison(
+            "partial_out", ("seq", "head", "split", "dim"), torch.where(unused, out.double(), 0.0), should_be, zeros
+        ),
+    ]
+
+
+def _infinite(where: Tensor) -> Tensor:
+    return torch.where(where, float("-inf"), 0.0).double()

@@ -1,0 +1,238 @@
+"""A case on a kernel: the runs that oracles compare, each made when first asked for, and why two of them disagree."""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.memory.guarded import Guard
+from attnfuzz.memory.patterns import Fill, holds_prefill
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
+from attnfuzz.trials.observation import Observation, observe, observe_guarded
+from attnfuzz.trials.symptoms import Symptoms, elements_differ
+
+__all__ = ["Cause", "Trial", "cause_of_difference"]
+
+
+class Trial:
+    """Runs and reference of `case` on `kernel`, cached."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        case: Case,
+        *,
+        device: str,
+        tolerance: Tolerance,
+        reference: Reference | None = None,
+        twice: bool = True,
+        guard: Guard | None = None,
+        wait: bool = True,
+        compile_clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
+
+        `guard`: see `second`. `wait` and `compile_clock`: see `observe`.
+        """
+        self.kernel = kernel
+        self.case = case
+        self.device = device
+        self.twice = twice
+        self.guard = guard
+        self.wait = wait
+        self.compile_clock = compile_clock
+        self.reference = reference or Reference(kernel.declaration, case, device=device, tolerance=tolerance)
+        self.observations: list[Observation] = []
+        self._clean_in_guard: Observation | None = None
+
+    @cached_property
+    def first(self) -> Observation:
+        """Everything NaN that is dead or not written yet."""
+        return self._observe("nan", "nan")
+
+    @cached_property
+    def second(self) -> Observation | None:
+        """Everything finite: equal bits in `first` say that nothing dead or unwritten was used.
+
+        With a `guard`, on a CPU, that edge of every tensor lies at unmapped memory, if `first` is right by itself. What
+        such a run shows counts only if it is what an ordinary one shows: operations of torch may give a tensor at
+        another alignment other bits.
+        """
+        if not self.twice:
+            return None
+        return self._guarded_second() or self._observe("finite", "finite")
+
+    @cached_property
+    def repeated(self) -> Observation:
+        """As `first`."""
+        return self._observe("nan", "nan")
+
+    @cached_property
+    def prefilled_otherwise(self) -> Observation:
+        """As `first`, except for what outputs and workspaces held."""
+        return self._observe("nan", "finite")
+
+    @cached_property
+    def prefilled_low(self) -> Observation:
+        """As `prefilled_otherwise`, with numbers that lose every comparison."""
+        return self._observe("nan", "low")
+
+    def adopt(self, runs: Sequence[Observation]) -> None:
+        """Take over the first run and perhaps the second, which have been made elsewhere."""
+        self.observations.extend(runs)
+        for name, seen in zip(("first", "second"), runs, strict=False):
+            self.__dict__[name] = seen
+
+    def guard_second(self, guard: Guard, *, alone: Symptoms) -> None:
+        """Have the second run made with a `guard`, unless the first one has symptoms `alone`."""
+        self.twice, self.guard, self.alone = True, guard, alone
+
+    def look_closer(self) -> None:
+        """Make the second run after all, upon symptoms in the first."""
+        self.twice = True
+        for cached in ("second", "flags", "symptoms"):
+            self.__dict__.pop(cached, None)
+
+    def without_lse(self) -> "Trial":
+        """The same runs as those of a kernel that returns the output alone."""
+        found = copy(self)
+        found.kernel, found.guard = self.kernel.without_lse(), None
+        for name, member in vars(Trial).items():
+            if isinstance(member, cached_property):
+                vars(found).pop(name, None)
+        found.first, found.second = _output_of(self.first), self.second and _output_of(self.second)
+        differs = found.second is not None and bool(found.disagree(found.first, found.second))
+        ratio = float(worst_ratio(found.comparison))
+        found.symptoms = replace(self.symptoms, unwritten=False, differs=differs, error_ratio=ratio)
+        return found
+
+    @property
+    def runs(self) -> list[Observation]:
+        """The first run and, if there is one, the second."""
+        first = self.first  # before the second one
+        return [first] if self.second is None else [first, self.second]
+
+    @cached_property
+    def comparison(self) -> list[Comparison]:
+        """The first run against the reference."""
+        return self.compare(self.first)
+
+    def compare(self, seen: Observation) -> list[Comparison]:
+        """A run against the reference, in whose memory they are compared: in a batch that is the host's."""
+        results = {name: result.to(self.reference.device) for name, result in seen.results.items()}
+        return compare(self.reference, replace(seen, results=results))
+
+    @cached_property
+    def flags(self) -> Float64[Tensor, "5"]:
+        """One look at everything, on the device and without waiting for it: see `Symptoms.read`.
+
+        Whether the first and the second run did damage, whether an element was not written, whether the runs differ,
+        and the largest error over bound. No run may have raised.
+        """
+        first, second = self.first, self.second
+        damaged = [_damaged(first)]
+        differs = torch.zeros_like(damaged[0])
+        if second is not None:
+            damaged.append(_damaged(second))
+            differs = self.disagree(first, second)
+        else:
+            damaged.append(differs)
+        return torch.stack([*damaged, _unwritten(first), differs, worst_ratio(self.comparison)])
+
+    @cached_property
+    def alone(self) -> Symptoms:
+        """What is wrong with the first run by itself, after a wait for the device."""
+        flags = _damaged(self.first), _unwritten(self.first), worst_ratio(self.comparison)
+        damaged, unwritten, error_ratio = torch.stack(flags).tolist()
+        return Symptoms((bool(damaged),), bool(unwritten), differs=False, error_ratio=error_ratio)
+
+    @cached_property
+    def symptoms(self) -> Symptoms:
+        """What is wrong with both runs, after a wait for the device."""
+        if self.guard is None:
+            return Symptoms.read(self.flags.tolist(), runs=len(self.runs))
+        first, second = self.runs
+        damaged = bool(_damaged(first))
+        if second is self._clean_in_guard:
+            return replace(self.alone, damaged=(damaged, False))
+        differs = bool(self.disagree(first, second))
+        return replace(self.alone, damaged=(damaged, bool(_damaged(second))), differs=differs)
+
+    def disagree(self, one: Observation, other: Observation) -> Bool[Tensor, ""]:
+        """Whether two runs gave different bits; of a kernel that declares itself nondeterministic, other NaNs."""
+        return torch.stack([mask.any() for mask in self.differences(one, other).values()]).any()
+
+    def differences(self, one: Observation, other: Observation) -> dict[str, Bool[Tensor, "..."]]:
+        """`disagree`, for each element of each result."""
+        by_bits = self.kernel.declaration.supports.deterministic
+        return {name: elements_differ(part, other.results[name], by_bits=by_bits) for name, part in one.results.items()}
+
+    def _guarded_second(self) -> Observation | None:
+        """The second run in guarded memory; None if it is to be an ordinary one."""
+        if self.guard is None or self.alone.any():
+            return None
+        seen = observe_guarded(
+            self.kernel,
+            self.case,
+            self.reference.values_on(self.device),
+            guard=self.guard,
+            poison="finite",
+            prefill="finite",
+            compile_clock=self.compile_clock,
+        )
+        if seen is None:
+            return None
+        self.observations.append(seen)
+        if _damaged(seen) or self.disagree(self.first, seen):
+            return None
+        self._clean_in_guard = seen
+        return seen
+
+    def _observe(self, poison: Fill, prefill: Fill) -> Observation:
+        seen = observe(
+            self.kernel,
+            self.case,
+            self.reference.values_on(self.device),
+            device=self.device,
+            poison=poison,
+            prefill=prefill,
+            wait=self.wait,
+            compile_clock=self.compile_clock,
+        )
+        seen = seen if self.reference.device == self.device else seen.on_host()
+        self.observations.append(seen)
+        return seen
+
+
+def _output_of(seen: Observation) -> Observation:
+    output = next(iter(seen.results))  # output first: `named_results`
+    return replace(seen, results={output: seen.results[output]})
+
+
+def _damaged(seen: Observation) -> Bool[Tensor, ""]:
+    return seen.given.damage() | seen.allocated.damage()
+
+
+def _unwritten(seen: Observation) -> Bool[Tensor, ""]:
+    return torch.stack([holds_prefill(result, seen.prefill).any() for result in seen.results.values()]).any()
+
+
+Cause = Literal["determinism", "unwritten", "dead_memory"]
+
+
+def cause_of_difference(trial: Trial) -> Cause | None:
+    """None if both runs agree. Takes up to two further runs."""
+    if trial.second is None or not trial.symptoms.differs:
+        return None
+    promised = trial.kernel.declaration.supports.deterministic
+    if promised and bool(trial.disagree(trial.first, trial.repeated)):
+        return "determinism"
+    return "unwritten" if bool(trial.disagree(trial.first, trial.prefilled_otherwise)) else "dead_memory"

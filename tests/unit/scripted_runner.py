@@ -1,0 +1,84 @@
+"""A runner whose process is pretended: functions of a test judge what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, cast
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
+from attnfuzz.problems.cases import Case
+
+__all__ = ["Judge", "scripted"]
+
+
+class Judge(Protocol):
+    def __call__(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict: ...
+
+
+def scripted(
+    judge: Judge,
+    *,
+    together: Callable[..., Sequence[Verdict] | None] = lambda declaration, cases, timeout_s: None,
+    find_leak: Callable[..., Failure | None] = lambda declaration, case, timeout_s: None,
+    pid: Callable[[], int | None] = lambda: None,
+) -> Runner:
+    """``judge`` is told whether the process is new; each case counts as one of a process that no other ran in."""
+    return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid))
+
+
+class _ScriptedRunner:
+    def __init__(
+        self,
+        judge: Judge,
+        together: Callable[..., Sequence[Verdict] | None],
+        find_leak: Callable[..., Failure | None],
+        pid: Callable[[], int | None],
+    ) -> None:
+        self._judge = judge
+        self._together = together
+        self._find_leak = find_leak
+        self._pid = pid
+        self._is_fresh = False
+        self._looks = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid()
+
+    @property
+    def restarts(self) -> int:
+        self._looks += 1
+        return self._looks
+
+    def judge(
+        self, declaration: Declaration, case: Case, *, timeout_s: float | None = None, relations: Relations = None
+    ) -> Verdict:
+        assert timeout_s is not None
+        afresh, self._is_fresh = self._is_fresh, False
+        return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+
+    def judge_together(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        verdicts = self._together(declaration, cases, timeout_s=timeout_s)
+        return None if verdicts is None else list(verdicts)
+
+    def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:
+        return self._find_leak(declaration, case, timeout_s=timeout_s)
+
+    def sibling(self) -> Self:
+        self._is_fresh = True
+        return self
+
+    def close(self) -> None:
+        return
