@@ -24,6 +24,7 @@ from attnfuzz.kernels import eager, eager_attention
 from attnfuzz.kernels.dense import launch
 from attnfuzz.kernels.grouped import launch as launch_grouped
 from attnfuzz.kernels.latent import launch as launch_latent
+from attnfuzz.kernels.masked import launch as launch_masked
 from attnfuzz.kernels.merge import launch as launch_merge
 from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.kernels.paged import launch_attention, launch_partitioned
@@ -35,6 +36,8 @@ __all__ = [
     "dense_naive",
     "latent_eager",
     "latent_grouped",
+    "masked_attention_eager",
+    "masked_attention_naive",
     "merge_many_th",
     "merge_states_eager",
     "merge_states_in_place",
@@ -84,6 +87,9 @@ _SIMPLE = attnfuzz.Supports(
 _PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
 _PAGED_ANY_MASK = attnfuzz.Supports(non_causal=True, **_ANY_CACHE, **_ROW_BY_ROW)
 _PADDED_ANY_MASK = attnfuzz.Supports(non_causal=True, **_ANY_CACHE)
+_UNDER_A_MASK: dict[str, Any] = _ANY_CACHE | {"variants": ("soft_cap", "sinks")}
+_MASKED = attnfuzz.Supports(**_UNDER_A_MASK, **_ROW_BY_ROW)
+_MASKED_PADDED = attnfuzz.Supports(**_UNDER_A_MASK)
 _BY_SHAPE = attnfuzz.Supports(**_ANY_CACHE, graph_replay=True)
 _PAGED_PADDED = attnfuzz.Supports(**_ANY_CACHE)
 _PACKED = attnfuzz.Supports(layouts=("packed",), **_ANY_CACHE, **_ROW_BY_ROW)
@@ -372,6 +378,18 @@ def paged_attention_auto(inputs: Any) -> State:
     return _q_block(inputs)
 
 
+@attnfuzz.kernel("masked_attention", supports=_MASKED, options=_TILED, numerics=_FLOAT32)
+def masked_attention_naive(inputs: Any, **options: Any) -> State:
+    """One program per query token and query head, which loads its row of the mask."""
+    return launch_masked.masked_attention(**_masked(inputs), out=inputs.out, lse=inputs.lse, **options)
+
+
+@attnfuzz.kernel("masked_attention", supports=_MASKED_PADDED, numerics=_FLOAT32)
+def masked_attention_eager(inputs: Any) -> State:
+    """Each query token as a row of a decode batch, less the keys that the mask hides."""
+    return eager_attention.masked_attention(**_masked(inputs))
+
+
 @attnfuzz.kernel("latent_decode", supports=_LATENT, options=_LATENT_BLOCKS, numerics=_MATRIX_UNITS)
 def latent_grouped(inputs: Any, **options: Any) -> State:
     """A block of query heads in one program, which loads each latent vector once, as key and as value."""
@@ -417,6 +435,11 @@ def _q_block(inputs: Any, **options: Any) -> State:
 
 def _queries(inputs: Any) -> dict[str, Any]:
     names = (*_CACHE, "cu_seqlens_q", "max_query_len", "max_seq_len")
+    return {name: getattr(inputs, name) for name in names}
+
+
+def _masked(inputs: Any) -> dict[str, Any]:
+    names = (*_CACHE, "cu_seqlens_q", "mask", "mask_indptr", "soft_cap", "sinks", "k_scale", "v_scale")
     return {name: getattr(inputs, name) for name in names}
 
 

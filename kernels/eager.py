@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.layouts import gather_pages, size_of_values
 from attnfuzz.kernels.common.prepare import (
+    PagedCall,
     empty_partials,
     prepare_dense,
     prepare_merge,
@@ -26,7 +27,15 @@ from attnfuzz.kernels.common.prepare import (
 )
 from attnfuzz.kernels.common.variants import Variant, Variants
 
-__all__ = ["dense_decode", "merge_states", "paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
+__all__ = [
+    "attend_rows",
+    "dense_decode",
+    "merge_states",
+    "paged_decode",
+    "reduce_splits",
+    "split_decode",
+    "split_paged_decode",
+]
 
 _LARGEST_PRODUCT = 1 << 24
 """Elements: 64 MiB of float32."""
@@ -66,11 +75,30 @@ def paged_decode(
 ) -> tuple[Tensor, Tensor]:
     """See ``paged.launch.paged_decode``."""
     call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants)
+    return attend_rows(call, q, k_cache, v_cache, block_table, seq_lens, scale, layout)
+
+
+def attend_rows(
+    call: PagedCall,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    layout: str,
+    sees: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The results of ``call``, each row of q with pages and a length of its own.
+
+    ``sees [rows, max_blocks_per_seq * block_size]``: which of the tokens there a row attends to; all if left out.
+    """
     (out, lse), sizes, variant = call.results, call.sizes, call.variant
+    block_size = sizes["block_size"]
     is_live = _is_live(seq_lens, block_table.shape[1] * block_size)
     pages = block_table.where(is_live[:, ::block_size], 0)  # of a page in use, the first token is live
     position = torch.arange(is_live.shape[1], device=q.device).expand_as(is_live)
-    scoring = _Scoring.of(variant, position, is_live, seq_lens)
+    scoring = _Scoring.of(variant, position, is_live if sees is None else is_live & sees, seq_lens)
     of_heads = variant.kv_scales_of_heads(sizes["num_kv_heads"])
     for rows in _chunks(is_live, sizes):
         k, v = gather_pages(k_cache, v_cache, layout, pages[rows])

@@ -39,6 +39,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "per head": (torch.float32,),
     "scale": (torch.float32,),
     "index": (torch.int32, torch.int64),
+    "mask": (torch.bool,),
 }
 MOST_PROGRAMS = 65535
 """CUDA's limit of a grid's second and third dimension."""
@@ -87,6 +88,8 @@ PAGED: dict[str, Specs] = {
 _QUERIES: Specs = {
     "q": ("value", "num_tokens num_q_heads head_size"),
     "cu_seqlens_q": ("index", "num_seqs_plus_1"),
+    "mask_indptr": ("index", "num_seqs_plus_1"),
+    "mask": ("mask", "mask_size"),
     "out": ("value", "num_tokens num_q_heads v_head_size"),
     "lse": ("lse", "num_tokens num_q_heads"),
 }

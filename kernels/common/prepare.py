@@ -6,6 +6,8 @@ the size of every axis.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ from attnfuzz.kernels.common.checks import (
     group_size_of,
 )
 from attnfuzz.kernels.common.layouts import CacheStrides, cache_strides, check_paged, size_of_values
-from attnfuzz.kernels.common.variants import Variant, Variants, check_variant
+from attnfuzz.kernels.common.variants import MaskedVariants, Variant, Variants, check_variant
 
 __all__ = [
     "PagedCall",
@@ -91,17 +93,18 @@ def prepare_paged(
     layout: str,
     out: Tensor | None,
     lse: Tensor | None,
-    variants: Variants,
+    variants: Variants | MaskedVariants,
     cu_seqlens_q: Tensor | None = None,
+    masks: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> PagedCall:
-    """Of ``paged_decode``; with ``cu_seqlens_q`` of ``paged_attention``."""
+    """Of ``paged_decode``; with ``cu_seqlens_q`` of ``paged_attention``, and of ``masked_attention`` with ``masks``."""
     variant = Variant(**variants)
     check_variant(variant)
     v_head_size = size_of_values(v_cache, layout)
     out, lse = _results_unless_given(out, lse, q, v_head_size)
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
-    tensors |= variant.tensors | {"out": out, "lse": lse}
+    tensors |= variant.tensors | {**masks} | {"out": out, "lse": lse}
     sizes = check_paged(tensors, layout, block_size, PAGED if cu_seqlens_q is None else ATTENTION)
     if cu_seqlens_q is not None and sizes["num_seqs_plus_1"] != sizes["num_seqs"] + 1:
         raise ValueError(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_positive
 
-__all__ = ["Variant", "Variants", "check_variant", "sink_arguments"]
+__all__ = ["MaskedVariants", "Variant", "Variants", "check_variant", "sink_arguments"]
 
 
 class Variants(TypedDict, total=False):
@@ -35,6 +35,15 @@ class Variants(TypedDict, total=False):
     window: int | None
     soft_cap: float | None
     alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+
+class MaskedVariants(TypedDict, total=False):
+    """Those of ``Variants`` that go with a mask, which says itself what a query sees, and nothing of distances."""
+
+    soft_cap: float | None
     sinks: Tensor | None
     k_scale: Tensor | None
     v_scale: Tensor | None

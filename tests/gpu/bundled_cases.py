@@ -14,12 +14,14 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     LatentDecodeCase,
+    MaskedAttentionCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
 )
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 
@@ -58,6 +60,9 @@ CASES: dict[Problem, Case] = {
     "latent_decode": LatentDecodeCase(
         **_PAGED | {"num_q_heads": 8, "num_kv_heads": 1, "values": msgspec.structs.replace(_VALUES, needles=())},
         v_head_size=8,
+    ),
+    "masked_attention": MaskedAttentionCase(
+        **_PAGED, query_lens=(3, 0, 20), mask=Mask(kind="tree", seqs=((-1, -1, 0), (), (-1, 0, 0, 1))), padding_tokens=2
     ),
     "split_decode": SplitDecodeCase(**_PAGED, num_splits=4),
     "merge_states": MergeStatesCase(

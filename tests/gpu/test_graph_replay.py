@@ -22,12 +22,14 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     LatentDecodeCase,
+    MaskedAttentionCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
 )
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.sizes import CPU_SIZES
@@ -48,6 +50,15 @@ CASES: dict[str, Case] = {
         block_size=8,
         values=VALUES,
         pages=PAGES,
+    ),
+    "masked_attention": MaskedAttentionCase(
+        **SIZES,
+        seq_lens=LENGTHS,
+        query_lens=(1, 0, 20),
+        block_size=8,
+        values=VALUES,
+        pages=PAGES,
+        mask=Mask(kind="bits", seqs=((5, 65535),)),
     ),
     "split_decode": SplitDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES, num_splits=3),
     "merge_states": MergeStatesCase(

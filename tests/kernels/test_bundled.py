@@ -42,6 +42,8 @@ NAMES = {
     "paged_attention_q_block": "paged_attention",
     "paged_attention_segments": "paged_attention",
     "paged_attention_static": "paged_attention",
+    "masked_attention_eager": "masked_attention",
+    "masked_attention_naive": "masked_attention",
     "latent_eager": "latent_decode",
     "latent_grouped": "latent_decode",
     "merge_states_triton": "merge_states",
@@ -59,6 +61,12 @@ CASES: dict[Problem, dict[str, object]] = {
     "paged_decode": PAGED,
     "split_decode": {**PAGED, "num_splits": 4},
     "paged_attention": {**PAGED, "seq_lens": [0, 5, 4, 3], "query_lens": [0, 2, 0, 3]},
+    "masked_attention": {
+        **PAGED,
+        "seq_lens": [0, 5, 4, 3],
+        "query_lens": [0, 2, 0, 3],
+        "mask": {"kind": "bits", "seqs": [[5, 65535]]},
+    },
     "latent_decode": {
         "num_q_heads": 3,
         "head_size": 24,

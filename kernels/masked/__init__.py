@@ -1,0 +1,1 @@
+"""Attention under a mask, and what launches it."""
