@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
-from attnfuzz.explaining.formulas import column_mistakes, scale_mistakes, variant_mistakes
+from attnfuzz.explaining.formulas import column_mistakes, mask_mistakes, scale_mistakes, variant_mistakes
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import diagnose_merge
 from attnfuzz.explaining.mistakes import Diagnosis, Family, chain, first_match, first_match_of_lse
@@ -20,6 +20,7 @@ from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.told import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
 
 __all__ = [
@@ -154,7 +155,8 @@ def _or_at_an_edge(exact: Diagnosis, rounded: WrongRows) -> Diagnosis:
 
 def _diagnose_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
     lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
-    words = f"sequence {number} is empty: expected out = 0 and lse = {lse}"
+    what = f"sequence {number} is empty" if case.seen(number) is None else f"{row_words(case, number)} sees no key"
+    words = f"{what}: expected out = 0 and lse = {lse}"
     if failed.name == "lse" and lse == "-inf" and -math.inf < float(failed.got[number, head]) < LOWEST_EXPONENT:
         return Diagnosis(f"{words}; the running maximum begins at a finite number", OF_EMPTY_ROWS)
     return Diagnosis(words)
@@ -253,6 +255,7 @@ def _families(row: AttentionRow) -> tuple[_Made, ...]:
     """Those of plain attention know its scores only, and no key among a row's that is hidden from it."""
     families: tuple[_Made, ...] = _FAMILIES if row.is_plain else (variant_mistakes,)
     families = (column_mistakes, *families) if row.case.values_in_keys else families
+    families = families if row.case.seen(row.row) is None else (mask_mistakes, *families)
     return families if row.kv_scales is None else (scale_mistakes, *families)
 
 

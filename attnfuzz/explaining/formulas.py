@@ -1,8 +1,8 @@
-"""Mistakes in the formula: scale, normalisation, a constant factor; a variant; the scales of an 8-bit cache; columns.
+"""Mistakes in the formula: scale, normalisation, a factor; a variant; scales of an 8-bit cache; columns; a mask.
 
 Of a variant: that it is left out, a window that is off by one, another head's slope or sink. Of the scales: that they
 are left out, applied twice, or those of the other tensor or of another KV head. Of rows that are keys and values at
-once: which of their columns are scored, and which are averaged.
+once: which of their columns are scored, and which are averaged. Of a mask: which of its rows is read, and how.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from attnfuzz.explaining.low_precision import merged_states
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
 from attnfuzz.problems.told import number
@@ -30,6 +31,7 @@ __all__ = [
     "is_written",
     "lse_bases",
     "lse_formulas",
+    "mask_mistakes",
     "partial_bases",
     "rescaled_output",
     "rescaled_scores",
@@ -252,6 +254,41 @@ def variant_mistakes(row: AttentionRow) -> Iterator[Family]:
     """All mistakes as one family, since there are few; nothing for a plain case."""
     found = (*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row))
     yield from family("variant", found)
+
+
+def mask_mistakes(row: AttentionRow) -> Iterator[Family]:
+    """Those with the table of a mask; nothing without one."""
+    if isinstance(row.case, MaskedAttentionCase):
+        yield from family("mask", _wrong_masks(row, row.case))
+
+
+def _wrong_masks(row: AttentionRow, case: MaskedAttentionCase) -> Iterator[Predicted]:
+    """Other keys of the sequence that a row may see, as far as it then sees any."""
+    rows, length = case.rows_of(row.seq), case.seq_lens[row.seq]
+    count, query = len(rows), row.row - rows.start
+    table = [case.rows_seen[i] for i in rows]
+    flat = b"".join(table)
+    wrong = {
+        "the mask is not applied": b"\1" * length,
+        "the mask is taken for a causal one": b"\1" * (length - count + query + 1),
+        "the mask is read with keys before query tokens": flat[query::count],
+        f"rows of the mask are taken to be {count} keys long, not {length}": flat[query * count :][:length],
+    }
+    beside = (other for other in (query - 1, query + 1) if 0 <= other < count)
+    wrong |= {f"row {other} of the mask is read, not row {query}": table[other] for other in beside}
+    unmasked = msgspec.structs.replace(case, mask=Mask(kind="full"))
+    k, v = row.keys_of(row.seq, row.kv_head), row.values_of(row.seq, row.kv_head)
+    named: dict[tuple[int, ...], list[str]] = {}
+    for words, seen in wrong.items():
+        named.setdefault(_ones(seen), []).append(words)
+    for keys, mistakes in named.items():
+        if keys not in ((), _ones(table[query])):
+            weights, lse = row_weights(unmasked, row.row, row.head, case.scale * (k[list(keys)] @ row.q))
+            yield weights @ v[list(keys)], float(lse), ", or ".join(mistakes)
+
+
+def _ones(seen: bytes) -> tuple[int, ...]:
+    return tuple(t for t, is_seen in enumerate(seen) if is_seen)
 
 
 def column_mistakes(row: AttentionRow) -> Iterator[Family]:

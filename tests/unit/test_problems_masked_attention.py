@@ -104,11 +104,11 @@ def test_a_right_kernel_passes_every_oracle(kind: str) -> None:
 
 
 def test_a_transposed_mask_is_found() -> None:
-    """A mask that is read in the wrong order would pass, or be blamed on tokens that the query sees."""
+    """A mask that is read in the wrong order would pass, or be blamed on the tokens that it shows."""
     failure = judge(transposed, case_of("tree"), device="cpu").failure
     assert failure is not None
     assert failure.oracle == "accuracy"
-    assert "tokens 4-5 (page 1) of sequence 1, behind the query, take weight" in failure.message
+    assert "the mask is read with keys before query tokens" in failure.message
 
 
 def test_a_mask_follows_the_sequences_that_are_kept() -> None:
@@ -154,3 +154,32 @@ def test_positions_have_no_meaning_under_a_mask() -> None:
     """Cases would ask for windows and slopes, of which no engine says what they mean there."""
     with pytest.raises(ValueError, match="must be left out in masked_attention"):
         case_of("full", variant=Variant(window=3))
+
+
+def test_a_mask_that_is_taken_for_a_causal_one_is_named() -> None:
+    """A reader would look for a key that is dropped where the kernel does not know trees at all."""
+
+    @attnfuzz.kernel("masked_attention", supports=SUPPORTS)
+    def causal(inputs: Any) -> Any:
+        tables = "".join(tables_of_batch).encode()
+        inputs.mask.copy_(torch.frombuffer(bytearray(tables), dtype=torch.uint8) == ord("1"))
+        return attend(inputs)
+
+    tables_of_batch = tables(case_of("causal"))
+    failure = judge(causal, case_of("tree"), device="cpu", oracles=("accuracy",)).failure
+    assert failure is not None
+    assert failure.cause == "mask"
+    assert "taken for a causal one" in failure.message
+
+
+def test_a_row_that_sees_nothing_is_told_by_its_query() -> None:
+    """A reader would be sent to a sequence that is not empty, or does not exist."""
+
+    @attnfuzz.kernel("masked_attention", supports=SUPPORTS)
+    def all_seen(inputs: Any) -> Any:
+        inputs.mask.fill_(True)
+        return attend(inputs)
+
+    failure = judge(all_seen, case_of("pages"), device="cpu", oracles=("accuracy",)).failure
+    assert failure is not None
+    assert "query 0 of sequence 1 sees no key: expected out = 0 and lse = -inf" in failure.message
