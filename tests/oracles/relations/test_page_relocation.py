@@ -19,11 +19,13 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     LatentDecodeCase,
+    MaskedAttentionCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supported import adapt_options
 from attnfuzz.problems.supports import Layout
@@ -44,6 +46,9 @@ OTHER_LAYOUTS: list[dict[str, Any]] = [
     {"block_size": 1, "seq_lens": (1,)},
 ]
 QUERIES = PagedAttentionCase(**ROWS, block_size=4, query_lens=tuple(min(1, n) for n in ROWS["seq_lens"]))
+MASKED = MaskedAttentionCase(
+    **ROWS, block_size=4, query_lens=QUERIES.query_lens, mask=Mask(kind="bits", seqs=((2, 65535),))
+)
 RIGHT: list[tuple[Case, list[str]]] = [
     (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
     (DENSE, ["dense_naive", "dense_eager"]),
@@ -51,6 +56,7 @@ RIGHT: list[tuple[Case, list[str]]] = [
     (LATENT, ["latent_grouped", "latent_eager"]),
     (MERGE, ["merge_states_triton", "merge_states_eager"]),
     (QUERIES, ["paged_attention_naive", "paged_attention_eager"]),
+    (MASKED, ["masked_attention_naive", "masked_attention_eager"]),
 ]
 
 WALK = "paged/paged_walk.py"
