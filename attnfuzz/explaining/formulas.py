@@ -285,6 +285,8 @@ def _wrong_masks(row: AttentionRow, case: MaskedAttentionCase) -> Iterator[Predi
         if keys not in ((), _ones(table[query])):
             weights, lse = row_weights(unmasked, row.row, row.head, case.scale * (k[list(keys)] @ row.q))
             yield weights @ v[list(keys)], float(lse), ", or ".join(mistakes)
+    if not row.is_plain and case.variant.sinks is None:
+        yield v.new_zeros(case.value_size), -math.inf, "the query is treated as if it saw no key"
 
 
 def _ones(seen: bytes) -> tuple[int, ...]:

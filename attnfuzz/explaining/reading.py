@@ -392,10 +392,10 @@ def _empty(row: MeasuredRow) -> Reading | None:
         return None
     seen = "" if lse is None else f" and lse = {number(float(lse[row.number]))}"
     out = number(float(constant[0])) if not bool((row.got > 0).any()) else "an average of other tokens"
-    return Reading(
-        f"the sequence is empty: got out = {out}{seen}, expected 0 and {number(expected_lse)}",
-        ("the result of an empty sequence is wrong",),
-    )
+    what, general = "the sequence is empty", "the result of an empty sequence is wrong"
+    if row.case.seen(row.row) is not None:
+        what, general = "the query sees no key", "the result of a query that sees no key is wrong"
+    return Reading(f"{what}: got out = {out}{seen}, expected 0 and {number(expected_lse)}", (general,))
 
 
 def _nothing_read(row: MeasuredRow) -> Reading:
