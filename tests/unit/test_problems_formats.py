@@ -14,6 +14,7 @@ from attnfuzz.problems.supports import Supports
 AT_RUN_TIME = {
     "seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "outputs", "seed", "lse_layout",
     "query_lens", "query_slack", "seq_slack", "padding_tokens",
+    "causal",  # a kernel may well compile for it: for twice as many formats, of the few that declare non_causal
 }  # fmt: skip
 
 
