@@ -237,7 +237,7 @@ def _arena_for(case: Case, device: str, poison: Fill, prefill: Fill) -> Arena:
 
 
 _LATE_CYCLES = 1_000_000
-"""By which the current stream is late, half a millisecond: what waits for it in another stream is not done at once then.
+"""By which the current stream is late, half a millisecond: what waits for it in another stream is not done at once.
 
 Longer than a call takes to launch a few kernels; processes that share a GPU wait for each other meanwhile.
 """
