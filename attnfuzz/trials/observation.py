@@ -236,8 +236,11 @@ def _arena_for(case: Case, device: str, poison: Fill, prefill: Fill) -> Arena:
     return Arena(device, poison=poison, prefill=prefill, capacity=capacity)
 
 
-_LATE_CYCLES = 4_000_000
-"""By which the current stream is late, some 2 ms: what waits for it in another stream is not done at once then."""
+_LATE_CYCLES = 1_000_000
+"""By which the current stream is late, half a millisecond: what waits for it in another stream is not done at once.
+
+Longer than a call takes to launch a few kernels; processes that share a GPU wait for each other meanwhile.
+"""
 
 
 def call(

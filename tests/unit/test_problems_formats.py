@@ -13,9 +13,9 @@ from attnfuzz.problems.supports import Supports
 
 AT_RUN_TIME = {
     "seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "outputs", "seed", "lse_layout",
-    "query_lens", "query_slack", "seq_slack", "padding_tokens", "mask", "causal",
+    "query_lens", "query_slack", "seq_slack", "padding_tokens", "mask",
+    "causal",  # a kernel may well compile for it: for twice as many formats, of the few that declare non_causal
 }  # fmt: skip
-"""And ``causal``, for which a kernel is compiled twice at most."""
 
 
 def simplest(problem: Problem) -> Case:
