@@ -350,10 +350,8 @@ class Batch:
         try:
             for i in range(entry.runs):
                 tensors = {name: tensor[i] for name, tensor in both_runs.items()}
-                is_first_of_all = (
-                    number == i == 0
-                )  # one run of a batch is waited for, which shows work in other streams
-                attempt.runs.append(self._run(entry.case, tensors, i, wait=is_first_of_all))
+                # One run of each batch is waited for: it shows work in a stream that nobody waits for.
+                attempt.runs.append(self._run(entry.case, tensors, i, wait=number == i == 0))
         except KernelRaised as raised:
             raised.changed = entry.words
             attempt.raised = raised

@@ -230,8 +230,10 @@ def paddings_of(supports: Supports) -> tuple[Padding, ...]:
 
 
 def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]:
-    """Variants that a case of ``problem`` may ask for: none without a cache; a partial state has no sinks,
-    and under a mask there is no distance between a query and a key."""
+    """Variants that a case of ``problem`` may ask for: none without a cache.
+
+    A partial state has no sinks, and under a mask there is no distance between a query and a key.
+    """
     if problem == "split_decode":
         return tuple(name for name in supports.variants if name != "sinks")
     if problem == "masked_attention":

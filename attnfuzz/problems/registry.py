@@ -62,7 +62,7 @@ class ProblemModule:
     sequences that a row belongs to; None where results have no rows with heads.
 
     ``targets(values, tolerance)``: what the results are to hold, where the problem says that itself; None for
-    attention, whose bounds are derived (`attnfuzz.judging.expectations`). ``in_parts``: whether there are `contents`,
+    attention, whose bounds are derived (`attnfuzz.trials.expectations`). ``in_parts``: whether there are `contents`,
     so that many cases can be built and judged at once.
     """
 

@@ -98,7 +98,7 @@ def _steps(moments: Sequence[float]) -> list[float]:
 
 
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
-"""Never freed: that might end the process (see ``attnfuzz.oracles.cuda_graph``)."""
+"""Never freed: that might end the process (see ``attnfuzz.oracles.relations.graph_replay``)."""
 
 
 class CaptureFailed(RuntimeError):  # noqa: N818 - says what happened
