@@ -60,7 +60,8 @@ def test_contents_have_the_shapes_that_were_captured(case: DenseDecodeCase | Pag
         assert content.case.values.seed != case.values.seed
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+# A mask has the size of its lengths, and graphs of it are not replayed.
+@pytest.mark.parametrize("problem", [one for one in PROBLEMS if one != "masked_attention"])
 @pytest.mark.parametrize("limits", [{}, {"empty_sequences": False, "max_seq_len": 100}], ids=["all", "limited"])
 def test_contents_of_drawn_cases_are_what_a_kernel_takes(problem: Problem, limits: dict[str, Any]) -> None:
     """A case with an odd recipe would end in an error, or in contents that the kernel has not declared to support."""
