@@ -214,7 +214,8 @@ class FindingBook:
             kept, dropped = sorted((other, finding), key=_preference)
             kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
             self._count_for(kept, dropped)
-            if (kept.symptom, kept.features) != (dropped.symptom, dropped.features):
+            is_told = dropped.shrunk_s is None and kept.symptom == dropped.symptom
+            if not is_told and (kept.symptom, kept.features) != (dropped.symptom, dropped.features):
                 kept.also_shows_as(dropped)
                 with_remedy(kept)
             self._drop(dropped)
@@ -227,7 +228,11 @@ class FindingBook:
     def _same_bug_as(self, finding: Finding) -> Finding | None:
         """The settled finding that has most in common with ``finding``, if they are one bug."""
         others = [other for other in self.findings if other.minimised and other is not finding]
-        same = [other for other in others if are_same_bug(finding, other) or are_one_gap(finding, other)]
+        same = [
+            other
+            for other in others
+            if are_same_bug(finding, other) or are_one_gap(finding, other) or _are_too_early_to_tell(finding, other)
+        ]
         mine = aspects(finding.signature.features)
         return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
 
@@ -239,6 +244,23 @@ class FindingBook:
     def _drop(self, finding: Finding) -> None:
         self.findings.remove(finding)
         self._folder.forget(finding)
+
+
+def _are_too_early_to_tell(a: Finding, b: Finding) -> bool:
+    """Whether nothing tells two findings apart, because the campaign ended before one or both had been shrunk.
+
+    What a case needs that was not shrunk is not known. It has to lack something that the other bug needs.
+    """
+    mine, its = a.signature, b.signature
+    if any(one.symptom.is_cause or one.is_flaky or one.preceding for one in (a, b)):
+        return False
+    if a.shrunk_s is None and b.shrunk_s is None:
+        return mine.symptom == its.symptom
+    if a.shrunk_s is not None and b.shrunk_s is not None:
+        return False
+    if a.shrunk_s is None:
+        mine, its = its, mine
+    return mine.symptom.may_be(its.symptom) and not mine.says_nothing and mine.features <= its.features
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:

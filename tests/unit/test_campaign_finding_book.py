@@ -136,6 +136,41 @@ def test_the_case_that_is_done_with_stands_for_a_bug(story: Story, shrunk_first:
     assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(2,))
 
 
+def test_what_a_campaign_had_no_time_to_tell_apart_is_one_finding(story: Story) -> None:
+    """Ctrl-C while two workers shrink what the same kernel does would give two findings for one bug."""
+    for worker, needed in enumerate(("gqa_ratio>1", "strides:q")):
+        story.found(f"{worker}-1", worker + 5)
+        story.confirmed(f"{worker}-1")
+        story.minimised(f"{worker}-1", needed, "seq_len>1", complete=False)
+    (finding,) = story.book.findings
+    assert finding.shrunk_s is None
+    assert finding.also == ()
+    assert len(story.files()) == 1
+
+
+@pytest.mark.parametrize(
+    ("oracle", "kind", "needed", "findings"),
+    [
+        ("dead_memory", "out:value", ("seq_len>1", "strides:q"), 1),
+        ("dead_memory", "out:value", ("strides:q",), 2),  # has not what the first one needs
+        ("exception", "ValueError", ("seq_len>1", "strides:q"), 2),
+        ("hang", "timeout", ("seq_len>1",), 2),
+    ],
+)
+def test_another_symptom_that_was_not_shrunk_is_the_bug_that_its_case_has_room_for(
+    story: Story, oracle: Any, kind: str, needed: tuple[str, ...], findings: int
+) -> None:
+    """`--fail-fast` ends a search while the second symptom of the first bug is still a large case."""
+    story.found("0-1", 5)
+    story.confirmed("0-1")
+    story.minimised("0-1", "seq_len>1")
+    story.found("1-1", 6, Failure(oracle=oracle, kind=kind, message="wrong, too"))
+    story.confirmed("1-1")
+    story.minimised("1-1", *needed, complete=False)
+    assert len(story.book.findings) == findings
+    assert len(story.files()) == findings
+
+
 def test_different_features_are_different_bugs(story: Story) -> None:
     """Merging too much hides bugs."""
     for name, feature in (("0-1", "seq_len>1"), ("1-1", "ragged")):
