@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("kernels", "strategies")
 BUILT_FROM = (
-    "attnfuzz", *FOLDERS, "regressions", "tests", "docs", ".ci", "constraints.txt", "pyproject.toml",
-    *(path.name for path in [*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "Makefile", ROOT / ".gitignore"]),
+    "attnfuzz", *FOLDERS, "regressions", "tests", "docs", ".ci", ".github", "constraints.txt", "pyproject.toml",
+    "LICENSE", "Makefile", ".gitignore", "CITATION.cff", *(path.name for path in ROOT.glob("*.md")),
 )  # fmt: skip
 
 
@@ -101,7 +103,8 @@ def test_archives_hold_the_package_and_folders_in_place_of_links(archives: Path)
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == package
     with tarfile.open(only(archives, "*.tar.gz")) as archive:
         assert all(member.isfile() for member in archive)
-        assert package <= {member.name.partition("/")[2] for member in archive}
+        named = {member.name.partition("/")[2] for member in archive}
+        assert package | {path.name for path in ROOT.glob("*.md")} <= named
 
 
 def test_a_tree_without_links_is_not_installed_editable(tmp_path: Path) -> None:
@@ -114,3 +117,92 @@ def test_a_tree_without_links_is_not_installed_editable(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.returncode != 0
     assert run.stderr.startswith("attnfuzz/kernels must be a link to ../kernels, and links are what this file system")
+
+
+def commands(section: str) -> list[str]:
+    """The shell blocks of a section of docs/installing.md, in order."""
+    text = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    (body,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
+
+
+class Machine:
+    """An environment beside those of the tests, which has their packages but for attnfuzz, and no network."""
+
+    def __init__(self, folder: Path, clone: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+        others = folder / "packages"
+        others.mkdir()
+        for path in (path for one in reversed(sys.path) if one.endswith("-packages") for path in Path(one).iterdir()):
+            if "attnfuzz" not in path.name and path.suffix != ".pth":
+                (others / path.name).unlink(missing_ok=True)
+                (others / path.name).symlink_to(path)
+        purelib = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+        (purelib / "others.pth").write_text(str(others))
+        self.clone = clone
+        self.environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        paths = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        self.environment.update(PATH=paths, PIP_NO_INDEX="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+
+    def run(self, script: str, folder: Path | None = None) -> str:
+        """What ``script`` prints, which must succeed. Packages are built with what is installed."""
+        script = script.replace("pip wheel ", "pip wheel --no-build-isolation ")
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], cwd=folder or self.clone, env=self.environment,
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+
+@pytest.mark.night
+def test_it_is_installed_beside_an_engine_and_searches(tmp_path: Path) -> None:
+    """The first five minutes of everybody who has an engine would end in an error, or with another torch."""
+    machine = Machine(tmp_path / "engine", tree(tmp_path / "clone"))
+    where = "import torch, triton, numpy; print(*(one.__file__ for one in (torch, triton, numpy)))"
+    before = machine.run(f'python -c "{where}"', tmp_path)
+    (block,) = commands("Beside an engine, whose torch and Triton stay")
+    assert "ok      torch" in machine.run(block)
+    assert machine.run(f'python -c "{where}"', tmp_path) == before
+    assert {line.split("==")[0] for line in (tmp_path / "clone/kept.txt").read_text().split()} == {
+        "torch", "triton", "numpy",
+    }  # fmt: skip
+    found = machine.run('python -c "import attnfuzz; print(attnfuzz.__file__)"', tmp_path)
+    assert Path(found.strip()).is_relative_to(tmp_path / "engine")
+    assert "paged_split_k" in machine.run("attnfuzz list", tmp_path)
+    machine.run("attnfuzz explore dense_eager --budget 4s --workers 1 --seed 0 --json summary.json", tmp_path)
+    (kernel,) = json.loads((tmp_path / "summary.json").read_text())["kernels"]
+    assert kernel["cases"] >= 2
+
+
+@pytest.mark.night
+def test_it_is_installed_without_network_or_runs_from_a_clone(tmp_path: Path) -> None:
+    """On a machine that reaches no index, nothing of what is written would help."""
+    machine = Machine(tmp_path / "venv", tree(tmp_path / "clone"))
+    fetched, installed, uninstalled = commands("Without network")
+    assert "paged_split_k" in machine.run(uninstalled)
+    machine.environment["PIP_NO_DEPS"] = "1"  # of the dependencies there are no wheels here, and no need
+    machine.run(fetched)
+    del machine.environment["PIP_NO_DEPS"]
+    machine.run(installed)
+    assert "paged_split_k" in machine.run("attnfuzz list", tmp_path)
+
+
+def test_the_container_is_built_from_what_there_is() -> None:
+    """No container is built here: this holds the syntax, the constraint and the name of the wheel."""
+    text = (ROOT / "docs/templates/Containerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [line.partition(" ")[::2] for line in text.splitlines() if line and not line.startswith("#")]
+    assert [instruction for instruction, _ in lines] == ["ARG", "FROM", "COPY", "RUN", "WORKDIR", "ENTRYPOINT"]
+    said = dict(lines)
+    assert said["ARG"].startswith("BASE=")
+    assert said["FROM"] == "${BASE}"
+    assert json.loads(said["ENTRYPOINT"]) == ["attnfuzz"]
+    subprocess.run(["bash", "-n", "-c", said["RUN"]], check=True, timeout=30)
+    (beside,) = commands("Beside an engine, whose torch and Triton stay")
+    kept = next(line for line in beside.splitlines() if "grep" in line).removeprefix("python -m ")
+    assert kept.replace("kept.txt", "/opt/attnfuzz/kept.txt") in said["RUN"]
+    assert "--constraint /opt/attnfuzz/kept.txt /opt/attnfuzz/attnfuzz-*.whl" in said["RUN"]
+    build, run = commands("In a container")[0].splitlines()
+    assert "--file docs/templates/Containerfile" in build
+    assert build.endswith("--tag attnfuzz dist")
+    assert " attnfuzz explore " in run
