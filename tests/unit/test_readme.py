@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from attnfuzz.corpus import decode_regression
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "regressions").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "regressions").glob("*.md")]
 
 
 def block(page: str, language: str, first_line: str = "") -> str:
@@ -109,6 +111,28 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
         cwd=folder, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert tests.returncode == 0, tests.stdout
+
+
+def test_what_allclose_does_not_see_is_seen(tmp_path: Path) -> None:
+    """The page that says why bounds are derived would show what does not happen."""
+    (tmp_path / "it.py").write_text(block("docs/bounds.md", "python"), encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "it.py"], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.stdout == block("docs/bounds.md", "text")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_on_a_page_parses(page: Path) -> None:
+    """What a reader pastes would be refused before it does anything."""
+    text = page.read_text(encoding="utf-8")
+    for language, shown in re.findall(r"^ *```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        code = textwrap.dedent(shown)
+        if language == "python":
+            ast.parse(code)
+        elif language == "sh":
+            run = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True, check=False, timeout=30)
+            assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_regression_file_is_valid() -> None:
