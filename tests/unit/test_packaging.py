@@ -23,9 +23,10 @@ BUILT_FROM = (
 )  # fmt: skip
 
 
-def tree(folder: Path) -> Path:
-    """A copy of what archives are built from, as from a clone."""
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what archives are built from, in which no other test leaves anything."""
+    folder = tmp_path_factory.mktemp("clone")
     for name in BUILT_FROM:
         source = ROOT / name
         if source.is_dir():
@@ -35,9 +36,10 @@ def tree(folder: Path) -> Path:
     return folder
 
 
-def elsewhere(folder: Path) -> Path:
+@pytest.fixture
+def elsewhere(clone: Path, tmp_path: Path) -> Path:
     """The same as it lies where there are no links: git writes where they lead into a file. Another umask and day."""
-    tree(folder)
+    folder = shutil.copytree(clone, tmp_path / "elsewhere", symlinks=True)
     for name in FOLDERS:
         (folder / "attnfuzz" / name).unlink()
         (folder / "attnfuzz" / name).write_text(f"../{name}")
@@ -59,10 +61,9 @@ def build(source: Path, into: Path, *targets: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archives(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a wheel and an sdist."""
-    folder = tmp_path_factory.mktemp("built")
-    return build(tree(folder / "tree"), folder / "dist", "sdist", "wheel")
+    return build(clone, tmp_path_factory.mktemp("dist"), "sdist", "wheel")
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -80,9 +81,9 @@ def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in found}
 
 
-def test_archives_are_the_same_wherever_they_are_built(archives: Path, tmp_path: Path) -> None:
+def test_archives_are_the_same_wherever_they_are_built(archives: Path, elsewhere: Path, tmp_path: Path) -> None:
     """Nobody could tell a wheel that was tampered with from one that another machine has built."""
-    other = build(elsewhere(tmp_path / "tree"), tmp_path / "dist", "sdist", "wheel")
+    other = build(elsewhere, tmp_path / "dist", "sdist", "wheel")
     for pattern in ("*.whl", "*.tar.gz"):
         assert digest(only(archives, pattern)) == digest(only(other, pattern))
     with tarfile.open(only(archives, "*.tar.gz")) as archive:
@@ -91,10 +92,10 @@ def test_archives_are_the_same_wherever_they_are_built(archives: Path, tmp_path:
     assert digest(only(again, "*.whl")) == digest(only(archives, "*.whl"))
 
 
-def test_archives_hold_the_package_and_folders_in_place_of_links(archives: Path) -> None:
+def test_archives_hold_the_package_and_folders_in_place_of_links(clone: Path, archives: Path) -> None:
     """An installed attnfuzz would have no kernels, strategies or templates, or would need a compiler."""
-    package = {f"attnfuzz/{path}" for path in files(ROOT / "attnfuzz")}
-    package |= {f"attnfuzz/{name}/{path}" for name in FOLDERS for path in files(ROOT / name)}
+    package = {f"attnfuzz/{path}" for path in files(clone / "attnfuzz")}
+    package |= {f"attnfuzz/{name}/{path}" for name in FOLDERS for path in files(clone / name)}
     assert {"attnfuzz/kernels/paged/launch.py", "attnfuzz/kernels/equivalent_mutants.toml"} <= package
     assert {"attnfuzz/py.typed", "attnfuzz/report/templates/campaign.html.jinja"} <= package
     wheel = only(archives, "*.whl")
@@ -104,15 +105,15 @@ def test_archives_hold_the_package_and_folders_in_place_of_links(archives: Path)
     with tarfile.open(only(archives, "*.tar.gz")) as archive:
         assert all(member.isfile() for member in archive)
         named = {member.name.partition("/")[2] for member in archive}
-        assert package | {path.name for path in ROOT.glob("*.md")} <= named
+        assert package | {path.name for path in clone.glob("*.md")} <= named
 
 
-def test_a_tree_without_links_is_not_installed_editable(tmp_path: Path) -> None:
+def test_a_tree_without_links_is_not_installed_editable(elsewhere: Path) -> None:
     """It would install, and then find no kernels."""
     command = [sys.executable, "-c", "import backend; backend.build_editable('.')"]
     environment = {**os.environ, "PYTHONPATH": ".ci"}
     run = subprocess.run(
-        command, cwd=elsewhere(tmp_path / "tree"), env=environment, capture_output=True, text=True, check=False,
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False,
         timeout=120,
     )  # fmt: skip
     assert run.returncode != 0
@@ -156,9 +157,9 @@ class Machine:
 
 
 @pytest.mark.night
-def test_it_is_installed_beside_an_engine_and_searches(tmp_path: Path) -> None:
+def test_it_is_installed_beside_an_engine_and_searches(clone: Path, tmp_path: Path) -> None:
     """The first five minutes of everybody who has an engine would end in an error, or with another torch."""
-    machine = Machine(tmp_path / "engine", tree(tmp_path / "clone"))
+    machine = Machine(tmp_path / "engine", shutil.copytree(clone, tmp_path / "clone", symlinks=True))
     where = "import torch, triton, numpy; print(*(one.__file__ for one in (torch, triton, numpy)))"
     before = machine.run(f'python -c "{where}"', tmp_path)
     (block,) = commands("Beside an engine, whose torch and Triton stay")
@@ -175,10 +176,20 @@ def test_it_is_installed_beside_an_engine_and_searches(tmp_path: Path) -> None:
     assert kernel["cases"] >= 2
 
 
+def test_sums_are_those_of_the_archives(clone: Path, archives: Path, tmp_path: Path) -> None:
+    """Who checks a release would compare other files."""
+    (block,) = commands("The same archive on every machine")
+    block = block.replace("python ", f"{sys.executable} ").replace("dist", str(tmp_path))
+    command = ["bash", "-euo", "pipefail", "-c", block]
+    told = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True, timeout=120).stdout
+    for pattern in ("*.whl", "*.tar.gz"):
+        assert f"{digest(only(archives, pattern))}  {tmp_path / only(archives, pattern).name}" in told
+
+
 @pytest.mark.night
-def test_it_is_installed_without_network_or_runs_from_a_clone(tmp_path: Path) -> None:
+def test_it_is_installed_without_network_or_runs_from_a_clone(clone: Path, tmp_path: Path) -> None:
     """On a machine that reaches no index, nothing of what is written would help."""
-    machine = Machine(tmp_path / "venv", tree(tmp_path / "clone"))
+    machine = Machine(tmp_path / "venv", shutil.copytree(clone, tmp_path / "clone", symlinks=True))
     fetched, installed, uninstalled = commands("Without network")
     assert "paged_split_k" in machine.run(uninstalled)
     machine.environment["PIP_NO_DEPS"] = "1"  # of the dependencies there are no wheels here, and no need
