@@ -98,6 +98,21 @@ def assert_script_says_what_is_shown(folder: Path, saved: Path) -> None:
     assert " ".join(shown).split() == run.stdout.split()
 
 
+def assert_explanation_is_what_is_shown(folder: Path) -> None:
+    """The picture, too. To be called when the kernel is repaired; it is as it was afterwards."""
+    (folder / "heads.json").write_text(block("docs/first-finding.md", "json"), encoding="utf-8")
+    kernel_file = folder / "my_decode.py"
+    source = kernel_file.read_text(encoding="utf-8")
+    assert source.count("head // group_size") == 1
+    kernel_file.write_text(source.replace("head // group_size", "head % num_kv_heads"), encoding="utf-8")
+    told = attnfuzz(folder, "explain", "heads.json", "-o", "weights.svg").stdout
+    kernel_file.write_text(source, encoding="utf-8")
+    shown = block("docs/first-finding.md", "console", "$ attnfuzz explain").splitlines()[1:]
+    assert [line for line in shown if line != "..." and line not in told.splitlines()] == []
+    picture = ROOT / "docs" / "pictures" / "weights.svg"
+    assert (folder / "weights.svg").read_text(encoding="utf-8") == picture.read_text(encoding="utf-8")
+
+
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
     explored = attnfuzz(folder, "explore", "my_decode.py", "--budget", "60s", "--fail-fast")
@@ -125,6 +140,7 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     assert source.count(before[1]) == 1
     kernel_file.write_text(source.replace(before[1], after[1]), encoding="utf-8")
     assert attnfuzz(folder, "replay").returncode == 0
+    assert_explanation_is_what_is_shown(folder)
 
     for path in saved:
         path.write_text(path.read_text(encoding="utf-8").replace('"open"', '"fixed"'), encoding="utf-8")
