@@ -138,8 +138,8 @@ class Machine:
             if "attnfuzz" not in path.name and path.suffix != ".pth":
                 (others / path.name).unlink(missing_ok=True)
                 (others / path.name).symlink_to(path)
-        purelib = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-        (purelib / "others.pth").write_text(str(others))
+        self.packages = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+        (self.packages / "others.pth").write_text(str(others))
         self.clone = clone
         self.environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         paths = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -174,6 +174,19 @@ def test_it_is_installed_beside_an_engine_and_searches(clone: Path, tmp_path: Pa
     machine.run("attnfuzz explore dense_eager --budget 4s --workers 1 --seed 0 --json summary.json", tmp_path)
     (kernel,) = json.loads((tmp_path / "summary.json").read_text())["kernels"]
     assert kernel["cases"] >= 2
+
+
+@pytest.mark.night
+def test_an_engine_whose_torch_is_too_old_keeps_it(clone: Path, tmp_path: Path) -> None:
+    """pip would put another torch in place of the one that the engine was built for, and the engine would not start."""
+    machine = Machine(tmp_path / "engine", shutil.copytree(clone, tmp_path / "clone", symlinks=True))
+    (machine.packages / "torch-2.9.0.dist-info").mkdir()
+    (machine.packages / "torch-2.9.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+    )
+    (block,) = commands("Beside an engine, whose torch and Triton stay")
+    with pytest.raises(AssertionError, match=r"depends on torch>=2\.11"):
+        machine.run(block)
 
 
 def test_sums_are_those_of_the_archives(clone: Path, archives: Path, tmp_path: Path) -> None:
