@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from jaxtyping import install_import_hook
 
 import attnfuzz
+
+if TYPE_CHECKING:
+    from attnfuzz.judging.runner import Runner
 
 pytest_plugins = ["pytester"]
 
@@ -39,6 +44,32 @@ def pytest_configure() -> None:
             f"these tests are of {root / 'attnfuzz'}, but `import attnfuzz` finds {found}; "
             f"set PYTHONPATH={root}, or install that one: pip install -e {root}"
         )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str
+) -> Generator[None, list[pytest.Item] | None, list[pytest.Item] | None]:
+    """Mark for the night what no pattern of `by_day` fits. Refuses a pattern that fits nothing."""
+    made = yield
+    items = [item for item in made if isinstance(item, pytest.Function)] if isinstance(made, list) else []
+    ids = {item: item.callspec.id for item in items if item.get_closest_marker("by_day")}
+    for item, own in ids.items():
+        patterns = [pattern for marker in item.iter_markers("by_day") for pattern in marker.args]
+        if idle := [pattern for pattern in patterns if not any(fnmatchcase(one, pattern) for one in ids.values())]:
+            raise collector.CollectError(f"by_day of {name}: {idle} fit none of {sorted(ids.values())}")
+        if not any(fnmatchcase(own, pattern) for pattern in patterns):
+            item.add_marker(pytest.mark.night)
+    return made
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[Runner]:
+    """One for all tests that ask for no other: each starts a process that imports torch and triton."""
+    from attnfuzz.judging.runner import Runner
+
+    with Runner(device="cpu") as runner:
+        yield runner
 
 
 def _modules_with_shapes() -> Iterator[str]:

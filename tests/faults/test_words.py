@@ -6,7 +6,6 @@ import ast
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +22,6 @@ from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_writte
 
 TALKING = Path(__file__).with_name("talking_kernels.py")
 REPORTS = ("--json", "a.json", "--junit", "a.xml", "--html", "a.html")
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as made:
-        yield made
 
 
 def attnfuzz(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -36,12 +35,6 @@ DEAD_ROW = {
 }  # fmt: skip
 DEAD_ROW_OF_MUCH_THE_SAME = {"head_size": 16, "seq_lens": (1, 2), "scale": 0.25}
 TWO_PAGES = {"head_size": 16, "seq_lens": (17,), "scale": 0.25, "block_size": 16}
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
 
 
 @pytest.mark.parametrize(

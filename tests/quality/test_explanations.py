@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ WEIGHING_S = 60.0
 TOTAL_S = 90.0
 
 NAMED = sorted(name for name, expectation in EXPLANATIONS.items() if expectation.names)
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
 
 
 def explained(name: str, expectation: Expectation, runner: Runner, folder: Path) -> list[str]:

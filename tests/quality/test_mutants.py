@@ -43,12 +43,6 @@ BY_DAY = {
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def search() -> Iterator[Search]:
     with searcher(MUTANTS, seed=_SEED, budget_s=_PATIENCE_S) as search:
         yield search

@@ -95,6 +95,7 @@ def test_a_campaign_is_measured_after_its_warm_up(monkeypatch: pytest.MonkeyPatc
     assert os.environ["ATTNFUZZ_TEST_MARK"] == "before"
 
 
+@pytest.mark.night
 def test_the_plain_loop_judges_cases() -> None:
     """There would be nothing to compare a campaign with."""
     loop = run_plain_loop([KERNEL], device="cpu", seconds=1.0, warmup_s=0.2)
@@ -102,6 +103,7 @@ def test_the_plain_loop_judges_cases() -> None:
     assert loop.seconds >= 1.0
 
 
+@pytest.mark.night
 def test_a_plain_loop_that_fails_says_why() -> None:
     """A benchmark would show a rate of nothing."""
     with pytest.raises(RuntimeError, match="no_such_kernel"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,12 +36,6 @@ TRITON = Supports(
 CASE = PagedDecodeCase(
     num_q_heads=2, num_kv_heads=2, head_size=64, block_size=16, seq_lens=(17, 3), scale=0.125, dtype="float16"
 )
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
 
 
 def inferred(runner: Runner, kernel: str) -> Inferred:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +147,6 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
     ),
 }  # fmt: skip
 """By name: kernel, case, the edit of its source, kind of failure, and what the message says."""
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as started:
-        yield started
 
 
 def judged(runner: Runner, target: str, case: Case, *relations: Any) -> Failure | None:
