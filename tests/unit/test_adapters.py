@@ -75,6 +75,7 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.night
 def test_an_adapter_that_is_installed_is_searched_replayed_and_reproduced(tmp_path: Path) -> None:
     """Whoever has an engine would have to change attnfuzz to bring its kernels in, and could not save what is found."""
     installed, here = tmp_path / "site", tmp_path / "here"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports, as_call
+from tests.unit.in_process import attnfuzz as run_command
 
 ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).with_name("plain_kernels.py")
@@ -137,6 +137,7 @@ def test_a_sum_of_rounded_weights_is_not_let_off_where_that_is_declared_away(run
     assert infer(runner, declared).numerics == declared.numerics
 
 
+@pytest.mark.night
 def test_a_change_that_sums_rounded_weights_is_found_and_named(tmp_path: Path) -> None:
     """What `declare` prints of a kernel would not be what it is held to from then on."""
     source = (
@@ -298,10 +299,10 @@ def test_what_was_declared_since_counts_more_than_what_was_assumed(runner: Runne
 
 
 def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attnfuzz", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    return run_command(*arguments, cwd=folder)
 
 
+@pytest.mark.night
 def test_explore_finds_nothing_in_a_correct_kernel_that_declares_nothing(tmp_path: Path) -> None:
     """The first report that a newcomer sees would be about nothing that an engine does."""
     target = f"{KERNELS}:eager_split_decode"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.corpus import decode_regression
+from tests.unit.in_process import attnfuzz
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "regressions").glob("*.md")]
@@ -28,11 +29,6 @@ def headings(page: Path) -> set[str]:
     """What links to ``page`` may name behind a #."""
     lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
-
-
-def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attnfuzz", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +76,14 @@ def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
 
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
-    explored = attnfuzz(folder, "explore", "my_decode.py", "--budget", "60s", "--fail-fast")
+    explored = attnfuzz("explore", "my_decode.py", "--budget", "60s", "--fail-fast", cwd=folder)
     assert explored.returncode == 1, explored.stderr
     saved = list((folder / "regressions").iterdir())  # another symptom may be on its way when the search ends
     assert [path.name for path in saved if "dead_memory" in path.name], saved
     for page in ("README.md", "docs/first-finding.md"):
         shown = [line for line in block(page, "console").splitlines() if "..." not in line and line[0] != "$"]
         assert [line for line in shown if line.strip() not in explored.stdout] == []
-    assert attnfuzz(folder, "replay").returncode == 1
+    assert attnfuzz("replay", cwd=folder).returncode == 1
 
     kernel_file = folder / "my_decode.py"
     before, after = (
@@ -99,7 +95,7 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     assert block("README.md", "python") in source
     assert source.count(before[1]) == 1
     kernel_file.write_text(source.replace(before[1], after[1]), encoding="utf-8")
-    assert attnfuzz(folder, "replay").returncode == 0
+    assert attnfuzz("replay", cwd=folder).returncode == 0
 
     for path in saved:
         path.write_text(path.read_text(encoding="utf-8").replace('"open"', '"fixed"'), encoding="utf-8")

@@ -156,6 +156,7 @@ def test_bundled_kernels_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.by_day("masked_attention")
 def test_scripts_agree_with_replay_on_saved_cases(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path) -> None:
     assert list(temporary.glob("repro-*")) == []
 
 
+@pytest.mark.night
 def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
     """Whoever gets the script would see right results, and a server of theirs die."""
     leak = FindingRecord(oracle="crash", kind="leak", message="every call keeps another 8.0 MiB of memory")

@@ -142,6 +142,7 @@ def test_numbers_that_others_settle(suite: pytest.Pytester, monkeypatch: pytest.
     assert resolved(suite, "-n", "auto") == (11, "load")
 
 
+@pytest.mark.night
 def test_workers_get_gpus_in_turn(suite: pytest.Pytester) -> None:
     """All workers would run their kernels on the first GPU."""
     suite.makeconftest(f"{LEASES}\nimport os\nos.sched_getaffinity = lambda process: range(4)")
