@@ -554,11 +554,3 @@ def test_repro_writes_a_script_from_anywhere(tmp_path: Path) -> None:
     run = attnfuzz("repro", path, "-o", "script.py", cwd=elsewhere)
     assert run.returncode == 0, run.stderr
     compile((elsewhere / "script.py").read_text(), "script.py", "exec")
-
-
-def test_doctor_answers(tmp_path: Path) -> None:
-    """It is the first thing asked for in a bug report."""
-    command = [str(COMMAND), "doctor"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
-    assert run.returncode == 0, run.stdout
-    assert "python" in run.stdout

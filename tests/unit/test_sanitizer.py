@@ -175,6 +175,7 @@ def test_replay_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "now passing" not in output
 
 
+@pytest.mark.night
 def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search would end with nothing saved, or go on with a kernel whose first bug hides all others."""
     monkeypatch.setenv(BEHAVES, "idle")

@@ -164,6 +164,7 @@ def test_only_gpu_needs_no_lease(suite: pytest.Pytester, monkeypatch: pytest.Mon
     assert leases(suite) == [("gw0", None)]
 
 
+@pytest.mark.night
 def test_lease_of_a_crashed_worker_goes_to_its_replacement(suite: pytest.Pytester) -> None:
     """After crashes, all workers would end up on one GPU."""
     suite.makeconftest(LEASES)
@@ -191,6 +192,7 @@ def test_lease_of_a_crashed_worker_goes_to_its_replacement(suite: pytest.Pyteste
     assert leases(suite) == [("gw0", UUIDS[0]), ("gw1", UUIDS[1]), ("gw2", UUIDS[0]), ("gw3", UUIDS[0])]
 
 
+@pytest.mark.night
 def test_kernels_run_on_the_leased_gpu(suite: pytest.Pytester) -> None:
     """Leases would be handed out, and kernels run on the first GPU all the same."""
     (suite.path / "kernels.py").write_text(KERNELS, encoding="utf-8")
