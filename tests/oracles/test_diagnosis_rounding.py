@@ -70,6 +70,7 @@ ROUNDED = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", ROUNDED)
+@pytest.mark.by_day("products and sums, in halves-bfloat16", "scores-float16")
 def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -> None:
     """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases."""
     found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype)
@@ -97,6 +98,7 @@ def test_rounding_that_gives_another_token_all_weight_may_be_it(seed: int, plant
 
 
 @pytest.mark.parametrize("order", ["in order", "in halves"])
+@pytest.mark.by_day("in order")
 def test_an_inexact_lse_beside_a_right_output_is_no_dropped_token(order: str, plant: Any) -> None:
     """Large values hide what is wrong with the output, and leaving out some range of tokens gives about any LSE."""
     kernel = plant(dots=ROUNDED[f"products and sums, {order}"])

@@ -295,6 +295,7 @@ def test_a_right_kernel_is_not_accused(case: Any, plant: Any) -> None:
 
 
 @pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "paged_attention"])
+@pytest.mark.by_day("paged_attention")
 def test_right_kernels_are_not_accused_on_drawn_cases(problem: Any, plant: Any) -> None:
     """Recipes, exponents, windows and sinks would each have a case in which the law does not hold."""
     name = {

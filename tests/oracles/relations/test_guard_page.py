@@ -85,6 +85,9 @@ INNER_EDGES = {("k_cache", "past"), ("v_cache", "before")}
     PLANTED,
     ids=[f"{kernel}-{tensor}-{shape.get('layout')}" for kernel, tensor, shape in PLANTED],
 )
+@pytest.mark.by_day(
+    "paged-k_cache-interleaved", "paged-block_table-NHD1", "dense-v-None", "split-partial_lse-None", "merge-output-None"
+)
 def test_one_element_outside_is_caught_and_named(
     runner: Runner, kernel: str, tensor: str, shape: dict[str, Any]
 ) -> None:
@@ -136,6 +139,7 @@ def test_bugs_of_the_past_are_found(
     assert words in failure.message
 
 
+@pytest.mark.night
 def test_a_campaign_finds_and_shrinks_what_reads_outside(tmp_path: Path) -> None:
     """The death of an executor would be reported as a crash, or with the case that happened to be drawn."""
     summary = tmp_path / "summary.json"
