@@ -197,6 +197,7 @@ def runner_and_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.by_day("absolute", "module", "linked_file", "package_around_it", "open_to_all")
 def test_a_file_has_no_foreign_code_run_unless_it_is_trusted(
     attack: Attack, runner_and_place: tuple[Runner, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:

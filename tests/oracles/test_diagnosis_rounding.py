@@ -159,6 +159,7 @@ def lse_by_difference(scores: Tensor) -> Tensor:
     return scores.max() + (scores - scores.max()).exp().sum().log()
 
 
+@pytest.mark.night
 def test_nan_is_not_put_down_to_whatever_would_overflow(plant: Any) -> None:
     """0 / 0 in a tile would be told as keys in 8 bits, scores in 16, and exp without its maximum: as three bugs."""
 
@@ -179,6 +180,7 @@ def test_nan_is_not_put_down_to_whatever_would_overflow(plant: Any) -> None:
 
 
 @pytest.mark.parametrize("begins", [-1e4, -5e4 * math.log(2)])
+@pytest.mark.by_day("-10000.0")
 def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant: Any) -> None:
     """FlashInfer's -5e4 in place of -inf showed as zeros, as an LSE and with empty sequences: as three bugs."""
 

@@ -252,6 +252,7 @@ def test_the_usual_runs_of_a_case_find_it(explaining: None) -> None:
         assert [verdict.failure for verdict in together] == [None, failure, None]
 
 
+@pytest.mark.night
 def test_what_shows_without_is_told_first(explaining: None) -> None:
     """A wrong number would be reported as an access outside; or the access be lost with the oracle of the number."""
     with Runner(device="cpu") as everything, Runner(device="cpu", oracles=("guard_page",)) as nothing_else:
