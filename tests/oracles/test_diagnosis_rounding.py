@@ -292,6 +292,7 @@ CAUSES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("mistake", CAUSES)
+@pytest.mark.by_day("K to bfloat16")
 def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: Any) -> None:
     """A maintainer would be told a wrong number, and look for a wrong address."""
     dtype, cause, steps = CAUSES[mistake]
