@@ -102,6 +102,7 @@ def test_groups_that_do_not_divide_a_block(
 
 @pytest.mark.parametrize("block_size", [1, 16, 24, 32, 48, 128, 272])
 @pytest.mark.parametrize("tile", [16, 32])
+@pytest.mark.by_day("16-24", "16-272", "32-16")
 def test_tiles_and_pages_are_independent(block_size: int, tile: int, make: Make, check: Make) -> None:
     """A tile that is smaller or larger than a page, or lies across two, would read the wrong one."""
     args, longest, expected = make([(2, 70), (3, 300)], block_size=block_size, heads=(1, 1))

@@ -372,6 +372,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", OTHERS)
+@pytest.mark.by_day("the last token is dropped-float16", "a token counts twice-bfloat16")
 def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
     """A dropped token would be told as a matter of precision, and be declared away."""
     found = failures(plant(**OTHERS[mistake]), dtype)

@@ -149,6 +149,7 @@ def refuse_to_run(*arguments: Any, **named: Any) -> Any:
     ("target", "case"),
     [("dense_naive", DENSE), ("paged_naive", PAGED), ("paged_split_k", PAGED), ("merge_states_triton", STATES)],
 )
+@pytest.mark.by_day("paged_split_k-case2")
 def test_right_kernels_pass_without_a_run_by_itself(target: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A false alarm, or as many waits for the GPU as there are runs."""
     (kernel,) = load_kernels(target)

@@ -28,6 +28,7 @@ def cases(dtype: str) -> list[DenseDecodeCase]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("design", DESIGNS, ids=ids)
+@pytest.mark.by_day("sum of rounded weights-*", "scores in 16 bits-float16", "chain of five merges-bfloat16")
 def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> None:
     """A kernel that is built as an engine's is would be reported, whatever it declares."""
     ((out, lse),) = largest_ratios(design, cases(dtype), design.numerics)
@@ -36,6 +37,7 @@ def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> 
 
 
 @pytest.mark.parametrize("design", [one for one in DESIGNS if one.numerics != Numerics()], ids=ids)
+@pytest.mark.by_day("scores in 16 bits", "q x scale rounded")
 def test_what_must_be_declared_shows(design: Design) -> None:
     """A kernel that loses precision by a change would go on passing as what it was."""
     ratios = [largest_ratios(design, cases(dtype), SUMS_EXACT)[0] for dtype in DTYPES]

@@ -184,6 +184,7 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: list[str
     ],
     ids=" ".join,
 )
+@pytest.mark.by_day("replay NAME-*", "explain file -o NAME.svg-*", "*-name0")
 def test_a_name_that_no_file_can_have_is_one_sentence(
     arguments: tuple[str, ...],
     name: str,
