@@ -253,7 +253,7 @@ def test_names_that_are_none_are_refused(
 @pytest.mark.parametrize(
     "command", ["replay --device cpu", "replay --device cpu --sanitizer memcheck", "explain --device cpu", "repro"]
 )
-@pytest.mark.by_day("repro", "explain*", "replay --device cpu")
+@pytest.mark.by_day("explain*")
 def test_no_command_runs_foreign_code(command: str, place: Place) -> None:
     """One command would be the way in that the others are not."""
     sanitizer_stand_in.install(place.outside)
@@ -320,6 +320,7 @@ def test_the_user_names_the_code_himself(place: Place) -> None:
     assert place.what_ran() == {"absolute"}
 
 
+@pytest.mark.night
 def test_no_state_names_foreign_code(place: Place) -> None:
     """A folder that somebody packed would run its code as soon as a campaign is resumed there."""
     target = place.prepare(dots)
@@ -338,6 +339,7 @@ def test_no_state_names_foreign_code(place: Place) -> None:
         assert place.what_ran() == {"dots"}
 
 
+@pytest.mark.night
 def test_settings_of_a_folder_that_all_can_write_to_do_not_count(place: Place) -> None:
     """Another user's pyproject.toml in /tmp would name the kernels that a search below it runs."""
     shared = place.project.parent / "shared"
@@ -404,6 +406,7 @@ def test_a_kernels_neighbours_come_behind_what_is_installed(
         assert sys.path[2] == str(tmp_path)
 
 
+@pytest.mark.night
 def test_a_clone_that_is_not_installed_runs_its_own_attnfuzz(tmp_path: Path) -> None:
     """`python -m attnfuzz` in a fresh clone would fail, run another attnfuzz, or import what lies in the clone."""
     clone, markers = tmp_path / "clone", tmp_path / "markers"

@@ -18,6 +18,7 @@ each = pytest.mark.parametrize("attend", EACH.values(), ids=EACH)
 dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 
 
+@pytest.mark.by_day
 @each
 @dtypes
 def test_lengths_around_pages_and_tiles(attend: Make, dtype: torch.dtype, paged_problem: Make, check: Make) -> None:

@@ -23,6 +23,7 @@ SPLIT = {"num_splits": 3}
 Kernel = Callable[..., Any]
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
 @pytest.mark.parametrize("kernel", [launch.dense_decode, eager.dense_decode], ids=["triton", "eager"])
 def test_dense(kernel: Kernel, head_size: int, v_head_size: int, dense_problem: Kernel, check: Kernel) -> None:
@@ -92,6 +93,7 @@ def test_partitioned(
         check(kernel(*each.args[:-1], **more), each.expected)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
 @pytest.mark.parametrize(
     ("kernel", "more"),

@@ -166,6 +166,7 @@ def tensors_of(inputs: Any) -> dict[str, Tensor]:
     return {name: part.clone() for name in names if isinstance(part := getattr(inputs, name), Tensor)}
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("name", ALONG)
 @pytest.mark.parametrize("case", [DENSE, PAGED, STATES], ids=lambda case: case.problem)
 def test_a_run_gets_what_it_gets_by_itself(name: OracleName, case: Case, plant: Any) -> None:

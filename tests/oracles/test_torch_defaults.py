@@ -188,6 +188,7 @@ def test_failures_are_told_in_the_same_words(mistake: str, plant: Any, request: 
     check_words(plant(PROBLEMS[fixture], **bug), case)
 
 
+@pytest.mark.night
 def test_a_slope_of_another_head_is_told_in_the_same_words(paged: PagedDecodeCase) -> None:
     """Distances are integers: times a slope they would be rounded to the default dtype."""
     (right,) = load_kernels("paged_eager")

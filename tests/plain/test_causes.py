@@ -48,6 +48,7 @@ TWO_PAGES = {"head_size": 16, "seq_lens": (17,), "scale": 0.25, "block_size": 16
         ("triton_flash_decode_mixes_bases", WITHOUT_LSE, TWO_PAGES, "accuracy", {""}),
     ],
 )
+@pytest.mark.by_day("*-fields0-*", "*-fields5-*")
 def test_a_cause_is_named_only_if_it_is_the_one(
     runner: Runner, kernel: str, supports: Supports, fields: dict[str, Any], oracle: str, causes: set[str]
 ) -> None:

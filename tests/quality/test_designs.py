@@ -54,6 +54,7 @@ def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.by_day("float16")
 def test_only_tensor_cores_that_keep_float32_stay_below_the_tightest_bound(dtype: str) -> None:
     """Truncation per block of terms would be accused, or sums that keep 14 bits pass for it."""
     cut, short = [

@@ -177,6 +177,7 @@ def test_torch_is_an_engine_too() -> None:
         load_kernels("torch:sdpaa")
 
 
+@pytest.mark.night
 def test_a_script_is_made_of_an_adapter_wherever_attnfuzz_lies(tmp_path: Path) -> None:
     """What is found in an engine could not be filed with it, from any folder but that of a clone."""
     case: Any = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 17))

@@ -268,7 +268,7 @@ def test_every_bad_regression_is_named_before_any_runs(tmp_path: Path) -> None:
         ("narrow.py", ["no case fits", "narrow.py:narrow", "packed"]),
     ],
 )
-@pytest.mark.by_day("paged_niave-*", "narrow.py-*", "raises.py-*")
+@pytest.mark.by_day("raises.py-*")
 def test_a_kernel_that_cannot_be_searched_is_one_sentence(kernel: str, words: list[str], tmp_path: Path) -> None:
     """The first mistake everyone makes is in naming the kernel."""
     (tmp_path / "mine.py").write_text(BROKEN)
@@ -539,6 +539,7 @@ def test_show_draws_the_case_and_says_what_fails(tmp_path: Path) -> None:
     assert "page" in run.stdout
 
 
+@pytest.mark.night
 def test_repro_writes_a_script_from_anywhere(tmp_path: Path) -> None:
     """The kernel's file is named relative to where it was searched, and the script is written somewhere else."""
     (tmp_path / "pyproject.toml").touch()

@@ -41,6 +41,7 @@ def test_it_writes_a_module_and_json(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "tuned.json").read_bytes(), type=Tuned).configurations == 2
 
 
+@pytest.mark.night
 def test_what_cannot_be_tuned_is_one_sentence(tmp_path: Path) -> None:
     """A wrong name would end in a traceback."""
     run = tune(KERNELS, "--device", "cpu", cwd=tmp_path)

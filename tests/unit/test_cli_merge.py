@@ -62,6 +62,7 @@ def test_folders_are_merged_and_verified(nodes: Path) -> None:
     assert contents(nodes / "all") == after
 
 
+@pytest.mark.night
 def test_nothing_left_to_find_is_status_0(nodes: Path) -> None:
     """A script could not tell that all is well."""
     (nodes / "mine.py").write_text(KERNEL.replace("+= 1", "+= 0"))

@@ -88,6 +88,7 @@ def test_a_driver_without_torch_runs_kernels_elsewhere(folder: Path) -> None:
     assert "1 saved case, 1 run: 0 failed; 1 open case passing there" in done.stdout
 
 
+@pytest.mark.night
 def test_bisect_names_the_first_that_fails(folder: Path) -> None:
     """A user would replay in one environment after the other, and compare by hand."""
     pythons = [argument for one in ("3.6.0", "3.7.0", "3.8.0", "3.9.0") for argument in ("--python", one)]

@@ -40,6 +40,7 @@ def document(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.night
 def test_what_a_kernel_refuses_is_left_out_and_told(tmp_path: Path) -> None:
     """A kernel that says what it cannot do would fail, or nobody would learn what it was not judged on."""
     (tmp_path / "mine.py").write_text(KERNEL)

@@ -89,6 +89,7 @@ def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
     assert "1. mine.py:forgets_length_33" in run.stdout
 
 
+@pytest.mark.night
 def test_kernels_that_compile_themselves_come_after_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be heard of any engine for minutes, because of one whose compiler is at work."""
     monkeypatch.setenv("ATTNFUZZ_TEST_BUILDS", str(tmp_path))
@@ -102,6 +103,7 @@ def test_kernels_that_compile_themselves_come_after_all_others(tmp_path: Path, m
     assert built["not_run"] == ready["not_run"] == 0
 
 
+@pytest.mark.night
 def test_a_failing_case_of_the_page_can_be_replayed(tmp_path: Path) -> None:
     """A maintainer would see a red cell and have nothing to run."""
     (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
@@ -115,6 +117,7 @@ def test_a_failing_case_of_the_page_can_be_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(("nothing:*",), "no module named 'nothing'"), (("gone",), "gone")])
+@pytest.mark.by_day("arguments1*")
 def test_what_nobody_has_is_refused(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     """An empty page would look like one without objections."""
     run = conformance(*arguments, cwd=tmp_path)

@@ -43,7 +43,11 @@ def test_any(word, number): ...
 
 @pytest.mark.parametrize(
     ("patterns", "said"),
-    [('"one-*", "two-2"', "3/4 tests collected (1 deselected)"), ('"three-*"', "by_day of test_any: ['three-*'] fit")],
+    [
+        ('"one-*", "two-2"', "3/4 tests collected (1 deselected)"),
+        ("", "2/4 tests collected (2 deselected)"),
+        ('"three-*"', "by_day of test_any: ['three-*'] fit"),
+    ],
 )
 def test_parameters_that_are_not_for_the_day_run_at_night(tmp_path: Path, patterns: str, said: str) -> None:
     """A change would wait for them, or a name that is mistyped take them out of the day unnoticed."""

@@ -156,6 +156,7 @@ def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
     assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent, 0 stillborn; time" in listed.stdout
 
 
+@pytest.mark.night
 def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> None:
     """Whoever loses the machine would lose everything that was measured on it."""
     told: list[MeasuredMutants] = []
@@ -180,6 +181,7 @@ def test_what_was_known_before_is_there_from_the_first(tmp_path: Path) -> None:
     assert [(len(one.outcomes), one.left) for one in told] == [(2, 0), (2, 0)]
 
 
+@pytest.mark.night
 def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two suites could not be compared: a user's tests would run on the kernel as it is."""
     (tmp_path / "test_mine.py").write_text(
@@ -224,6 +226,7 @@ def test_a_suite_that_loads_another_installation(tmp_path: Path, monkeypatch: py
         measure(request(kernel, "store", command=PYTEST))
 
 
+@pytest.mark.night
 def test_a_kernel_that_fails_as_it_is(tmp_path: Path) -> None:
     """Every mutant of a broken kernel would count as found."""
     kernel = write_project(tmp_path)
@@ -259,6 +262,7 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str], problem: str) -> None
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.night
 def test_one_mutant_again(tmp_path: Path) -> None:
     """A survivor could only be looked into by hunting all mutants again."""
     kernel = write_project(tmp_path)

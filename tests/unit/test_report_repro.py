@@ -155,8 +155,8 @@ def test_bundled_kernels_pass(tmp_path: Path) -> None:
     assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS 0"]] * len(BUNDLED)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.by_day("masked_attention")
 def test_scripts_agree_with_replay_on_saved_cases(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +252,7 @@ def test_preceding_cases_run_first(tmp_path: Path) -> None:
     assert other.splitlines()[-1] == "STATUS 0"
 
 
+@pytest.mark.night
 def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
     """One run of a kernel that fails now and then shows nothing."""
     now_and_then = "import sys; sys.calls = getattr(sys, 'calls', 0) + 1; fails = sys.calls == 6"

@@ -127,6 +127,7 @@ def variants(tensors: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(
     ("more", "changed"),
     [

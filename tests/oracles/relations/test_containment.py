@@ -210,6 +210,7 @@ def test_what_an_8_bit_cache_holds_then(kv_dtype: Any) -> None:
     assert kinds - {"-inf"} == ({"nan"} if kv_dtype == "float8_e4m3fn" else {"nan", "inf"})
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("sinks", [None, "level", "high", "low"])
 @pytest.mark.parametrize("alibi", [None, "geometric"])
 def test_an_empty_row_keeps_its_sink(sinks: Any, alibi: Any) -> None:

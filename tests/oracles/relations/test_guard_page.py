@@ -85,9 +85,7 @@ INNER_EDGES = {("k_cache", "past"), ("v_cache", "before")}
     PLANTED,
     ids=[f"{kernel}-{tensor}-{shape.get('layout')}" for kernel, tensor, shape in PLANTED],
 )
-@pytest.mark.by_day(
-    "paged-k_cache-interleaved", "paged-block_table-NHD1", "dense-v-None", "split-partial_lse-None", "merge-output-None"
-)
+@pytest.mark.by_day("paged-k_cache-interleaved", "dense-v-None", "merge-output-None")
 def test_one_element_outside_is_caught_and_named(
     runner: Runner, kernel: str, tensor: str, shape: dict[str, Any]
 ) -> None:
@@ -271,6 +269,7 @@ def test_what_shows_without_is_told_first(explaining: None) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["masked", "aligned_only"])
+@pytest.mark.by_day("masked")
 def test_right_kernels_pass_in_guarded_memory(kernel: str, explaining: None) -> None:
     """Each case of a right kernel, or of one that refuses how tensors are aligned there, would be reported."""
     with Runner(device="cpu") as everything:
