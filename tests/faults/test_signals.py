@@ -47,6 +47,7 @@ def test_a_signal_while_a_campaign_starts_leaves_nothing(tmp_path: Path, number:
     assert not (tmp_path / ".attnfuzz").exists()
 
 
+@pytest.mark.night
 def test_a_closed_terminal_ends_a_campaign_in_order(tmp_path: Path) -> None:
     """Whoever closes a window gets no more output, and would lose all that was found."""
     ours, terminal = pty.openpty()

@@ -29,14 +29,13 @@ def assert_clean(text: str) -> None:
     assert harmful <= {"\n"}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("kernel", "kind", "words"),
     [
-        pytest.param(
-            "mute", "MuteError in mute", "asked for its text, it raised RuntimeError", marks=pytest.mark.night
-        ),
-        pytest.param("halved", "ValueError in halved", r"half of a pair: \ud800 and \udfff", marks=pytest.mark.night),
-        pytest.param("long_winded", "ValueError in long_winded", "first line", marks=pytest.mark.night),
+        ("mute", "MuteError in mute", "asked for its text, it raised RuntimeError"),
+        ("halved", "ValueError in halved", r"half of a pair: \ud800 and \udfff"),
+        ("long_winded", "ValueError in long_winded", "first line"),
         ("colourful", r"ValueError in \x1b[2Jshout\x00", r"\x1b[31mred\x1b[0m \x9b2J \x07 \x00 \u202eright-to-left"),
     ],
 )

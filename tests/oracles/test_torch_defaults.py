@@ -175,8 +175,8 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.by_day("another head")
 def test_failures_are_told_in_the_same_words(mistake: str, plant: Any, request: pytest.FixtureRequest) -> None:
     """A diagnosis or an explanation would break, or name another mistake."""
     fixture, bug = MISTAKES[mistake]

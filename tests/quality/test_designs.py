@@ -37,13 +37,14 @@ def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> 
 
 
 @pytest.mark.parametrize("design", [one for one in DESIGNS if one.numerics != Numerics()], ids=ids)
-@pytest.mark.by_day("scores in 16 bits", "q x scale rounded")
+@pytest.mark.by_day("q x scale rounded")
 def test_what_must_be_declared_shows(design: Design) -> None:
     """A kernel that loses precision by a change would go on passing as what it was."""
     ratios = [largest_ratios(design, cases(dtype), SUMS_EXACT)[0] for dtype in DTYPES]
     assert max(max(pair) for pair in ratios) > 1
 
 
+@pytest.mark.night
 def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
     """A kernel that sums in float32 today, and in 16 bits after a change, would pass with its declaration."""
     (design,) = (one for one in DESIGNS if one.sums_rounded and one.numerics == Numerics())
@@ -53,8 +54,8 @@ def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
         assert max(out, loose) < 1
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.by_day("float16")
 def test_only_tensor_cores_that_keep_float32_stay_below_the_tightest_bound(dtype: str) -> None:
     """Truncation per block of terms would be accused, or sums that keep 14 bits pass for it."""
     cut, short = [

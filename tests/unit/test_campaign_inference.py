@@ -303,18 +303,6 @@ def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.night
-def test_explore_finds_nothing_in_a_correct_kernel_that_declares_nothing(tmp_path: Path) -> None:
-    """The first report that a newcomer sees would be about nothing that an engine does."""
-    target = f"{KERNELS}:eager_split_decode"
-    done = attnfuzz(tmp_path, "explore", target, "--budget", "6s", "--workers", "1", "--device", "cpu", "--json", "s")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Possibly outside the contract of {target}: it raises for layouts HND and packed" in done.stdout
-    assert "nothing found in" in done.stdout
-    assert not list((tmp_path / "regressions").glob("*"))
-    (kernel,) = json.loads((tmp_path / "s").read_text())["kernels"]
-    assert kernel["inferred"] == as_call("Supports", SPLITS.declared())
-
-
 def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None:
     """Who means the defaults could not have them searched."""
     target = f"{KERNELS}:eager_split_decode"

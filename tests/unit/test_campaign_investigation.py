@@ -198,6 +198,7 @@ def replay(path: Path, folder: Path) -> dict[str, Any]:
     return results[0]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("kernel", "oracle", "preceding"),
     [
@@ -206,7 +207,6 @@ def replay(path: Path, folder: Path) -> dict[str, Any]:
         ("reuses_a_buffer", "accuracy", 1),
     ],
 )
-@pytest.mark.by_day("crashes_after_wide_heads*")
 def test_what_needs_other_cases_is_saved_with_them(kernel: str, oracle: str, preceding: int, tmp_path: Path) -> None:
     """Such a failure passes when it is run alone, and would be dropped or saved as a case that passes."""
     found = explore(kernel, tmp_path)

@@ -75,6 +75,7 @@ def explore(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.by_day("touches_the_next_slot", "last_token_left_out")
 def test_planted_bugs_are_found_shrunk_and_told(name: str) -> None:
     """A bug in a user's problem would pass, or be shown on a case that nobody can read."""
     kernel: Kernel = getattr(rope_append, name)

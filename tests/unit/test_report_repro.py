@@ -238,6 +238,7 @@ def stateful_script(
     return repro_script(saved, declaration_of(target))
 
 
+@pytest.mark.night
 def test_preceding_cases_run_first(tmp_path: Path) -> None:
     """The script would pass, and its reader take the report for a mistake."""
     after_wide = "fails = seen and inputs.q.shape[2] == 16; seen.extend([1] * (inputs.q.shape[2] == 32))"

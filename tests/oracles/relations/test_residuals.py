@@ -77,8 +77,8 @@ def test_designs_of_engines_are_not_accused(design: Design, case: DenseDecodeCas
     assert judged(run(design, 64), case, design.numerics) is None
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("case", [SHORT, LONG], ids=["short", "long"])
-@pytest.mark.by_day("short")
 def test_a_row_sum_in_16_bits_is_named(case: DenseDecodeCase, judged: Judged) -> None:
     """A sum of weights that is rounded from tile to tile would go unseen: its LSE is within the bound."""
     failure = judged(run(Mistake("", "", short_sum=True), 16), case, Numerics())
