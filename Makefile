@@ -21,7 +21,7 @@ test: lint types unit
 
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --attnfuzz-profile all
 
 lint: $(TESTABLE)
 	$(BIN)/python -m ruff check .

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from jaxtyping import install_import_hook
 
 import attnfuzz
+
+if TYPE_CHECKING:
+    from attnfuzz.judging.runner import Runner
 
 pytest_plugins = ["pytester"]
 
@@ -39,6 +44,50 @@ def pytest_configure() -> None:
             f"these tests are of {root / 'attnfuzz'}, but `import attnfuzz` finds {found}; "
             f"set PYTHONPATH={root}, or install that one: pip install -e {root}"
         )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str
+) -> Generator[None, list[pytest.Item] | None, list[pytest.Item] | None]:
+    """Mark for the night what `by_day` leaves to it. Refuses a pattern that fits nothing."""
+    made = yield
+    items = [item for item in made if isinstance(item, pytest.Function)] if isinstance(made, list) else []
+    if marker := next((item.get_closest_marker("by_day") for item in items), None):
+        idle = [one for one in marker.args if not any(fnmatchcase(item.callspec.id, one) for item in items)]
+        if idle:
+            raise collector.CollectError(f"by_day of {name}: {idle} fit none of {[i.callspec.id for i in items]}")
+        for item in set(items) - set(_by_day(items, marker.args)):
+            item.add_marker(pytest.mark.night)
+    return made
+
+
+def _by_day(items: Sequence[pytest.Function], patterns: Sequence[str]) -> list[pytest.Function]:
+    """Those whose id fits a pattern; without any, so many that each value of each list of parameters occurs."""
+    if patterns:
+        return [item for item in items if any(fnmatchcase(item.callspec.id, one) for one in patterns)]
+    values = {item: set(_values(item)) for item in items}
+    chosen, left = list[pytest.Function](), set().union(*values.values())
+    while left:
+        chosen.append(max(items, key=lambda item: len(left & values[item])))
+        left -= values[chosen[-1]]
+    return chosen
+
+
+def _values(item: pytest.Function) -> Iterator[tuple[int, ...]]:
+    """What ``item`` takes of each list of parameters."""
+    for number, marker in enumerate(item.iter_markers("parametrize")):
+        names = marker.args[0].split(",") if isinstance(marker.args[0], str) else marker.args[0]
+        yield number, *(id(item.callspec.params[name.strip()]) for name in names)
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[Runner]:
+    """One for all tests that ask for no other: each starts a process that imports torch and triton."""
+    from attnfuzz.judging.runner import Runner
+
+    with Runner(device="cpu") as runner:
+        yield runner
 
 
 def _modules_with_shapes() -> Iterator[str]:

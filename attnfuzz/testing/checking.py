@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import unittest
 from collections.abc import Mapping
 from pathlib import Path
@@ -171,7 +172,12 @@ def _judge_here(
 def _leak_here(kernel: Kernel | str, case: Case, device: str) -> Failure | None:
     from attnfuzz.judging.special_runs import GrowthTrial
 
-    return find_leak(GrowthTrial(_loaded(kernel), case, device=_device_here(device)).use_after)
+    trial = GrowthTrial(_loaded(kernel), case, device=_device_here(device))
+    gc.freeze()  # a look collects garbage, which in a large process would take all the time that there is for looks
+    try:
+        return find_leak(trial.use_after)
+    finally:
+        gc.unfreeze()
 
 
 def _loaded(kernel: Kernel | str) -> Kernel:

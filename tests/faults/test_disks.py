@@ -51,6 +51,7 @@ def test_with_a_full_disk_findings_go_elsewhere_and_come_back(tmp_path: Path, fu
     assert_nothing_half_written(full_disk)
 
 
+@pytest.mark.night
 def test_where_nothing_can_be_written_any_more_findings_are_printed(tmp_path: Path) -> None:
     """With every disk full, the campaign would end in a traceback, or leave files that cannot be read."""
     reader, writer = os.pipe()
@@ -83,6 +84,7 @@ def test_without_room_for_temporary_files_no_campaign_begins(tmp_path: Path) -> 
     assert output.count(b"\n") == 1
 
 
+@pytest.mark.night
 def test_a_folder_that_cannot_be_written_is_spoken_of_and_worked_around(tmp_path: Path) -> None:
     """A read-only file system would swallow what was found."""
     options = ("--budget", "300s", "--fail-fast", "--save-dir", "/proc", "--json", "a.json")
@@ -96,6 +98,7 @@ def test_a_folder_that_cannot_be_written_is_spoken_of_and_worked_around(tmp_path
     assert load_regression(tmp_path / finding["path"]).kernel.endswith(":wrong")
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("what", ["regressions", ".attnfuzz"])
 def test_a_folder_that_vanishes_while_a_campaign_runs_is_made_again(tmp_path: Path, what: str) -> None:
     """Somebody cleans up: the findings so far would be gone, or the campaign."""
@@ -109,6 +112,7 @@ def test_a_folder_that_vanishes_while_a_campaign_runs_is_made_again(tmp_path: Pa
     assert "Traceback" not in campaign.output
 
 
+@pytest.mark.night
 def test_without_its_working_directory_a_campaign_keeps_what_it_found(tmp_path: Path) -> None:
     """A job's folder is removed while it runs: what it found would be gone with it."""
     folder = tmp_path / "work"

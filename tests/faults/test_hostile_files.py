@@ -197,6 +197,7 @@ def runner_and_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.by_day("absolute", "module", "linked_file", "package_around_it", "open_to_all")
 def test_a_file_has_no_foreign_code_run_unless_it_is_trusted(
     attack: Attack, runner_and_place: tuple[Runner, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ def test_names_that_are_none_are_refused(
 @pytest.mark.parametrize(
     "command", ["replay --device cpu", "replay --device cpu --sanitizer memcheck", "explain --device cpu", "repro"]
 )
+@pytest.mark.by_day("explain*")
 def test_no_command_runs_foreign_code(command: str, place: Place) -> None:
     """One command would be the way in that the others are not."""
     sanitizer_stand_in.install(place.outside)
@@ -265,6 +267,7 @@ def test_no_command_runs_foreign_code(command: str, place: Place) -> None:
     assert [line.partition(": ")[0] for line in refusals] == [str(file) for file in files]
 
 
+@pytest.mark.night
 def test_a_folder_of_files_is_refused_file_by_file(place: Place) -> None:
     """Of a hundred cases, one would not know which ones name foreign code."""
     files = [place.save(place.prepare(attack)) for attack in ATTACKS]
@@ -299,6 +302,7 @@ def test_pytest_collects_no_foreign_code(place: Place) -> None:
     assert run.stdout.count("--attnfuzz-trust") >= len(ATTACKS) - 1
 
 
+@pytest.mark.night
 def test_pytest_runs_what_it_is_told_to_trust(place: Place) -> None:
     """Kernels beside the project could not be tested from it any more."""
     place.save(place.prepare(absolute))
@@ -307,6 +311,7 @@ def test_pytest_runs_what_it_is_told_to_trust(place: Place) -> None:
     assert "attnfuzz-trust" not in run.stdout
 
 
+@pytest.mark.night
 def test_the_user_names_the_code_himself(place: Place) -> None:
     """A kernel outside of the project could not be replayed even by those who mean it."""
     saved = place.save(place.prepare(module))
@@ -315,6 +320,7 @@ def test_the_user_names_the_code_himself(place: Place) -> None:
     assert place.what_ran() == {"absolute"}
 
 
+@pytest.mark.night
 def test_no_state_names_foreign_code(place: Place) -> None:
     """A folder that somebody packed would run its code as soon as a campaign is resumed there."""
     target = place.prepare(dots)
@@ -333,6 +339,7 @@ def test_no_state_names_foreign_code(place: Place) -> None:
         assert place.what_ran() == {"dots"}
 
 
+@pytest.mark.night
 def test_settings_of_a_folder_that_all_can_write_to_do_not_count(place: Place) -> None:
     """Another user's pyproject.toml in /tmp would name the kernels that a search below it runs."""
     shared = place.project.parent / "shared"
@@ -341,7 +348,7 @@ def test_settings_of_a_folder_that_all_can_write_to_do_not_count(place: Place) -
     shared.chmod(0o1777)
     place.prepare(absolute)
     (shared / "pyproject.toml").write_text(f'[tool.attnfuzz]\nkernels = ["{place.outside / "evil.py"}"]\n')
-    arguments = ("-m", "attnfuzz", "explore", "--budget", "8s", "--workers", "1", "--device", "cpu")
+    arguments = ("-m", "attnfuzz", "explore", "--budget", "2s", "--workers", "1", "--device", "cpu")
     run = place.python(*arguments, cwd=work)
     assert place.what_ran() == set()
     assert "evil" not in run.stdout + run.stderr
@@ -356,13 +363,10 @@ def shadow(folder: Path, markers: Path) -> None:
         (folder / f"{name}.py").write_text(EVIL.format(marker=str(markers / name)))
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param("", id="unset", marks=pytest.mark.night),
-        pytest.param(os.pathsep, id="empty entries", marks=pytest.mark.night),
-        pytest.param(".", id="relative"),
-    ],
+    [pytest.param("", id="unset"), pytest.param(os.pathsep, id="empty entries"), pytest.param(".", id="relative")],
 )
 def test_nothing_in_the_working_directory_passes_for_an_installed_module(path: str, place: Place) -> None:
     """A torch.py that lies where one happens to be would run in every process of every command."""
@@ -402,6 +406,7 @@ def test_a_kernels_neighbours_come_behind_what_is_installed(
         assert sys.path[2] == str(tmp_path)
 
 
+@pytest.mark.night
 def test_a_clone_that_is_not_installed_runs_its_own_attnfuzz(tmp_path: Path) -> None:
     """`python -m attnfuzz` in a fresh clone would fail, run another attnfuzz, or import what lies in the clone."""
     clone, markers = tmp_path / "clone", tmp_path / "markers"
@@ -416,7 +421,7 @@ def test_a_clone_that_is_not_installed_runs_its_own_attnfuzz(tmp_path: Path) -> 
     shadow(clone, markers)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
-        [sys.executable, "-m", "attnfuzz", "explore", "mine.py", "--budget", "12s", "--workers", "1"],
+        [sys.executable, "-m", "attnfuzz", "explore", "mine.py", "--budget", "6s", "--workers", "1"],
         cwd=clone, env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.faults.campaigns import Campaign, saved
 from tests.faults.families import Family
 
@@ -26,6 +28,7 @@ def _private_bytes(pid: int) -> int:
     return (resident - shared) * 4096
 
 
+@pytest.mark.night
 def test_a_kernel_that_leaks_does_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
     """The system would kill whatever it likes best, the campaign or somebody else's work."""
     most, says = 0, "every call keeps another 8.0 MiB"

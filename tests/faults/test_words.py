@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import unicodedata
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
@@ -20,20 +17,10 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.summary import Summary
 from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_written, saved
+from tests.unit.in_process import attnfuzz
 
 TALKING = Path(__file__).with_name("talking_kernels.py")
 REPORTS = ("--json", "a.json", "--junit", "a.xml", "--html", "a.html")
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as made:
-        yield made
-
-
-def attnfuzz(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "attnfuzz", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, timeout=180, check=False)
 
 
 def assert_clean(text: str) -> None:
@@ -42,14 +29,13 @@ def assert_clean(text: str) -> None:
     assert harmful <= {"\n"}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("kernel", "kind", "words"),
     [
-        pytest.param(
-            "mute", "MuteError in mute", "asked for its text, it raised RuntimeError", marks=pytest.mark.night
-        ),
-        pytest.param("halved", "ValueError in halved", r"half of a pair: \ud800 and \udfff", marks=pytest.mark.night),
-        pytest.param("long_winded", "ValueError in long_winded", "first line", marks=pytest.mark.night),
+        ("mute", "MuteError in mute", "asked for its text, it raised RuntimeError"),
+        ("halved", "ValueError in halved", r"half of a pair: \ud800 and \udfff"),
+        ("long_winded", "ValueError in long_winded", "first line"),
         ("colourful", r"ValueError in \x1b[2Jshout\x00", r"\x1b[31mred\x1b[0m \x9b2J \x07 \x00 \u202eright-to-left"),
     ],
 )
@@ -72,15 +58,15 @@ def test_a_kernel_does_not_end_a_campaign_by_what_it_says(kernel: str, kind: str
 
     shown = attnfuzz("show", file, cwd=tmp_path)
     assert shown.returncode == 0
-    assert words in " ".join(shown.stdout.decode().split())
-    assert_clean(shown.stdout.decode())
+    assert words in " ".join(shown.stdout.split())
+    assert_clean(shown.stdout)
     replayed = attnfuzz("replay", file, "--kernel", f"{KERNELS}:right", cwd=tmp_path)
     assert replayed.returncode == 0
-    assert_clean(replayed.stdout.decode())
+    assert_clean(replayed.stdout)
     script = attnfuzz("repro", file, "--trust", cwd=tmp_path)
     assert script.returncode == 0, script.stderr
     ast.parse(script.stdout)
-    assert_clean(script.stdout.decode())
+    assert_clean(script.stdout)
 
     assert [one.tag for one in ElementTree.parse(tmp_path / "a.xml").iter() if one.tag in ("error", "failure")]
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
@@ -147,6 +133,7 @@ def test_a_file_that_cannot_be_loaded_says_so_in_clean_words(
     assert_clean(str(refusal.value))
 
 
+@pytest.mark.night
 def test_other_kernels_of_a_campaign_are_searched(tmp_path: Path) -> None:
     """A kernel that nobody can listen to would take the others with it."""
     talking = ("mute", "halved", "long_winded", "garbles")
@@ -185,11 +172,11 @@ def test_what_a_strangers_file_says_does_not_reach_the_terminal_raw(tmp_path: Pa
     ):
         run = attnfuzz(*command, cwd=tmp_path)
         assert run.returncode == status, run.stderr
-        assert_clean((run.stdout + run.stderr).decode())
+        assert_clean(run.stdout + run.stderr)
     for options, words in (({"a": dirty}, "without control characters"), ({dirty: 1}, "the name of an option=")):
         case = {**cast(dict[str, Any], document["case"]), "options": options}
         file.write_bytes(msgspec.json.encode(document | {"case": case}))
         run = attnfuzz("show", file, cwd=tmp_path)
-        assert (run.returncode, run.stdout) == (2, b"")
-        assert words in run.stderr.decode()
-        assert_clean(run.stderr.decode())
+        assert (run.returncode, run.stdout) == (2, "")
+        assert words in run.stderr
+        assert_clean(run.stderr)

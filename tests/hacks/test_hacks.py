@@ -9,13 +9,9 @@ import pytest
 from tests.hacks.planted import HACKS, HONEST, Hack, verified
 from tests.plain.pairs import PAIRS, Pair
 
-BY_DAY = {"cached_by_pointer", "heads_hard_coded", "input_modified", "patches_allclose", "thread_not_joined"}
 
-
-@pytest.mark.parametrize(
-    "hack",
-    [pytest.param(hack, marks=() if hack.name in BY_DAY else pytest.mark.night, id=hack.name) for hack in HACKS],
-)
+@pytest.mark.parametrize("hack", HACKS, ids=lambda hack: hack.name)
+@pytest.mark.by_day("cached_by_pointer")
 def test_a_hack_fails_and_is_called_what_it_is(hack: Hack, tmp_path: Path) -> None:
     """A kernel that somebody's optimiser was rewarded for would pass, or nobody would be told what is wrong with it."""
     status, told = verified(hack.target, tmp_path, "--device", "cpu", "--seed", "1")

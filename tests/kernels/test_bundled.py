@@ -111,6 +111,7 @@ def test_names_and_problems() -> None:
 
 @pytest.mark.parametrize("choice", [0, -1])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
+@pytest.mark.by_day("*--1")
 def test_runs_on_its_inputs(kernel: Kernel, choice: int) -> None:
     """A declaration would pass inputs in the wrong order, or promise what its kernel does not keep."""
     verdict = judge(kernel, small_case(kernel, choice), device=torch.get_default_device().type)

@@ -19,6 +19,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 both = pytest.mark.parametrize("kernels", [launch, eager], ids=["triton", "eager"])
 
 
+@pytest.mark.by_day
 @both
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lengths_around_a_tile(kernels: ModuleType, dtype: torch.dtype, dense_problem: Make, check: Make) -> None:

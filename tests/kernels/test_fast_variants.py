@@ -97,6 +97,7 @@ def by_definition(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.by_day("*-window of a tile", "q_block-*")
 def test_variants_are_their_definition(name: str, variant: str) -> None:
     """A token at the edge of a window, tile, split or block would be lost, or a sink counted for each of them."""
     kernel, options = KERNELS[name]
@@ -109,6 +110,7 @@ def test_variants_are_their_definition(name: str, variant: str) -> None:
     torch.testing.assert_close(lse.double(), expected_lse, rtol=5e-6, atol=5e-6)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("num_segments", [1, 2])
 def test_each_head_has_its_own_numbers_in_a_group_of_several_programs(num_segments: int) -> None:
     """The last program of a group, which is not full, would take slopes and sinks of other heads, or spoil a row."""

@@ -24,6 +24,7 @@ def check(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(lse.double(), expected[1], rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
 @pytest.mark.parametrize(("heads", "num_splits"), [((2, 1), 1), ((6, 2), 3), ((17, 1), 4)])
 def test_every_layout_and_group(layout: str, heads: tuple[int, int], num_splits: int, paged_problem: Make) -> None:

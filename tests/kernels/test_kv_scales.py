@@ -101,6 +101,7 @@ PACKED: dict[str, tuple[Any, dict[str, Any]]] = {
 )
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.by_day("*-torch.float8_e4m3fn-per head", "triton-*")
 def test_scales_are_their_definition(name: str, dtype: torch.dtype, arranged: Callable[[Tensor], Tensor]) -> None:
     """The kernels that 8-bit caches are demonstrated on would be wrong themselves."""
     kernel, more = KERNELS[name]

@@ -18,6 +18,7 @@ each = pytest.mark.parametrize("attend", EACH.values(), ids=EACH)
 dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 
 
+@pytest.mark.by_day
 @each
 @dtypes
 def test_lengths_around_pages_and_tiles(attend: Make, dtype: torch.dtype, paged_problem: Make, check: Make) -> None:
@@ -29,6 +30,7 @@ def test_lengths_around_pages_and_tiles(attend: Make, dtype: torch.dtype, paged_
 @each
 @pytest.mark.parametrize("block_size", [1, 3, 16, 24])
 @pytest.mark.parametrize("head_size", [8, 24])
+@pytest.mark.by_day("8-24-*", "24-3-*")
 def test_any_page_and_head_size(
     attend: Make, block_size: int, head_size: int, paged_problem: Make, check: Make
 ) -> None:
@@ -73,6 +75,7 @@ def test_very_negative_scores_do_not_vanish(attend: Make, paged_problem: Make) -
 @dtypes
 @pytest.mark.parametrize("partial_dtype", ["float32", "input"])
 @pytest.mark.parametrize("partition_size", [1, 3, 8, 2**40])
+@pytest.mark.by_day("3-*-dtype0", "8-input-dtype1", "1-float32-dtype2")
 def test_partitions_make_no_difference(
     partition_size: int, partial_dtype: str, dtype: torch.dtype, paged_problem: Make
 ) -> None:

@@ -53,6 +53,7 @@ def problem(paged_problem: Make, *, share: float = 0.5, **more: Any) -> tuple[tu
 @every_kernel
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
+@pytest.mark.by_day("3-*")
 def test_any_keys(kernel: Make, layout: str, block_size: int, paged_problem: Make, check: Make) -> None:
     """A query would see keys that are hidden from it, or those of another row of the mask."""
     args, expected = problem(paged_problem, layout=layout, block_size=block_size)

@@ -21,6 +21,7 @@ def test_blocks_of_whole_warp_groups_are_not_narrow(head_size: int, num_rows: in
     assert block_columns(head_size, num_rows) == columns
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("sizes", [(16, 16), (40, 16), (16, 40), (32, 32)])
 @pytest.mark.parametrize("kernel", ["q_block", "grouped"])
 def test_narrow_heads_of_an_8_bit_cache(kernel: str, sizes: tuple[int, int]) -> None:

@@ -77,6 +77,7 @@ def test_two_empty_sides_are_empty(merge_states: Make) -> None:
     assert torch.equal(lse, torch.full((2, 3), -INF))
 
 
+@pytest.mark.by_day
 @each
 @layouts
 @pytest.mark.parametrize("head_size", [1, 13])
@@ -101,6 +102,7 @@ def test_result_may_replace_an_input(merge_states: Make, merge: Make, check: Mak
     check((output, lse.t()), answer)
 
 
+@pytest.mark.by_day
 @layouts
 @pytest.mark.parametrize(("block_elements", "block_tokens"), [(8, 1), (32, 4), (128, 2), (1024, 8)])
 def test_blocks_cover_every_row_once(

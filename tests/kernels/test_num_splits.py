@@ -58,21 +58,20 @@ def test_device_leaves_short_and_many_sequences_whole(max_seq_len: int, num_prog
     assert device_num_splits(max_seq_len, num_programs, SMS) == expected
 
 
-@pytest.mark.parametrize("num_programs", [1, 12, 32, 100, 131, 132, 150, 264, 300, 528, 529, 2000])
-@pytest.mark.parametrize("max_seq_len", [1, 63, 64, 65, 500, 4096, 32_768, 1 << 20])
-def test_device_is_within_its_limits_and_never_beaten_by_the_seed(max_seq_len: int, num_programs: int) -> None:
+def test_device_is_within_its_limits_and_never_beaten_by_the_seed() -> None:
     """Splits would have too few tokens, or take another round that is almost empty, which is what it should avoid."""
-    chosen = device_num_splits(max_seq_len, num_programs, SMS)
-    assert 1 <= chosen <= max(1, max_seq_len // 64)
-    assert chosen <= 256
+    lengths = (1, 63, 64, 65, 500, 4096, 32_768, 1 << 20)
+    for length, programs in itertools.product(lengths, (1, 12, 32, 100, 131, 132, 150, 264, 300, 528, 529, 2000)):
+        chosen, seed = (choose(length, programs, SMS) for choose in (device_num_splits, one_per_sm_num_splits))
+        assert 1 <= chosen <= min(256, max(1, length // 64)), (length, programs)
+        # The model gives a kernel's start 32 tokens, the second kernel 128, and does not cut for a tenth.
+        waves = math.ceil(programs * seed / (4 * SMS))
+        most = 1.1 * (tokens_in_a_row(length, programs, seed) + 32 * waves + 128 + seed)
+        assert tokens_in_a_row(length, programs, chosen) <= most, (length, programs)
 
-    def tokens_in_a_row(num_splits: int) -> int:
-        return math.ceil(num_programs * num_splits / (4 * SMS)) * math.ceil(max_seq_len / num_splits)
 
-    seed = one_per_sm_num_splits(max_seq_len, num_programs, SMS)
-    # The model gives a kernel's start 32 tokens, the second kernel 128, and does not cut for a tenth.
-    waves = math.ceil(num_programs * seed / (4 * SMS))
-    assert tokens_in_a_row(chosen) <= 1.1 * (tokens_in_a_row(seed) + 32 * waves + 128 + seed)
+def tokens_in_a_row(length: int, programs: int, num_splits: int) -> int:
+    return math.ceil(programs * num_splits / (4 * SMS)) * math.ceil(length / num_splits)
 
 
 def test_device_fills_a_wave_rather_than_a_bit_more() -> None:

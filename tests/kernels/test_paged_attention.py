@@ -55,6 +55,7 @@ def problem(
 @every_kernel
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
+@pytest.mark.by_day("3-*")
 def test_mixed_batches(kernel: Make, layout: str, block_size: int, paged_problem: Make, check: Make) -> None:
     """A query would see too many or too few keys, or those of another sequence, in some layout."""
     args, bounds, expected = problem(paged_problem, LENS, QUERIES, layout=layout, block_size=block_size)

@@ -27,6 +27,7 @@ KERNELS = {
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
+@pytest.mark.by_day
 @every_kernel
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block_size", [3, 4])
@@ -55,6 +56,7 @@ def test_head_sizes_that_are_not_powers_of_two(
     check(kernel(*problem.args), problem.expected)
 
 
+@pytest.mark.by_day
 @every_kernel
 @pytest.mark.parametrize("heads", [(7, 1), (6, 2)])
 @pytest.mark.parametrize("layout", ["HND", "packed"])
@@ -66,6 +68,7 @@ def test_query_heads_find_their_kv_head(
     check(kernel(*problem.args), problem.expected)
 
 
+@pytest.mark.by_day
 @every_kernel
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_stride_is_honoured(kernel: Make, layout: str, paged_problem: Make, spread: Make, check: Make) -> None:

@@ -68,6 +68,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "+".join(variant))
 @pytest.mark.parametrize(
     ("kernel", "more"),

@@ -72,6 +72,7 @@ def _check() -> Make:
     return check
 
 
+@pytest.mark.by_day
 @every_kernel
 @pytest.mark.parametrize(("layout", "block_size"), [("NHD", 3), ("HND", 16), ("packed", 16), ("interleaved", 3)])
 def test_a_mixed_batch(kernel: Make, layout: str, block_size: int, make: Make, check: Make) -> None:
@@ -80,6 +81,7 @@ def test_a_mixed_batch(kernel: Make, layout: str, block_size: int, make: Make, c
     check(kernel(*args, **longest), expected)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("static_grid", [False, True])
 @pytest.mark.parametrize("query_lens", [(0, 0, 8), (8, 0, 0), (7, 9, 1, 16), (0, 17, 0, 1, 0), (1,) * 5, (24,)])
 def test_the_sequence_of_a_block(query_lens: tuple[int, ...], static_grid: bool, make: Make, check: Make) -> None:
@@ -88,6 +90,7 @@ def test_the_sequence_of_a_block(query_lens: tuple[int, ...], static_grid: bool,
     check(q_block_attention(*args, **longest, block_m=16, tile=16, static_grid=static_grid), expected)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(
     ("heads", "block_m"), [((3, 1), 16), ((10, 2), 16), ((17, 1), 16), ((24, 1), 64), ((3, 3), 32)]
 )
@@ -102,6 +105,7 @@ def test_groups_that_do_not_divide_a_block(
 
 @pytest.mark.parametrize("block_size", [1, 16, 24, 32, 48, 128, 272])
 @pytest.mark.parametrize("tile", [16, 32])
+@pytest.mark.by_day("16-24", "16-272", "32-16")
 def test_tiles_and_pages_are_independent(block_size: int, tile: int, make: Make, check: Make) -> None:
     """A tile that is smaller or larger than a page, or lies across two, would read the wrong one."""
     args, longest, expected = make([(2, 70), (3, 300)], block_size=block_size, heads=(1, 1))
@@ -126,6 +130,7 @@ def test_float32(kernel: Make, make: Make, check: Make) -> None:
     check(kernel(*args, **longest), expected)
 
 
+@pytest.mark.by_day
 @every_kernel
 @pytest.mark.parametrize("layout", ["NHD", "packed"])
 def test_every_stride_is_honoured(kernel: Make, layout: str, make: Make, spread: Make, check: Make) -> None:
@@ -181,6 +186,7 @@ def test_pages_beyond_two_to_the_31_elements(kernel: Make, make: Make, check: Ma
     check(kernel(q, far[:, 0], far[:, 1], table, *rest, **longest), expected)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("num_programs", [1, 2, 1000])
 @pytest.mark.parametrize("num_segments", [1, 2])
 def test_any_number_of_programs(num_programs: int, num_segments: int, make: Make, check: Make) -> None:

@@ -23,6 +23,7 @@ SPLIT = {"num_splits": 3}
 Kernel = Callable[..., Any]
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
 @pytest.mark.parametrize("kernel", [launch.dense_decode, eager.dense_decode], ids=["triton", "eager"])
 def test_dense(kernel: Kernel, head_size: int, v_head_size: int, dense_problem: Kernel, check: Kernel) -> None:
@@ -46,6 +47,7 @@ def test_dense(kernel: Kernel, head_size: int, v_head_size: int, dense_problem: 
     ],
     ids=["triton", "triton split", "eager", "eager split"],
 )
+@pytest.mark.by_day("*-16-8-NHD", "*-24-40-packed")
 def test_paged(
     kernel: Kernel,
     more: dict[str, Any],
@@ -73,6 +75,7 @@ def test_paged(
     ],
     ids=["v1", "v2", "v2 short partials"],
 )
+@pytest.mark.by_day("*-24-40")
 def test_partitioned(
     kernel: Kernel,
     more: dict[str, Any],
@@ -90,6 +93,7 @@ def test_partitioned(
         check(kernel(*each.args[:-1], **more), each.expected)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
 @pytest.mark.parametrize(
     ("kernel", "more"),
@@ -129,6 +133,7 @@ def test_multi_head_latent_attention(paged_problem: Kernel, check: Kernel) -> No
 
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
 @pytest.mark.parametrize("more", [{}, {"num_splits": 3, "tile": 16}, {"num_splits": 3, "tile": 16, "counters": True}])
+@pytest.mark.by_day("*-24-40")
 def test_grouped(more: dict[str, Any], head_size: int, v_head_size: int, paged_problem: Kernel) -> None:
     """Partial states would lie as far apart as heads of K, or one mask serve both."""
     problem = paged_problem([1, 9, 33, 70], heads=(4, 2), head_size=head_size, v_head_size=v_head_size)

@@ -76,6 +76,7 @@ def test_overlapping_tiles(plant: Any, long_paged: PagedDecodeCase, failure_of: 
     assert "token 0 of every 15 tokens but the first is counted twice" in message
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("seq_lens", "block_size"), [((8192, 95), 1), ((3656,), 128), ((8192,), 256)])
 def test_long_sequences_without_a_cause(
     seq_lens: tuple[int, ...], block_size: int, plant: Any, paged: PagedDecodeCase, failure_of: Any
@@ -88,6 +89,7 @@ def test_long_sequences_without_a_cause(
     assert "; " not in message
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("keys", ["equal", "rising", "falling", "integers"])
 @pytest.mark.parametrize("values", ["positions", "integers", "normal"])
 def test_dropped_token_under_other_recipes(

@@ -70,6 +70,7 @@ ROUNDED = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", ROUNDED)
+@pytest.mark.by_day("scores-float16")
 def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -> None:
     """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases."""
     found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype)
@@ -96,6 +97,7 @@ def test_rounding_that_gives_another_token_all_weight_may_be_it(seed: int, plant
     assert "scores_rounded" in (failure.cause, *failure.maybe)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("order", ["in order", "in halves"])
 def test_an_inexact_lse_beside_a_right_output_is_no_dropped_token(order: str, plant: Any) -> None:
     """Large values hide what is wrong with the output, and leaving out some range of tokens gives about any LSE."""
@@ -132,6 +134,7 @@ def test_a_lone_score_that_overflows_is_not_a_key_that_does(seed: int, plant: An
     assert failure.cause == "scores_rounded"
 
 
+@pytest.mark.night
 def test_scores_that_overflow_are_told_from_keys_where_smaller_ones_are_only_inexact(plant: Any) -> None:
     """Similar cases are wrong too, by a rounding: that they are numbers must count."""
     steps = {"dots": ROUNDED["products and sums, in halves"], "weights": by_difference, "lse": lse_by_difference}
@@ -157,6 +160,7 @@ def lse_by_difference(scores: Tensor) -> Tensor:
     return scores.max() + (scores - scores.max()).exp().sum().log()
 
 
+@pytest.mark.night
 def test_nan_is_not_put_down_to_whatever_would_overflow(plant: Any) -> None:
     """0 / 0 in a tile would be told as keys in 8 bits, scores in 16, and exp without its maximum: as three bugs."""
 
@@ -176,6 +180,7 @@ def test_nan_is_not_put_down_to_whatever_would_overflow(plant: Any) -> None:
     assert len(named) <= len(found) // 8, [failure.message for failure in named]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("begins", [-1e4, -5e4 * math.log(2)])
 def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant: Any) -> None:
     """FlashInfer's -5e4 in place of -inf showed as zeros, as an LSE and with empty sequences: as three bugs."""
@@ -287,6 +292,7 @@ CAUSES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("mistake", CAUSES)
 def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: Any) -> None:
     """A maintainer would be told a wrong number, and look for a wrong address."""
@@ -309,6 +315,7 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.by_day("float16")
 def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str, plant: Any) -> None:
     """A kernel that summed in float32 until a change would be told wrong scores, or a 16-bit exp2."""
     rounded = getattr(torch, dtype)
@@ -326,6 +333,7 @@ def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str,
 
 
 @pytest.mark.parametrize("part", ["v", "out"])
+@pytest.mark.by_day("v")
 def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     """A maintainer would look for a lost token where subnormal numbers are."""
     found = []
@@ -341,6 +349,7 @@ def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.by_day("float16")
 def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
     """A loop that ends too early would be told once more as numbers that are taken for 0, and as sums in 16 bits."""
 
@@ -367,6 +376,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", OTHERS)
+@pytest.mark.by_day("the last token is dropped-float16")
 def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
     """A dropped token would be told as a matter of precision, and be declared away."""
     found = failures(plant(**OTHERS[mistake]), dtype)

@@ -22,6 +22,7 @@ from attnfuzz.values.tokens import all_on_device
 ELSEWHERE = "cuda" if torch.cuda.is_available() else "cpu:0"  # not the string for "stay here"
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("work", [0, 300, 1 << 30])
 @pytest.mark.parametrize("fixture", ["dense", "paged", "split", "states"])
 def test_same_numbers_as_here(

@@ -140,6 +140,7 @@ def test_order_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.by_day("paged_attention*", "merge_states*")
 def test_drawn_cases_together_are_each_alone(problem: Any) -> None:
     """A combination of sizes that nobody thought of would get wrong bounds, in batches only."""
 

@@ -99,6 +99,7 @@ def assert_same(found: Symptoms, expected: Symptoms) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("fixture", PROBLEMS)
+@pytest.mark.by_day("paged-none", "paged-wrong", "paged-unwritten", "paged-overrun", "paged-modified")
 def test_symptoms_are_those_of_a_trial(fixture: str, bug: str, plant: Any, request: pytest.FixtureRequest) -> None:
     """In a batch a symptom would be missed, made up, or found on another case."""
     case = request.getfixturevalue(fixture)

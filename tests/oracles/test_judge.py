@@ -18,6 +18,7 @@ from attnfuzz.problems.tolerance import FixedTolerance
 PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fixture", PROBLEMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_correct_kernel_passes(fixture: str, dtype: str, plant: Any, request: pytest.FixtureRequest) -> None:

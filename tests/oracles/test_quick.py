@@ -80,6 +80,7 @@ def test_verdicts_are_those_of_single_cases(bug: str, plant: Any, dense: DenseDe
 
 
 @pytest.mark.parametrize("fixture", PROBLEMS)
+@pytest.mark.by_day("queries")
 def test_every_problem_in_mixed_dtypes(fixture: str, plant: Any, request: pytest.FixtureRequest) -> None:
     """Cases of one problem would spoil each other where their dtypes differ."""
     cases = of_several_dtypes(request.getfixturevalue(fixture))

@@ -149,6 +149,7 @@ def refuse_to_run(*arguments: Any, **named: Any) -> Any:
     ("target", "case"),
     [("dense_naive", DENSE), ("paged_naive", PAGED), ("paged_split_k", PAGED), ("merge_states_triton", STATES)],
 )
+@pytest.mark.by_day("paged_split_k-case2")
 def test_right_kernels_pass_without_a_run_by_itself(target: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A false alarm, or as many waits for the GPU as there are runs."""
     (kernel,) = load_kernels(target)
@@ -165,6 +166,7 @@ def tensors_of(inputs: Any) -> dict[str, Tensor]:
     return {name: part.clone() for name in names if isinstance(part := getattr(inputs, name), Tensor)}
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("name", ALONG)
 @pytest.mark.parametrize("case", [DENSE, PAGED, STATES], ids=lambda case: case.problem)
 def test_a_run_gets_what_it_gets_by_itself(name: OracleName, case: Case, plant: Any) -> None:

@@ -103,6 +103,7 @@ def numbers(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.by_day("paged_eager", "merge_many_th")
 def test_verdicts_are_the_same(name: str, request: pytest.FixtureRequest) -> None:
     """A suite whose conftest sets a default device would see attnfuzz fail, or a right kernel be accused."""
     kernel, case = bundled(name, request.getfixturevalue(KERNELS[name]))
@@ -174,6 +175,7 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_failures_are_told_in_the_same_words(mistake: str, plant: Any, request: pytest.FixtureRequest) -> None:
     """A diagnosis or an explanation would break, or name another mistake."""
@@ -186,6 +188,7 @@ def test_failures_are_told_in_the_same_words(mistake: str, plant: Any, request: 
     check_words(plant(PROBLEMS[fixture], **bug), case)
 
 
+@pytest.mark.night
 def test_a_slope_of_another_head_is_told_in_the_same_words(paged: PagedDecodeCase) -> None:
     """Distances are integers: times a slope they would be rounded to the default dtype."""
     (right,) = load_kernels("paged_eager")
@@ -207,6 +210,7 @@ def check_words(kernel: Kernel, case: Case) -> str:
     return failure.message
 
 
+@pytest.mark.night
 def test_a_failure_shrinks_to_the_same_case(plant: Any, queries: PagedAttentionCase) -> None:
     """A finding would be saved as another case, or not shrink at all."""
     kernel = plant("paged_attention", length=lambda n: n - (n > 3))

@@ -74,6 +74,7 @@ BUGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.by_day
 @WAYS
 @pytest.mark.parametrize("oracle", BUGS)
 def test_symptoms_of_the_first_run_are_looked_into_in_ordinary_memory(

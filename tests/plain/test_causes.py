@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -38,12 +37,6 @@ DEAD_ROW_OF_MUCH_THE_SAME = {"head_size": 16, "seq_lens": (1, 2), "scale": 0.25}
 TWO_PAGES = {"head_size": 16, "seq_lens": (17,), "scale": 0.25, "block_size": 16}
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
-
-
 @pytest.mark.parametrize(
     ("kernel", "supports", "fields", "oracle", "causes"),
     [
@@ -55,6 +48,7 @@ def runner() -> Iterator[Runner]:
         ("triton_flash_decode_mixes_bases", WITHOUT_LSE, TWO_PAGES, "accuracy", {""}),
     ],
 )
+@pytest.mark.by_day("*-fields0-*", "*-fields5-*")
 def test_a_cause_is_named_only_if_it_is_the_one(
     runner: Runner, kernel: str, supports: Supports, fields: dict[str, Any], oracle: str, causes: set[str]
 ) -> None:

@@ -9,10 +9,8 @@ import pytest
 from tests.plain.pairs import PAIRS, Pair, explore
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [pytest.param(pair, marks=pytest.mark.night if i > 1 else (), id=pair.correct) for i, pair in enumerate(PAIRS)],
-)
+@pytest.mark.night
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.correct)
 def test_a_plain_kernel_is_silent_and_its_bug_is_one_finding(pair: Pair, tmp_path: Path) -> None:
     """The first report would be about nothing that an engine does, or tell one bug several times."""
     targets = [f"{pair.file}:{name}" for name in (pair.correct, pair.wrong)]

@@ -28,6 +28,7 @@ def cases(dtype: str) -> list[DenseDecodeCase]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("design", DESIGNS, ids=ids)
+@pytest.mark.by_day("sum of rounded weights-*", "scores in 16 bits-float16", "chain of five merges-bfloat16")
 def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> None:
     """A kernel that is built as an engine's is would be reported, whatever it declares."""
     ((out, lse),) = largest_ratios(design, cases(dtype), design.numerics)
@@ -36,12 +37,14 @@ def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> 
 
 
 @pytest.mark.parametrize("design", [one for one in DESIGNS if one.numerics != Numerics()], ids=ids)
+@pytest.mark.by_day("q x scale rounded")
 def test_what_must_be_declared_shows(design: Design) -> None:
     """A kernel that loses precision by a change would go on passing as what it was."""
     ratios = [largest_ratios(design, cases(dtype), SUMS_EXACT)[0] for dtype in DTYPES]
     assert max(max(pair) for pair in ratios) > 1
 
 
+@pytest.mark.night
 def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
     """A kernel that sums in float32 today, and in 16 bits after a change, would pass with its declaration."""
     (design,) = (one for one in DESIGNS if one.sums_rounded and one.numerics == Numerics())
@@ -51,6 +54,7 @@ def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
         assert max(out, loose) < 1
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_tensor_cores_that_keep_float32_stay_below_the_tightest_bound(dtype: str) -> None:
     """Truncation per block of terms would be accused, or sums that keep 14 bits pass for it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ TOTAL_S = 90.0
 NAMED = sorted(name for name, expectation in EXPLANATIONS.items() if expectation.names)
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
-
-
 def explained(name: str, expectation: Expectation, runner: Runner, folder: Path) -> list[str]:
     """All lines on the mutant's case; for a crash or a hang those on what makes it pass."""
     (declaration,) = runner.declarations([plant(mutant_named(name), folder)])
@@ -45,6 +38,7 @@ def explained(name: str, expectation: Expectation, runner: Runner, folder: Path)
 
 
 @pytest.mark.parametrize("name", NAMED)
+@pytest.mark.by_day("block_table_row_stride", "empty_split_finite_lse", "merge_both_empty", "v_not_masked")
 def test_the_explanation_names_what_is_wrong(name: str, runner: Runner, tmp_path: Path) -> None:
     """Whoever has to repair the kernel would be sent to the wrong token, page, head or tensor, or nowhere."""
     expectation = EXPLANATIONS[name]

@@ -15,6 +15,7 @@ KERNEL = Path(__file__).parent / "tensor_core_kernels.py"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.by_day("float16")
 def test_kernel_with_tensor_cores(dtype: str) -> None:
     """attnfuzz would cry wolf at the first kernel with tl.dot that a user points it at."""
     with Runner() as runner:

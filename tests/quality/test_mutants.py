@@ -23,30 +23,6 @@ _SEED = 3
 _PATIENCE_S = 300.0
 """A seed always draws the same cases. The slowest bug takes 254 of them: 54 s alone, over 120 beside other tests."""
 
-BY_DAY = {
-    "block_stride_from_shape",
-    "empty_split_not_written",
-    "group_as_modulus",
-    "large_group_divides_by_zero",
-    "lse_in_base_two",
-    "mask_added_to_scores",
-    "out_of_row_write",
-    "page_size_as_tile",
-    "query_scaled_in_place",
-    "result_depends_on_the_clock",
-    "row_of_minus_infinity_is_nan",
-    "scores_not_masked",
-    "segfault_on_long_table",
-    "v_not_masked",
-}
-"""At least one for each oracle; all of them are hunted at night."""
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
-
 
 @pytest.fixture(scope="module")
 def search() -> Iterator[Search]:
@@ -54,14 +30,8 @@ def search() -> Iterator[Search]:
         yield search
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(mutant.name, marks=() if mutant.name in BY_DAY else pytest.mark.night)
-        for mutant in MUTANTS
-        if mutant.in_suite
-    ],
-)
+@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS if mutant.in_suite])
+@pytest.mark.by_day("v_not_masked")  # each oracle's: tests/oracles
 def test_found_shrunk_and_absent_from_the_correct_kernel(name: str, tmp_path: Path, runner: Runner) -> None:
     """A bug of a kind that has shipped in public kernels would be missed, reported large, or blamed on a right one."""
     mutant = mutant_named(name)

@@ -75,6 +75,7 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.night
 def test_an_adapter_that_is_installed_is_searched_replayed_and_reproduced(tmp_path: Path) -> None:
     """Whoever has an engine would have to change attnfuzz to bring its kernels in, and could not save what is found."""
     installed, here = tmp_path / "site", tmp_path / "here"
@@ -176,6 +177,7 @@ def test_torch_is_an_engine_too() -> None:
         load_kernels("torch:sdpaa")
 
 
+@pytest.mark.night
 def test_a_script_is_made_of_an_adapter_wherever_attnfuzz_lies(tmp_path: Path) -> None:
     """What is found in an engine could not be filed with it, from any folder but that of a clone."""
     case: Any = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 17))

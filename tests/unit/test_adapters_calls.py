@@ -326,6 +326,9 @@ def case_for(kernel: Kernel, variant: Variant, **others: Any) -> Case:
 
 @pytest.mark.parametrize(("place", "name"), named(ATTENTION))
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.by_day(
+    "plain-*", "window and sinks-vllm-*_sinks", "soft_cap-flash_attn-with_kvcache", "alibi-flash_attn-varlen"
+)
 def test_engines_are_called_as_they_are_documented(adapters: Any, place: str, name: str, variant: str) -> None:
     """A window would be one key too long, or a log-sum-exp turned, and the engine accused of it."""
     kernel = kernel_of(adapters(place), name)

@@ -82,19 +82,39 @@ KERNEL = "attnfuzz.kernels.bundled:merge_states_eager"
 
 def test_a_campaign_is_measured_after_its_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start-up and compilation would count as time in which nothing was judged, or cases of the warm-up as its work."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("attnfuzz.bench.throughput.time.monotonic", lambda: clock.now)
     monkeypatch.setenv("ATTNFUZZ_TEST_MARK", "before")
-    measured = measure_campaign(
-        [KERNEL], seconds=2.0, warmup_s=1.0, workers=1, device="cpu", environment={"ATTNFUZZ_TEST_MARK": "during"}
-    )
-    assert 0 < measured.cases[KERNEL] < measured.result.statistics.cases
-    assert 0 < measured.seconds < measured.result.elapsed_s  # how much longer depends on what else the machine does
-    assert measured.campaign_s == pytest.approx(1.0 + measured.seconds)
-    assert measured.rate == pytest.approx(measured.cases[KERNEL] / measured.seconds)
-    assert measured.rate_of([KERNEL]) == measured.rate
+    statistics: Any = SimpleNamespace(kernels={KERNEL: SimpleNamespace(cases=0)}, cases=0, deadline=1e6)
+    deadlines = []
+
+    def campaign(_: Any, reporter: Any) -> Any:
+        assert os.environ["ATTNFUZZ_TEST_MARK"] == "during"
+        for clock.now, cases in ((30.0, 0), (40.0, 3), (40.9, 5), (41.5, 9), (43.0, 25)):
+            statistics.cases = statistics.kernels[KERNEL].cases = cases
+            reporter.progress(statistics)
+            deadlines.append(statistics.deadline)
+        return SimpleNamespace(statistics=statistics)
+
+    monkeypatch.setattr(throughput, "run_campaign", campaign)
+    measured = measure_campaign([KERNEL], seconds=2.0, warmup_s=1.0, environment={"ATTNFUZZ_TEST_MARK": "during"})
+    assert deadlines == [1e6, *[43.0] * 4]
+    assert measured.cases == {KERNEL: 20}
+    assert measured.seconds == pytest.approx(43.0 - 40.9)
+    assert measured.rate_of([KERNEL]) == measured.rate == pytest.approx(20 / measured.seconds)
     assert measured.rate_of(["another"]) == 0
     assert os.environ["ATTNFUZZ_TEST_MARK"] == "before"
 
 
+@pytest.mark.night
+def test_a_campaign_is_measured() -> None:
+    """There would be nothing to put beside the plain loop."""
+    measured = measure_campaign([KERNEL], seconds=5.0, warmup_s=1.0, workers=1, device="cpu")
+    assert measured.result.statistics.cases > 0
+    assert measured.campaign_s == pytest.approx(1.0 + measured.seconds)
+
+
+@pytest.mark.night
 def test_the_plain_loop_judges_cases() -> None:
     """There would be nothing to compare a campaign with."""
     loop = run_plain_loop([KERNEL], device="cpu", seconds=1.0, warmup_s=0.2)
@@ -102,6 +122,7 @@ def test_the_plain_loop_judges_cases() -> None:
     assert loop.seconds >= 1.0
 
 
+@pytest.mark.night
 def test_a_plain_loop_that_fails_says_why() -> None:
     """A benchmark would show a rate of nothing."""
     with pytest.raises(RuntimeError, match="no_such_kernel"):

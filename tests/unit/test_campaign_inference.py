@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,6 +19,7 @@ from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports, as_call
+from tests.unit.in_process import attnfuzz as run_command
 
 ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).with_name("plain_kernels.py")
@@ -37,12 +36,6 @@ TRITON = Supports(
 CASE = PagedDecodeCase(
     num_q_heads=2, num_kv_heads=2, head_size=64, block_size=16, seq_lens=(17, 3), scale=0.125, dtype="float16"
 )
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
-        yield runner
 
 
 def inferred(runner: Runner, kernel: str) -> Inferred:
@@ -144,6 +137,7 @@ def test_a_sum_of_rounded_weights_is_not_let_off_where_that_is_declared_away(run
     assert infer(runner, declared).numerics == declared.numerics
 
 
+@pytest.mark.night
 def test_a_change_that_sums_rounded_weights_is_found_and_named(tmp_path: Path) -> None:
     """What `declare` prints of a kernel would not be what it is held to from then on."""
     source = (
@@ -305,22 +299,10 @@ def test_what_was_declared_since_counts_more_than_what_was_assumed(runner: Runne
 
 
 def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attnfuzz", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    return run_command(*arguments, cwd=folder)
 
 
-def test_explore_finds_nothing_in_a_correct_kernel_that_declares_nothing(tmp_path: Path) -> None:
-    """The first report that a newcomer sees would be about nothing that an engine does."""
-    target = f"{KERNELS}:eager_split_decode"
-    done = attnfuzz(tmp_path, "explore", target, "--budget", "6s", "--workers", "1", "--device", "cpu", "--json", "s")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Possibly outside the contract of {target}: it raises for layouts HND and packed" in done.stdout
-    assert "nothing found in" in done.stdout
-    assert not list((tmp_path / "regressions").glob("*"))
-    (kernel,) = json.loads((tmp_path / "s").read_text())["kernels"]
-    assert kernel["inferred"] == as_call("Supports", SPLITS.declared())
-
-
+@pytest.mark.night
 def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None:
     """Who means the defaults could not have them searched."""
     target = f"{KERNELS}:eager_split_decode"

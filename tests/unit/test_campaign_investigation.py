@@ -254,6 +254,7 @@ def replay(path: Path, folder: Path) -> dict[str, Any]:
     return results[0]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("kernel", "oracle", "preceding"),
     [

@@ -113,6 +113,7 @@ def test_a_kernel_that_cannot_be_prepared_does_not_end_the_search_of_others(tmp_
     assert json.loads((tmp_path / "s.json").read_text())["unreached"] == ["cannot_be_prepared"]
 
 
+@pytest.mark.night
 def test_what_a_kernel_declares_to_prepare_is_done_once(tmp_path: Path) -> None:
     """A minute's build would be repeated by each worker, or the first cases would fail for want of it."""
     done = run(tmp_path, "explore", f"{SELF_BUILDING}:is_prepared", "--budget", "5s", "--workers", "2")
@@ -121,6 +122,7 @@ def test_what_a_kernel_declares_to_prepare_is_done_once(tmp_path: Path) -> None:
     assert (tmp_path / "begun").read_text().split() == ["prepared"]
 
 
+@pytest.mark.night
 def test_a_kernel_that_cannot_be_prepared_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """The campaign would find that every case raises, and blame the kernel for a missing compiler."""
     done = run(tmp_path, "explore", f"{SELF_BUILDING}:cannot_be_prepared", "--budget", "5s")

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,6 +24,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.summary import Summary
 from tests.unit import limited_kernels
+from tests.unit.in_process import attnfuzz
 from tests.unit.report_results import DENSE, MERGE, a_finding, a_result
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
@@ -54,11 +54,6 @@ import attnfuzz
 def slow(inputs):
     time.sleep(60.0)
 """
-
-
-def attnfuzz(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(COMMAND), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
 
 
 def refused(*arguments: object, cwd: Path) -> str:
@@ -105,9 +100,7 @@ def test_help_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
         "try: main()\n"
         "finally: print({'torch', 'triton', 'hypothesis', 'numpy', 'rich'} & set(sys.modules))"
     )
-    started = time.monotonic()
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert time.monotonic() - started < 5.0
     assert run.stdout.rstrip().endswith("set()")
     assert "--budget" in run.stdout
 
@@ -191,6 +184,7 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: list[str
     ],
     ids=" ".join,
 )
+@pytest.mark.by_day("replay NAME-*", "explain file -o NAME.svg-*", "*-name0")
 def test_a_name_that_no_file_can_have_is_one_sentence(
     arguments: tuple[str, ...],
     name: str,
@@ -274,6 +268,7 @@ def test_every_bad_regression_is_named_before_any_runs(tmp_path: Path) -> None:
         ("narrow.py", ["no case fits", "narrow.py:narrow", "packed"]),
     ],
 )
+@pytest.mark.by_day("raises.py-*")
 def test_a_kernel_that_cannot_be_searched_is_one_sentence(kernel: str, words: list[str], tmp_path: Path) -> None:
     """The first mistake everyone makes is in naming the kernel."""
     (tmp_path / "mine.py").write_text(BROKEN)
@@ -368,13 +363,10 @@ def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> 
 
 def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     """The sentence that a kernel's author wants to read, with the effort behind it, and no files left behind."""
-    started = time.monotonic()
     run = attnfuzz(
-        "explore", "dense_eager", "merge_states_*", "--budget", "12s", "--json", "a.json", "--seed", "5", cwd=tmp_path
+        "explore", "dense_eager", "merge_states_*", "--budget", "3s", "--json", "a.json", "--seed", "5", cwd=tmp_path
     )
-    elapsed_s = time.monotonic() - started
     assert run.returncode == 0, run.stdout + run.stderr
-    assert elapsed_s < 12.0 + 60.0  # the budget, and what start-up may take where all cores are busy
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
     assert summary.stop_reason == "budget"
     assert summary.cases == sum(kernel.cases for kernel in summary.kernels) > 0
@@ -449,6 +441,7 @@ def test_a_finding_counts_more_than_a_kernel_that_was_never_reached(tmp_path: Pa
     assert summary.unreached == ("slow",)
 
 
+@pytest.mark.night
 def test_no_case_at_all_is_no_success(tmp_path: Path) -> None:
     """ "Nothing found" in nothing looks the same to a shell."""
     (tmp_path / "slow.py").write_text(SLOW)
@@ -499,25 +492,8 @@ def test_a_limit_on_processes_is_one_sentence(error: str, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_saves_what_was_found_and_exits_130(tmp_path: Path) -> None:
-    """Interrupted after an hour, a search must not have been for nothing."""
-    (tmp_path / "mine.py").write_text(BROKEN)
-    command = [str(COMMAND), "explore", "mine.py", "--budget", "120s"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    with process, process.stdout as lines:
-        for line in lines:
-            if line.startswith("shrunk"):
-                break
-        os.kill(process.pid, signal.SIGINT)
-        rest = lines.read()
-        assert process.wait(30) == 130, rest
-    assert "interrupted: 1 finding" in rest
-    assert len(list((tmp_path / "regressions").glob("*.json"))) == 1
-
-
-def test_an_interrupted_search_is_reported_too(tmp_path: Path) -> None:
-    """A job that its scheduler ends would leave a CI system with nothing to show."""
+def test_ctrl_c_saves_and_reports_what_was_found_and_exits_130(tmp_path: Path) -> None:
+    """Interrupted after an hour, a search must not have been for nothing, nor leave a CI system nothing to show."""
     (tmp_path / "mine.py").write_text(BROKEN)
     reports = ["--html", "report.html", "--junit", "junit.xml", "--json", "summary.json"]
     command = [str(COMMAND), "explore", "mine.py", "--budget", "120s", *reports]
@@ -530,9 +506,10 @@ def test_an_interrupted_search_is_reported_too(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGINT)
         rest = lines.read()
         assert process.wait(30) == 130, rest
+    assert "interrupted: 1 finding" in rest
+    (saved,) = (tmp_path / "regressions").glob("*.json")
     page = (tmp_path / "report.html").read_text()
     assert "interrupted before its time was over" in page
-    (saved,) = (tmp_path / "regressions").glob("*.json")
     assert saved.name in page
     (failure,) = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("failure")
     assert "attnfuzz replay regressions/dense_decode-mine-accuracy-" in (failure.text or "")
@@ -562,6 +539,7 @@ def test_show_draws_the_case_and_says_what_fails(tmp_path: Path) -> None:
     assert "page" in run.stdout
 
 
+@pytest.mark.night
 def test_repro_writes_a_script_from_anywhere(tmp_path: Path) -> None:
     """The kernel's file is named relative to where it was searched, and the script is written somewhere else."""
     (tmp_path / "pyproject.toml").touch()
@@ -572,10 +550,3 @@ def test_repro_writes_a_script_from_anywhere(tmp_path: Path) -> None:
     run = attnfuzz("repro", path, "-o", "script.py", cwd=elsewhere)
     assert run.returncode == 0, run.stderr
     compile((elsewhere / "script.py").read_text(), "script.py", "exec")
-
-
-def test_doctor_answers(tmp_path: Path) -> None:
-    """It is the first thing asked for in a bug report."""
-    run = attnfuzz("doctor", cwd=tmp_path)
-    assert run.returncode == 0, run.stdout
-    assert "python" in run.stdout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -13,14 +11,15 @@ import torch
 
 from attnfuzz.bench.kernels.measurements import decode_report
 from attnfuzz.cli.bench import command, option_values
+from tests.unit.in_process import attnfuzz
 
 KERNELS = Path(__file__).parent / "timed_kernels.py"
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "attnfuzz", "bench", "kernels", *map(str, arguments)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CUDA_VISIBLE_DEVICES", "")
+        return attnfuzz("bench", "kernels", *arguments, cwd=cwd)
 
 
 def test_without_a_gpu_it_refuses(tmp_path: Path) -> None:

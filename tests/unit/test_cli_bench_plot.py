@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from attnfuzz.bench.kernels.measurements import Report, decode_report, encode_report, joined
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
 from attnfuzz.bench.kernels.shapes import SUITES
+from tests.unit.in_process import attnfuzz
 from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 
 def plot(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "attnfuzz", "bench", "plot", *map(str, arguments)]
-    return subprocess.run(call, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+    return attnfuzz("bench", "plot", *arguments, cwd=cwd)
 
 
 def report(suite: str) -> Report:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from attnfuzz.bench.tuning_tree import Tuned
+from tests.unit.in_process import attnfuzz
 
 KERNELS = Path(__file__).parent / "timed_kernels.py"
 
 
 def tune(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "attnfuzz", "bench", "tune", *map(str, arguments)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CUDA_VISIBLE_DEVICES", "")
+        return attnfuzz("bench", "tune", *arguments, cwd=cwd)
 
 
 def test_without_a_gpu_it_refuses(tmp_path: Path) -> None:
@@ -41,6 +41,7 @@ def test_it_writes_a_module_and_json(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "tuned.json").read_bytes(), type=Tuned).configurations == 2
 
 
+@pytest.mark.night
 def test_what_cannot_be_tuned_is_one_sentence(tmp_path: Path) -> None:
     """A wrong name would end in a traceback."""
     run = tune(KERNELS, "--device", "cpu", cwd=tmp_path)

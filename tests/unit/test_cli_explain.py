@@ -11,6 +11,7 @@ import pytest
 
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase
+from tests.unit.in_process import attnfuzz
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, dtype="float32")
@@ -28,8 +29,7 @@ def mine(inputs):
 
 
 def explain(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(COMMAND), "explain", *map(str, arguments), "--device", "cpu"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
+    return attnfuzz("explain", *arguments, "--device", "cpu", cwd=folder)
 
 
 @pytest.fixture

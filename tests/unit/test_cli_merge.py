@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.corpus import regression_files
+from tests.unit.in_process import attnfuzz
 from tests.unit.saved_findings import a_finding, save
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
@@ -26,8 +27,7 @@ def mine(inputs):
 
 
 def merge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(COMMAND), "merge", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+    return attnfuzz("merge", *arguments, cwd=cwd)
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def test_folders_are_merged_and_verified(nodes: Path) -> None:
     assert contents(nodes / "all") == after
 
 
+@pytest.mark.night
 def test_nothing_left_to_find_is_status_0(nodes: Path) -> None:
     """A script could not tell that all is well."""
     (nodes / "mine.py").write_text(KERNEL.replace("+= 1", "+= 0"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from attnfuzz.corpus import FindingRecord, Regression, load_regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase
 from tests.unit.environment_stand_ins import make_environment
+from tests.unit.in_process import attnfuzz
 
 KERNEL = """
 import importlib.metadata
@@ -59,17 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program] if program else [sys.executable, "-m", "attnfuzz"]
-    return subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return attnfuzz(*arguments, cwd=folder)
 
 
 def test_what_differs_between_two_environments_is_told(folder: Path) -> None:
@@ -91,11 +82,13 @@ def test_what_differs_between_two_environments_is_told(folder: Path) -> None:
 
 def test_a_driver_without_torch_runs_kernels_elsewhere(folder: Path) -> None:
     """Whoever compares two environments would need a third with gigabytes of packages that run nothing."""
-    done = run(folder, "replay", "--python", "3.7.0", program=WITHOUT_TORCH)
+    command = [sys.executable, "-c", WITHOUT_TORCH, "replay", "--python", "3.7.0"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert "1 saved case, 1 run: 0 failed; 1 open case passing there" in done.stdout
 
 
+@pytest.mark.night
 def test_bisect_names_the_first_that_fails(folder: Path) -> None:
     """A user would replay in one environment after the other, and compare by hand."""
     pythons = [argument for one in ("3.6.0", "3.7.0", "3.8.0", "3.9.0") for argument in ("--python", one)]
@@ -109,6 +102,7 @@ def test_bisect_names_the_first_that_fails(folder: Path) -> None:
     assert passing.returncode == 0, passing.stdout + passing.stderr
 
 
+@pytest.mark.night
 def test_a_campaign_is_shared_out_and_its_findings_run_everywhere(folder: Path) -> None:
     """A finding would not say that the other environment passes, or its file name versions that never ran it."""
     arguments = ("--workers", "1", "--seed", "3", "--save-dir", "found", "--json", "summary.json")
@@ -146,6 +140,7 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: str, fol
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.night
 def test_a_kernel_that_no_environment_has_is_judged_nowhere(folder: Path) -> None:
     """A misspelt kernel would count as one that passes in all environments."""
     done = run(

@@ -40,10 +40,11 @@ def document(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.night
 def test_what_a_kernel_refuses_is_left_out_and_told(tmp_path: Path) -> None:
     """A kernel that says what it cannot do would fail, or nobody would learn what it was not judged on."""
     (tmp_path / "mine.py").write_text(KERNEL)
-    run = verify("mine.py", "--json", "--budget", "5s", "--seed", "7", cwd=tmp_path)
+    run = verify("mine.py", "--json", "--budget", "2s", "--seed", "7", cwd=tmp_path)
     told = document(run)
     assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "mine.py:mine")
     assert (told["problem"], told["seed"], told["counterexample"]) == ("dense_decode", 7, None)
@@ -57,6 +58,7 @@ def test_what_a_kernel_refuses_is_left_out_and_told(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
+@pytest.mark.night
 def test_with_pedantic_nothing_is_left_out(tmp_path: Path) -> None:
     """There would be no way to hold a kernel to all that engines hand over."""
     (tmp_path / "mine.py").write_text(KERNEL)
@@ -90,6 +92,7 @@ def test_a_wrong_kernel_fails_with_its_smallest_case(tmp_path: Path) -> None:
         (KERNEL + KERNEL.replace("def mine", "def other"), "names 2 kernels (mine, other), and one is verified"),
     ],
 )
+@pytest.mark.by_day("import*")
 def test_what_cannot_be_judged_is_one_sentence_and_a_document(source: str, words: str, tmp_path: Path) -> None:
     """A program that reads the document would find none, or take a file that does not load for a wrong kernel."""
     (tmp_path / "mine.py").write_text(source)
@@ -120,16 +123,18 @@ def test_where_nothing_can_be_saved_is_said_before_the_search(tmp_path: Path) ->
     ],
     ids=["decode", "prefill"],
 )
+@pytest.mark.by_day("decode")
 def test_a_right_solution_passes(solution: dict[str, Any], tmp_path: Path) -> None:
     """FlashInfer-Bench's arguments would be in another order or of another meaning than its definitions say."""
     write_solution(tmp_path, solution)
-    run = verify("solution.json", "--json", "--budget", "5s", cwd=tmp_path)
+    run = verify("solution.json", "--json", "--budget", "2s", cwd=tmp_path)
     told = document(run)
     assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "solution.json")
     assert told["cases"] > 0
     assert 'where=({"num_q_heads": 4, "num_kv_heads": 2},)' in told["declared"]
 
 
+@pytest.mark.night
 def test_a_wrong_solution_fails_and_is_kept_with_its_sources(tmp_path: Path) -> None:
     """The saved case would name a kernel in a folder that is gone."""
     write_solution(tmp_path, a_solution(DECODE.replace("head // group", "head % k.shape[1]")))

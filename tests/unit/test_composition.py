@@ -97,6 +97,7 @@ def test_bundled_kernels_go_together() -> None:
         attnfuzz.check(target, made)
 
 
+@pytest.mark.night
 def test_what_is_wrong_between_two_right_kernels_is_found(kernels: str, tmp_path: Path) -> None:
     """A merge that takes logarithms to base 2 for natural ones spoils results that are right on either side."""
     target = f"{kernels}:needs_keys+{kernels}:merge_in_base2"

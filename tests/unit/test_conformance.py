@@ -16,6 +16,7 @@ from attnfuzz.conformance import load_set, set_file
 from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports
+from tests.unit.in_process import attnfuzz
 
 SELF_BUILDING = Path(__file__).with_name("self_building_kernels.py")
 KERNEL = """
@@ -46,9 +47,8 @@ def forgets_length_33(inputs):
 """
 
 
-def attnfuzz(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("attnfuzz")), "conformance", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+def conformance(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return attnfuzz("conformance", *arguments, cwd=cwd)
 
 
 def test_a_set_is_never_changed() -> None:
@@ -69,7 +69,7 @@ def test_the_set_has_cases_of_each_problem_that_engines_have() -> None:
 def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
     """The page would accuse a right kernel, say of a wrong one that it is right, or leave out why."""
     (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
-    run = attnfuzz("mine.py", "--json", "c.json", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
+    run = conformance("mine.py", "--json", "c.json", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
     found = {kernel["name"]: kernel for kernel in json.loads((tmp_path / "c.json").read_text())["kernels"]}
     right, wrong = found["mine.py:right"], found["mine.py:forgets_length_33"]
@@ -91,11 +91,12 @@ def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
     assert "1. mine.py:forgets_length_33" in run.stdout
 
 
+@pytest.mark.night
 def test_kernels_that_compile_themselves_come_after_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be heard of any engine for minutes, because of one whose compiler is at work."""
     monkeypatch.setenv("ATTNFUZZ_TEST_BUILDS", str(tmp_path))
     kernels = [f"{SELF_BUILDING}:{name}" for name in ("builds_itself", "is_ready")]
-    run = attnfuzz(*kernels, "--json", "c.json", "--device", "cpu", cwd=tmp_path)
+    run = conformance(*kernels, "--json", "c.json", "--device", "cpu", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     places = [run.stdout.index(text) for text in ("is_ready", "builds_itself compiles itself", "builds_itself: ")]
     assert places == sorted(places)
@@ -131,23 +132,24 @@ def test_a_page_that_was_stopped_says_what_was_not_run(tmp_path: Path) -> None:
     assert "slow.py:right" in (tmp_path / "c.html").read_text()
 
 
+@pytest.mark.night
 def test_a_failing_case_of_the_page_can_be_replayed(tmp_path: Path) -> None:
     """A maintainer would see a red cell and have nothing to run."""
     (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
-    attnfuzz("mine.py:forgets_length_33", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
+    conformance("mine.py:forgets_length_33", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
     page = (tmp_path / "c.html").read_text()
     text = page.partition("<pre>")[2].partition("</pre>")[0].replace("&#34;", '"').replace("&#39;", "'")
     (tmp_path / "saved.json").write_bytes(msgspec.json.format(text.encode()))
-    command = [str(Path(sys.executable).with_name("attnfuzz")), "replay", "saved.json"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    run = attnfuzz("replay", "saved.json", cwd=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
     assert "FAIL" in run.stdout
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(("nothing:*",), "no module named 'nothing'"), (("gone",), "gone")])
+@pytest.mark.by_day("arguments1*")
 def test_what_nobody_has_is_refused(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     """An empty page would look like one without objections."""
-    run = attnfuzz(*arguments, cwd=tmp_path)
+    run = conformance(*arguments, cwd=tmp_path)
     assert run.returncode == 2
     assert said in run.stderr
     assert len(run.stderr.splitlines()) == 1

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import attnfuzz
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
@@ -27,3 +29,32 @@ def test_another_attnfuzz_than_the_one_beside_the_tests_is_refused(tmp_path: Pat
         f"ERROR: these tests are of {clone / 'attnfuzz'}, but `import attnfuzz` finds {installed}; "
         f"set PYTHONPATH={clone}, or install that one: pip install -e {clone}"
     )
+
+
+PARAMETERS = """
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("word", ["one", "two"])
+@pytest.mark.by_day({patterns})
+def test_any(word, number): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        ('"one-*", "two-2"', "3/4 tests collected (1 deselected)"),
+        ("", "2/4 tests collected (2 deselected)"),
+        ('"three-*"', "by_day of test_any: ['three-*'] fit"),
+    ],
+)
+def test_parameters_that_are_not_for_the_day_run_at_night(tmp_path: Path, patterns: str, said: str) -> None:
+    """A change would wait for them, or a name that is mistyped take them out of the day unnoticed."""
+    file = tmp_path / "test_parameters.py"
+    file.write_text(PARAMETERS.format(patterns=patterns))
+    root = CONFTEST.parents[1]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", "not night"]
+    command += ["-c", str(root / "pyproject.toml"), "--confcutdir", str(root), "-p", "tests.conftest", str(file)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert said in done.stdout, done.stdout + done.stderr

@@ -24,6 +24,7 @@ def find(name: str) -> Line:
     return next(line for line in examine() if line.name == name)
 
 
+@pytest.mark.night
 def test_this_machine_is_fit(lines: dict[str, Line]) -> None:
     """The machine that passes the tests would be called unfit, or a part not be examined."""
     assert set(lines) == {

@@ -126,6 +126,7 @@ def test_a_mistake_is_named(mistake: Callable[[Any], State], case: Case, variant
     assert any(re.search(line, one) for one in lines), "\n".join(lines)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("variant", EACH, ids=lambda variant: "+".join(variant.names))
 @pytest.mark.parametrize("case", [DECODE, QUERIES], ids=["decode", "queries"])
 def test_nothing_is_said_of_the_right_kernel(case: Case, variant: Variant) -> None:

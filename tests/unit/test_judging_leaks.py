@@ -91,6 +91,7 @@ def runner() -> Iterator[Runner]:
     ("kernel", "each"),
     [("keeps_16_mebibytes", "16.0 MiB"), ("keeps_a_little", "3"), ("keeps_much", "100.0 MiB"), ("keeps_inputs", "4.")],
 )
+@pytest.mark.by_day("keeps_a_little-*")
 def test_kernels_that_leak(runner: Runner, kernel: str, each: str) -> None:
     """A kernel in a server calls itself to death."""
     (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
@@ -100,6 +101,7 @@ def test_kernels_that_leak(runner: Runner, kernel: str, each: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["keeps_the_latest", "keeps_once", "makes_cycles"])
+@pytest.mark.by_day("keeps_once")
 def test_kernels_that_keep_memory_within_bounds(runner: Runner, kernel: str) -> None:
     """Caches are what makes kernels fast."""
     (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
@@ -107,6 +109,7 @@ def test_kernels_that_keep_memory_within_bounds(runner: Runner, kernel: str) -> 
 
 
 @pytest.mark.parametrize("kernel", ["dense_naive", "paged_split_k", "merge_states_triton", "dense_eager"])
+@pytest.mark.by_day("paged_split_k")
 def test_bundled_kernels_do_not_leak(runner: Runner, kernel: str) -> None:
     """Triton keeps what it has compiled, once for each specialisation, and torch what it has allocated."""
     (declaration,) = runner.declarations([kernel])

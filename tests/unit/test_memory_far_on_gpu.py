@@ -58,6 +58,7 @@ def test_pages_end_with_the_cache(kind: Any, memory: CudaSparseMemory) -> None:
     assert window.eq(1.0).all()
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("shape", [(5, 3, 16), (2, 7, 3), (3, 60, 2)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_far_apart_do_not_overlap_and_take_no_more_than_together(
@@ -90,6 +91,7 @@ def test_integers_have_zeros_around_them(memory: CudaSparseMemory) -> None:
     assert table.as_strided((3,), (1,), table.stride(0) - (1 << 32)).eq(0).all()
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, 7, 9, 16, 33, 200])
 def test_short_offsets_of_rows_come_out_at_other_numbers(

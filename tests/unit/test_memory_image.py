@@ -38,6 +38,7 @@ def assert_same(one: Tensor, other: Tensor) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(derive=st.booleans(), data=st.data())
+@pytest.mark.by_day("paged_attention", "merge_states")
 def test_kernels_get_what_they_get_alone(problem: Problem, derive: bool, data: st.DataObject) -> None:
     """In a batch a kernel would be given other inputs than alone, and failures would not be seen again."""
     batch = data.draw(st.lists(cases(problem), min_size=1, max_size=5))

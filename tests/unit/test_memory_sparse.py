@@ -59,6 +59,7 @@ def test_memory_is_given_back_with_the_last_tensor() -> None:
 
 
 @pytest.mark.parametrize("distance", [1, 1 << 31, 1 << 34])
+@pytest.mark.by_day("2147483648")
 def test_a_touch_below_is_deadly(distance: int) -> None:
     """A negative offset would read whatever lies there, and pass for a right one."""
     run = subprocess.run([sys.executable, "-c", TOUCH_BELOW, str(distance)], capture_output=True, timeout=60)

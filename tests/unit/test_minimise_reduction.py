@@ -157,6 +157,7 @@ MINIMA: list[tuple[str, Problem, Fails, Case]] = [
 ]
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES], ids=["cpu", "gpu"])
 @pytest.mark.parametrize(("problem", "fails", "minimum"), [row[1:] for row in MINIMA], ids=[row[0] for row in MINIMA])
 def test_every_start_ends_at_the_exact_minimum_in_few_runs(

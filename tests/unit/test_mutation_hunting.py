@@ -115,6 +115,7 @@ def told(runner: Runner, kernel: Declaration) -> str:
     return failure.message
 
 
+@pytest.mark.night
 def test_a_spare_is_another_process(runner: Runner, kernel: Declaration) -> None:
     """A failure would be confirmed in the process that it may come from, or in one that is not fresh any more."""
     with spare_runner(runner.sibling, [kernel]) as spare:
@@ -125,6 +126,7 @@ def test_a_spare_is_another_process(runner: Runner, kernel: Declaration) -> None
     assert runner.resident_bytes > 0
 
 
+@pytest.mark.night
 def test_a_spare_that_nobody_takes_is_closed(runner: Runner, kernel: Declaration) -> None:
     """Each mutant that survives would leave a process and its GPU memory behind."""
     made: list[Runner] = []
@@ -138,6 +140,7 @@ def test_a_spare_that_nobody_takes_is_closed(runner: Runner, kernel: Declaration
     assert made[0].resident_bytes == 0
 
 
+@pytest.mark.night
 def test_what_a_spare_cannot_import_is_told_to_whoever_takes_it(runner: Runner, kernel: Declaration) -> None:
     """A failure would be confirmed by a process that never had the kernel."""
     gone = Declaration(name="gone", problem="merge_states", target=kernel.target.replace("telling.py", "gone.py"))

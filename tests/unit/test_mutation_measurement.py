@@ -62,6 +62,7 @@ def test_kills_and_stillborn(tmp_path: Path) -> None:
     assert "tl.minimum" not in (tmp_path / "combining.py").read_text()
 
 
+@pytest.mark.night
 def test_without_attribution_only_the_kill_is_known(tmp_path: Path) -> None:
     """On a GPU a score would take several times as long, for a table that nobody asked for."""
     measured = measure(replace(request(write_project(tmp_path), "min_max"), attribute=False))
@@ -76,6 +77,7 @@ def test_without_attribution_only_the_kill_is_known(tmp_path: Path) -> None:
     assert "leave out --no-attribution" in done.stderr
 
 
+@pytest.mark.night
 def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
     """A survivor would pass for killed, an argument would not be read, or a stale one go unnoticed."""
     write_project(tmp_path)
@@ -95,6 +97,7 @@ def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
     assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent" in second.stdout
 
 
+@pytest.mark.night
 def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> None:
     """An hour's work would be lost with the terminal, or numbers measured in different ways be added up."""
     write_project(tmp_path)
@@ -119,6 +122,7 @@ def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> Non
     assert "what is to be resumed was measured on another GPU, not " in elsewhere.stderr
 
 
+@pytest.mark.night
 def test_the_list_is_that_of_the_shard(tmp_path: Path) -> None:
     """Whoever looks up what a shard is about would be shown all mutants."""
     write_project(tmp_path)
@@ -131,6 +135,7 @@ def test_the_list_is_that_of_the_shard(tmp_path: Path) -> None:
     assert printed == [2, 1, 1]
 
 
+@pytest.mark.night
 def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
     """A set that is measured in parts would come out with mutants missing, or be hunted twice."""
     write_project(tmp_path)
@@ -151,6 +156,7 @@ def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
     assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent, 0 stillborn; time" in listed.stdout
 
 
+@pytest.mark.night
 def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> None:
     """Whoever loses the machine would lose everything that was measured on it."""
     told: list[MeasuredMutants] = []
@@ -165,6 +171,7 @@ def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.night
 def test_what_was_known_before_is_there_from_the_first(tmp_path: Path) -> None:
     """A measurement that resumes, and is interrupted again, would leave less in its file than it had found there."""
     asked = request(write_project(tmp_path), "normalisation", "axis")
@@ -174,6 +181,7 @@ def test_what_was_known_before_is_there_from_the_first(tmp_path: Path) -> None:
     assert [(len(one.outcomes), one.left) for one in told] == [(2, 0), (2, 0)]
 
 
+@pytest.mark.night
 def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two suites could not be compared: a user's tests would run on the kernel as it is."""
     (tmp_path / "test_mine.py").write_text(
@@ -190,6 +198,7 @@ def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert statuses(measured) == {"b_out = acc  # [BLOCK_D]": "killed"}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("test", "problem"),
     [("assert False", "does not pass without a mutant"), ("assert True", "does not load combining.py with attnfuzz's")],
@@ -203,6 +212,7 @@ def test_a_suite_that_cannot_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         measure(request(kernel, "store", command=PYTEST))
 
 
+@pytest.mark.night
 def test_a_suite_that_loads_another_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever changes a checkout while the tests import what is installed would be told to look at the plugin."""
     for name in ("checkout", "installed"):
@@ -216,6 +226,7 @@ def test_a_suite_that_loads_another_installation(tmp_path: Path, monkeypatch: py
         measure(request(kernel, "store", command=PYTEST))
 
 
+@pytest.mark.night
 def test_a_kernel_that_fails_as_it_is(tmp_path: Path) -> None:
     """Every mutant of a broken kernel would count as found."""
     kernel = write_project(tmp_path)
@@ -240,6 +251,7 @@ def test_nothing_to_change(tmp_path: Path) -> None:
         ([], "Missing argument"),
     ],
 )
+@pytest.mark.by_day("arguments0-*")
 def test_wrong_usage(tmp_path: Path, arguments: list[str], problem: str) -> None:
     """A mistyped option would measure something else, or end in a traceback."""
     done = subprocess.run(
@@ -250,6 +262,7 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str], problem: str) -> None
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.night
 def test_one_mutant_again(tmp_path: Path) -> None:
     """A survivor could only be looked into by hunting all mutants again."""
     kernel = write_project(tmp_path)
@@ -261,6 +274,7 @@ def test_one_mutant_again(tmp_path: Path) -> None:
             choose_mutants(runner, replace(one, ids=("gone",)))
 
 
+@pytest.mark.night
 def test_what_is_to_be_resumed_is_a_file(tmp_path: Path) -> None:
     """A named pipe would be waited for, past any budget."""
     os.mkfifo(tmp_path / "m.json")

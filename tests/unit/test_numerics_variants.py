@@ -66,6 +66,7 @@ def test_tanh_stays_within_its_error(name: str) -> None:
     assert TANH_ERROR < 16 * FLOAT32_ROUNDOFF
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("name", TANHS)
 def test_capped_scores_stay_below_the_bound(name: str, size: float) -> None:

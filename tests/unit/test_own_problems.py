@@ -27,8 +27,8 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.testing.loading import shared_runner
 from tests.unit import rope_append_kernels as rope_append
+from tests.unit.in_process import attnfuzz as run_command
 
-COMMAND = Path(sys.executable).with_name("attnfuzz")
 KERNELS = Path(rope_append.__file__)
 PAGE = Path(__file__).parents[2] / "docs" / "own_problems.md"
 
@@ -71,11 +71,11 @@ ROPE = declared(rope_append.RopeAppend())
 
 
 def explore(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(COMMAND), "explore", *map(str, arguments), "--workers", "1", "--device", "cpu"]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+    return run_command("explore", *arguments, "--workers", "1", "--device", "cpu", cwd=cwd)
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.by_day("touches_the_next_slot", "last_token_left_out")
 def test_planted_bugs_are_found_shrunk_and_told(name: str) -> None:
     """A bug in a user's problem would pass, or be shown on a case that nobody can read."""
     kernel: Kernel = getattr(rope_append, name)
@@ -97,6 +97,7 @@ def test_planted_bugs_are_found_shrunk_and_told(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["right", "in_triton"])
+@pytest.mark.by_day("right")
 def test_right_kernels_are_silent(name: str) -> None:
     """Poison, guards or the tolerance would blame a kernel that does what its problem says."""
     search = attnfuzz.fuzz(getattr(rope_append, name), max_examples=40, device="cpu")(lambda: None)
@@ -122,9 +123,7 @@ def test_a_campaign_finds_saves_and_replays(tmp_path: Path) -> None:
     document = json.loads(saved.read_text())
     assert document["problem"] == "kernels.py:RopeAppend"
     assert document["fields"]["padding_tokens"] == {"type": "integer", "low": 0, "high": 4}
-    replay = subprocess.run(
-        [str(COMMAND), "replay", str(saved)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    replay = run_command("replay", saved, cwd=tmp_path)
     assert replay.returncode == 1
     assert "was modified where nothing is to be written" in replay.stdout
 
@@ -184,8 +183,7 @@ def test_a_problem_that_has_changed_takes_its_saved_cases_along(tmp_path: Path, 
 
     def replayed(changed: str) -> subprocess.CompletedProcess[str]:
         kernels.write_text(changed)
-        command = [str(COMMAND), "replay", str(saved)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return run_command("replay", saved, cwd=tmp_path)
 
     wider = replayed(
         source.replace("padding_tokens = attnfuzz.Integer(0, 4)", "padding_tokens = attnfuzz.Integer(0, 5)")

@@ -62,6 +62,7 @@ def scores_latents_only(inputs: Any) -> Any:
     return attend(inputs, width=inputs.v_head_size)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("keys", KEY_RECIPES)
 @pytest.mark.parametrize("values", VALUE_RECIPES)
 def test_a_right_kernel_passes_every_oracle_on_all_numbers(keys: Any, values: Any) -> None:

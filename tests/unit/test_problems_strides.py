@@ -47,7 +47,7 @@ def test_strides_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("row", range(1, 65))
+@pytest.mark.parametrize("row", [1, 2, 3, 4, 7, 8, 63, 64])
 def test_padded_rows_break_alignment(row: int, itemsize: int) -> None:
     """Rows would stay aligned, so a kernel's vector loads would never meet an odd row."""
     stride = strided_layout((2, row), "padded_rows", itemsize).strides[0]

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
@@ -47,6 +46,7 @@ from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases
 from attnfuzz.strategies.formats import first_formats
 from tests.unit import combined_kernels
 from tests.unit.combined_kernels import PRODUCTS, TABLE, is_compiled
+from tests.unit.in_process import attnfuzz as run_command
 
 KERNELS = Path(combined_kernels.__file__)
 OPTIONS: dict[str, tuple[OptionValue, ...]] = {"tile": (16, 32), "fast": (True, False)}
@@ -93,6 +93,7 @@ def tables(problem: Problem) -> st.SearchStrategy[tuple[dict[str, Any], ...]]:
     max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
 )
 @given(data=st.data())
+@pytest.mark.by_day("paged_decode")
 def test_every_possible_combination_is_drawn_and_nothing_else(problem: Problem, data: st.DataObject) -> None:
     """A kernel would be handed what it is not made for, or one of its combinations would never be tested."""
     supports = Supports(where=data.draw(tables(problem)), **cast(Any, ANY))
@@ -127,6 +128,7 @@ def has_cases(problem: Problem, combination: Any) -> bool:
     max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
 )
 @given(data=st.data())
+@pytest.mark.by_day("paged_decode")
 def test_cases_shrink_to_the_simplest_that_is_supported(problem: Problem, data: st.DataObject) -> None:
     """Where nothing stops it, a reduction would end in another combination each time, and a bug have two features."""
     supports = Supports(where=data.draw(tables(problem)), **cast(Any, ANY))
@@ -351,19 +353,10 @@ def test_benchmarks_time_what_goes_together() -> None:
 
 
 def attnfuzz_at(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attnfuzz", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return run_command(*arguments, cwd=folder)
 
 
-def test_a_search_stays_inside(tmp_path: Path) -> None:
-    """Whoever has no kernel for heads of 256 on pages of 16 tokens would be told so as of a bug."""
-    (tmp_path / "mine.py").write_text(KERNELS.read_text())
-    good = ["mine.py:by_a_table", "mine.py:by_a_function"]
-    run = attnfuzz_at(tmp_path, "explore", *good, "--budget", "8s", "--workers", "1")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert not (tmp_path / "regressions").exists()
-
-
+@pytest.mark.night
 def test_a_bug_in_one_combination_is_found_shrunk_and_replayed(tmp_path: Path) -> None:
     """The bug would be missed, or its case be shrunk to one that the kernel never claimed to take."""
     (tmp_path / "mine.py").write_text(KERNELS.read_text())
@@ -388,6 +381,7 @@ def test_a_bug_in_one_combination_is_found_shrunk_and_replayed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", ["({'head_size': 13, 'layout': 'packed'},)", "lambda case: case.seq_lens == 1", "()"])
+@pytest.mark.by_day("lambda*")
 def test_a_declaration_without_cases_ends_in_one_sentence(tmp_path: Path, where: str) -> None:
     """A traceback, or a search of nothing that ends in success."""
     lines = ("import attnfuzz", f"@attnfuzz.kernel('paged_decode', supports=attnfuzz.Supports(where={where}))")

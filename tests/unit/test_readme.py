@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.corpus import decode_regression
+from tests.unit.in_process import attnfuzz
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "regressions").glob("*.md")]
@@ -31,11 +32,6 @@ def headings(page: Path) -> set[str]:
     """What links to ``page`` may name behind a #."""
     lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
-
-
-def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attnfuzz", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +80,7 @@ def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
 def assert_script_says_what_is_shown(folder: Path, saved: Path) -> None:
     """The script stands alone: it is run where there is nothing else."""
     (folder / "elsewhere").mkdir()
-    made = attnfuzz(folder, "repro", str(saved), "-o", "elsewhere/script.py")
+    made = attnfuzz("repro", saved, "-o", "elsewhere/script.py", cwd=folder)
     assert made.returncode == 0, made.stderr
     command = [sys.executable, "-P", "script.py"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -105,7 +101,7 @@ def assert_explanation_is_what_is_shown(folder: Path) -> None:
     source = kernel_file.read_text(encoding="utf-8")
     assert source.count("head // group_size") == 1
     kernel_file.write_text(source.replace("head // group_size", "head % num_kv_heads"), encoding="utf-8")
-    told = attnfuzz(folder, "explain", "heads.json", "-o", "weights.svg").stdout
+    told = attnfuzz("explain", "heads.json", "-o", "weights.svg", cwd=folder).stdout
     kernel_file.write_text(source, encoding="utf-8")
     shown = block("docs/first-finding.md", "console", "$ attnfuzz explain").splitlines()[1:]
     assert [line for line in shown if line != "..." and line not in told.splitlines()] == []
@@ -115,7 +111,7 @@ def assert_explanation_is_what_is_shown(folder: Path) -> None:
 
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
-    explored = attnfuzz(folder, "explore", "my_decode.py", "--budget", "60s", "--fail-fast")
+    explored = attnfuzz("explore", "my_decode.py", "--budget", "60s", "--fail-fast", cwd=folder)
     assert explored.returncode == 1, explored.stderr
     saved = list((folder / "regressions").iterdir())  # another symptom may be on its way when the search ends
     assert [path.name for path in saved if "dead_memory" in path.name], saved
@@ -126,7 +122,7 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
             if "..." not in line and line[0] != "$"
         ]
         assert [line for line in shown if line.strip() not in explored.stdout] == []
-    assert attnfuzz(folder, "replay").returncode == 1
+    assert attnfuzz("replay", cwd=folder).returncode == 1
     assert_script_says_what_is_shown(folder, next(path for path in saved if "dead_memory" in path.name))
 
     kernel_file = folder / "my_decode.py"
@@ -139,7 +135,7 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     assert block("README.md", "python") in source
     assert source.count(before[1]) == 1
     kernel_file.write_text(source.replace(before[1], after[1]), encoding="utf-8")
-    assert attnfuzz(folder, "replay").returncode == 0
+    assert attnfuzz("replay", cwd=folder).returncode == 0
     assert_explanation_is_what_is_shown(folder)
 
     for path in saved:
@@ -158,7 +154,7 @@ def test_a_backend_with_state_is_found_to_mix_up_calls(tmp_path: Path) -> None:
     source = block("docs/stateful.md", "python")
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "my_backend.py").write_text(source, encoding="utf-8")
-    assert attnfuzz(tmp_path, "explore", "my_backend.py", "--budget", "60s", "--fail-fast").returncode == 1
+    assert attnfuzz("explore", "my_backend.py", "--budget", "60s", "--fail-fast", cwd=tmp_path).returncode == 1
     saved = [decode_regression(path.read_bytes(), path.name) for path in (tmp_path / "regressions").iterdir()]
     assert any(one.preceding or one.finding.oracle == "call_sequence" for one in saved)
     before, after = (re.search(rf"^\{sign}(.*)$", block("docs/stateful.md", "diff"), re.MULTILINE) for sign in "-+")
@@ -166,7 +162,7 @@ def test_a_backend_with_state_is_found_to_mix_up_calls(tmp_path: Path) -> None:
     assert after is not None
     assert source.count(before[1]) == 1
     (tmp_path / "my_backend.py").write_text(source.replace(before[1], after[1]), encoding="utf-8")
-    assert attnfuzz(tmp_path, "replay").returncode == 0
+    assert attnfuzz("replay", cwd=tmp_path).returncode == 0
 
 
 def test_what_allclose_does_not_see_is_seen(tmp_path: Path) -> None:

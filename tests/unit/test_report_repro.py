@@ -155,6 +155,7 @@ def test_bundled_kernels_pass(tmp_path: Path) -> None:
     assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS 0"]] * len(BUNDLED)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_scripts_agree_with_replay_on_saved_cases(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,6 +238,7 @@ def stateful_script(
     return repro_script(saved, declaration_of(target))
 
 
+@pytest.mark.night
 def test_preceding_cases_run_first(tmp_path: Path) -> None:
     """The script would pass, and its reader take the report for a mistake."""
     after_wide = "fails = seen and inputs.q.shape[2] == 16; seen.extend([1] * (inputs.q.shape[2] == 32))"
@@ -251,6 +253,7 @@ def test_preceding_cases_run_first(tmp_path: Path) -> None:
     assert other.splitlines()[-1] == "STATUS 0"
 
 
+@pytest.mark.night
 def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
     """One run of a kernel that fails now and then shows nothing."""
     now_and_then = "import sys; sys.calls = getattr(sys, 'calls', 0) + 1; fails = sys.calls == 6"
@@ -277,6 +280,7 @@ def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path) -> None:
     assert list(temporary.glob("repro-*")) == []
 
 
+@pytest.mark.night
 def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
     """Whoever gets the script would see right results, and a server of theirs die."""
     leak = FindingRecord(oracle="crash", kind="leak", message="every call keeps another 8.0 MiB of memory")

@@ -73,6 +73,7 @@ def test_a_report_becomes_a_finding_in_words() -> None:
     assert not any("Host Frame" in line for line in failure.details)
 
 
+@pytest.mark.night
 def test_a_kernel_that_raises_is_told() -> None:
     """It would pass, or the tool be said to object."""
     raised = judge_sanitized(Sanitizer("memcheck", device="cpu"), declared("raises"), CASE)
@@ -175,6 +176,7 @@ def test_replay_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "now passing" not in output
 
 
+@pytest.mark.night
 def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search would end with nothing saved, or go on with a kernel whose first bug hides all others."""
     monkeypatch.setenv(BEHAVES, "idle")
@@ -187,6 +189,7 @@ def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "16 cases under memcheck in 2 processes: 1 finding" in output
 
 
+@pytest.mark.night
 def test_a_kernel_that_a_sanitizer_had_no_time_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CI job would pass on a kernel that nobody has looked at."""
     monkeypatch.setenv(BEHAVES, "idle")

@@ -74,6 +74,7 @@ def test_no_case_is_unsupported(problem: Problem, data: st.DataObject, supports:
     assert decode_case(problem, encode_case(case)) == case
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("supports", [Supports(), NARROW], ids=["everything", "narrow"])
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_no_draw_is_thrown_away(problem: Problem, supports: Supports) -> None:
@@ -92,6 +93,7 @@ def test_no_draw_is_thrown_away(problem: Problem, supports: Supports) -> None:
     assert counts["begun"] == counts["drawn"] >= 200
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("problem", ATTENTION)
 def test_sizes_are_kept(problem: Problem, sizes: Sizes) -> None:

@@ -127,6 +127,7 @@ def variants(tensors: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(
     ("more", "changed"),
     [
@@ -154,6 +155,7 @@ def test_variants_are_those_of_the_call(more: dict[str, Any], changed: dict[str,
 @pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("scales", [(0.5, torch.tensor([3.0])), (torch.tensor([0.5, 1.7]), torch.tensor([0.3, 2.0]))])
 @pytest.mark.parametrize("layout", ["NHD", "packed", None])
+@pytest.mark.by_day("NHD-scales1-narrow0", "packed-scales0-narrow1", "None-*")
 def test_a_cache_of_8_bits_stands_for_its_numbers_times_the_scales(
     narrow: torch.dtype, scales: tuple[Any, Any], layout: str | None
 ) -> None:

@@ -142,6 +142,7 @@ def test_numbers_that_others_settle(suite: pytest.Pytester, monkeypatch: pytest.
     assert resolved(suite, "-n", "auto") == (11, "load")
 
 
+@pytest.mark.night
 def test_workers_get_gpus_in_turn(suite: pytest.Pytester) -> None:
     """All workers would run their kernels on the first GPU."""
     suite.makeconftest(f"{LEASES}\nimport os\nos.sched_getaffinity = lambda process: range(4)")
@@ -154,6 +155,7 @@ def test_workers_get_gpus_in_turn(suite: pytest.Pytester) -> None:
     assert leases(suite) == [("gw0", UUIDS[0]), ("gw1", UUIDS[1]), ("gw2", UUIDS[0]), ("gw3", UUIDS[1])]
 
 
+@pytest.mark.night
 def test_only_gpu_needs_no_lease(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's own CUDA_VISIBLE_DEVICES would be replaced to no purpose."""
     install_nvidia_smi(monkeypatch, suite.path, TWO_GPUS.splitlines(keepends=True)[0])
@@ -163,6 +165,7 @@ def test_only_gpu_needs_no_lease(suite: pytest.Pytester, monkeypatch: pytest.Mon
     assert leases(suite) == [("gw0", None)]
 
 
+@pytest.mark.night
 def test_lease_of_a_crashed_worker_goes_to_its_replacement(suite: pytest.Pytester) -> None:
     """After crashes, all workers would end up on one GPU."""
     suite.makeconftest(LEASES)
@@ -190,6 +193,7 @@ def test_lease_of_a_crashed_worker_goes_to_its_replacement(suite: pytest.Pyteste
     assert leases(suite) == [("gw0", UUIDS[0]), ("gw1", UUIDS[1]), ("gw2", UUIDS[0]), ("gw3", UUIDS[0])]
 
 
+@pytest.mark.night
 def test_kernels_run_on_the_leased_gpu(suite: pytest.Pytester) -> None:
     """Leases would be handed out, and kernels run on the first GPU all the same."""
     (suite.path / "kernels.py").write_text(KERNELS, encoding="utf-8")
@@ -198,6 +202,7 @@ def test_kernels_run_on_the_leased_gpu(suite: pytest.Pytester) -> None:
     assert {path.name for path in suite.path.glob("seen by*")} == {f"seen by a kernel {uuid}" for uuid in UUIDS}
 
 
+@pytest.mark.night
 def test_segmentation_fault_fails_its_own_test(suite: pytest.Pytester) -> None:
     """A kernel that crashes would take its worker along, and what xdist reports would name no kernel."""
     (suite.path / "kernels.py").write_text(KERNELS, encoding="utf-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 RECORD = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
@@ -74,6 +76,7 @@ def test_a_run_is_written_down_and_nothing_stays() -> None:
     run(RECORD)
 
 
+@pytest.mark.night
 def test_an_unknown_interpreter_is_left_alone() -> None:
     """A newer Triton would end each explanation in an error."""
     run("\n".join(UNKNOWN.format(change=change) for change in CHANGES[:1]))

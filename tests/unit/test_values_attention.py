@@ -84,6 +84,7 @@ def test_golden_digest_of_all_recipes(device: str) -> None:
     assert digest.hexdigest() == "e9edc7f6bd368b5f297c09c95cd021a433ee98472e7aad2c6e5f3d3c75b24a32"
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("exponent", [-6, 0, 8])
 @pytest.mark.parametrize("recipe", COARSE, ids="-".join)
 def test_numbers_are_exact_in_every_dtype(recipe: tuple[Any, Any], exponent: int) -> None:

@@ -47,6 +47,7 @@ def assert_same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
+@pytest.mark.by_day("paged_attention*", "merge_states*")
 def test_same_bits_as_alone(problem: Problem, device: str, data: st.DataObject) -> None:
     """A case would be judged on other numbers than those that its regression file stands for."""
     batch = data.draw(st.lists(cases(problem), min_size=1, max_size=6))

@@ -33,6 +33,7 @@ def codes(numbers: Tensor, dtype: KvDtype) -> set[int]:
     return set(numbers.to(getattr(torch, dtype)).view(torch.uint8).flatten().tolist())
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("exponent", [-6, 0, 8])
 @pytest.mark.parametrize("keys", get_args(KeyRecipe))

@@ -54,6 +54,7 @@ def test_flash_attention_style(page_size: int | None) -> None:
     flash_attention_style.test_flash_attn_race_condition(16, 9, 1)
 
 
+@pytest.mark.night
 def test_a_suite_runs_on_mutants(tmp_path: Path) -> None:
     """Every suite would be said to find nothing, because it ran on the correct kernels."""
     mutant = mutant_named("split_length_rounded_down")

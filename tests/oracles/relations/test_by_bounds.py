@@ -48,6 +48,7 @@ def test_a_saved_finding_names_its_relation(plant: Any, dense: DenseDecodeCase) 
     assert failure.oracle == "layout"
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fixture", ["dense", "paged", "split"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_correct_kernels_are_within_bounds(

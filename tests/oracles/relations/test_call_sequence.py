@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -35,12 +34,6 @@ PLANNED = PagedDecodeCase(
     values=Values(keys="normal", values="normal"),
     options={"num_splits": 8},
 )
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as started:
-        yield started
 
 
 def judged(runner: Runner, kernel: str, *relations: OracleName) -> Failure | None:

@@ -210,6 +210,7 @@ def test_what_an_8_bit_cache_holds_then(kv_dtype: Any) -> None:
     assert kinds - {"-inf"} == ({"nan"} if kv_dtype == "float8_e4m3fn" else {"nan", "inf"})
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("sinks", [None, "level", "high", "low"])
 @pytest.mark.parametrize("alibi", [None, "geometric"])
 def test_an_empty_row_keeps_its_sink(sinks: Any, alibi: Any) -> None:
@@ -295,6 +296,7 @@ def test_a_right_kernel_is_not_accused(case: Any, plant: Any) -> None:
 
 
 @pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "paged_attention"])
+@pytest.mark.by_day("paged_attention")
 def test_right_kernels_are_not_accused_on_drawn_cases(problem: Any, plant: Any) -> None:
     """Recipes, exponents, windows and sinks would each have a case in which the law does not hold."""
     name = {

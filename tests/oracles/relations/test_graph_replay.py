@@ -58,6 +58,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failure | None]:
     return check
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("problem", ["dense", "paged", "split", "states", "queries"])
 @pytest.mark.parametrize("supports", [KEPT, KEPT_ROUGHLY], ids=["bits", "bounds"])
 def test_a_graph_that_freezes_nothing_is_left_alone(

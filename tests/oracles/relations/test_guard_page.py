@@ -85,6 +85,7 @@ INNER_EDGES = {("k_cache", "past"), ("v_cache", "before")}
     PLANTED,
     ids=[f"{kernel}-{tensor}-{shape.get('layout')}" for kernel, tensor, shape in PLANTED],
 )
+@pytest.mark.by_day("paged-k_cache-interleaved", "dense-v-None", "merge-output-None")
 def test_one_element_outside_is_caught_and_named(
     runner: Runner, kernel: str, tensor: str, shape: dict[str, Any]
 ) -> None:
@@ -136,6 +137,7 @@ def test_bugs_of_the_past_are_found(
     assert words in failure.message
 
 
+@pytest.mark.night
 def test_a_campaign_finds_and_shrinks_what_reads_outside(tmp_path: Path) -> None:
     """The death of an executor would be reported as a crash, or with the case that happened to be drawn."""
     summary = tmp_path / "summary.json"
@@ -248,6 +250,7 @@ def test_the_usual_runs_of_a_case_find_it(explaining: None) -> None:
         assert [verdict.failure for verdict in together] == [None, failure, None]
 
 
+@pytest.mark.night
 def test_what_shows_without_is_told_first(explaining: None) -> None:
     """A wrong number would be reported as an access outside; or the access be lost with the oracle of the number."""
     with Runner(device="cpu") as everything, Runner(device="cpu", oracles=("guard_page",)) as nothing_else:
@@ -266,6 +269,7 @@ def test_what_shows_without_is_told_first(explaining: None) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["masked", "aligned_only"])
+@pytest.mark.by_day("masked")
 def test_right_kernels_pass_in_guarded_memory(kernel: str, explaining: None) -> None:
     """Each case of a right kernel, or of one that refuses how tensors are aligned there, would be reported."""
     with Runner(device="cpu") as everything:

@@ -41,6 +41,7 @@ def test_additions_in_the_order_of_page_ids(plant: Any, paged: PagedDecodeCase) 
     assert any("page 0 is now page " in line for line in failure.details)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
 @pytest.mark.parametrize("fixture", ["paged", "split"])
 def test_correct_kernels_do_not_notice(fixture: str, layout: Any, plant: Any, request: pytest.FixtureRequest) -> None:

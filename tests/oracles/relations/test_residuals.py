@@ -69,13 +69,15 @@ def run(design: Design, tile: int) -> Attend:
     return lambda q, k, v, scale: design.run(q, k, v, scale, tile)
 
 
-@pytest.mark.parametrize("case", [SHORT, pytest.param(LONG, marks=pytest.mark.night)], ids=["short", "long"])
+@pytest.mark.parametrize("case", [SHORT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: design.name)
+@pytest.mark.by_day("sum of rounded weights-short", "chain of five merges-short")
 def test_designs_of_engines_are_not_accused(design: Design, case: DenseDecodeCase, judged: Judged) -> None:
     """A kernel whose roundings are those that it may make would be accused of more."""
     assert judged(run(design, 64), case, design.numerics) is None
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("case", [SHORT, LONG], ids=["short", "long"])
 def test_a_row_sum_in_16_bits_is_named(case: DenseDecodeCase, judged: Judged) -> None:
     """A sum of weights that is rounded from tile to tile would go unseen: its LSE is within the bound."""
@@ -85,6 +87,7 @@ def test_a_row_sum_in_16_bits_is_named(case: DenseDecodeCase, judged: Judged) ->
     assert "the sum of the softmax weights is kept in float16" in failure.message
 
 
+@pytest.mark.night
 def test_an_accumulator_in_16_bits_is_named(judged: Judged) -> None:
     """An output that is rounded from tile to tile would go unseen: each of its errors is within the bound."""
     failure = judged(run(Mistake("", "", short_out=True), 16), LONG, SUMS_IN_FLOAT32)

@@ -73,6 +73,7 @@ def test_a_loose_tolerance_hides_nothing(plant: Any, dense: DenseDecodeCase) -> 
 @pytest.mark.parametrize("dtype", SHORT)
 @pytest.mark.parametrize("values", ["positions", "integers", "normal", "large", "small"])
 @pytest.mark.parametrize("fixture", ["dense", "split", "states"])
+@pytest.mark.by_day("dense-integers-float16", "split-normal-bfloat16", "states-large-float32")
 def test_correct_kernels_do_not_notice(
     fixture: str, values: Any, dtype: Any, plant: Any, request: pytest.FixtureRequest
 ) -> None:
