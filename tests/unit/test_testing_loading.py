@@ -64,8 +64,8 @@ def test_a_missing_triton_is_told_with_its_remedy(tmp_path: Path) -> None:
         load_kernels(str(file))
 
 
-@pytest.mark.parametrize("target", ["", ":", " "])
+@pytest.mark.parametrize("target", ["", ":"])
 def test_a_name_of_nothing_is_no_name_of_every_kernel(target: str) -> None:
     """An empty variable of a CI script would have all bundled kernels searched, and the user's own never."""
-    with pytest.raises(KernelLoadError, match="names no kernel|no kernel ' '"):
+    with pytest.raises(KernelLoadError, match="names no kernel"):
         load_kernels(target)
