@@ -131,6 +131,10 @@ def command(
     from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import examine_all
 
+    if shard is not None and seed is not None:
+        given, seed = seed, shard.own(seed)
+        if seed != given and not quiet:
+            click.echo(f"{shard}: seed {seed}, made of {given}")
     with refusing():
         request = CampaignRequest(
             kernels=(*kernels, *compositions) or ("*",),
@@ -138,7 +142,7 @@ def command(
             budget_s=budget,
             workers=workers,
             device=device,
-            seed=seed if seed is None or shard is None else shard.own(seed),
+            seed=seed,
             oracles=oracles,
             save_folder=usable_save_folder(save_dir),
             fail_fast=fail_fast,

@@ -109,16 +109,19 @@ class Shard:
 def shard_of(environment: Mapping[str, str]) -> Shard | None:
     """The shard that the variables of a scheduler make of this job; None where they say that it is the only one."""
     for index, count, first in _SCHEDULERS:
-        numbers = [environment.get(name, "") for name in (index, count)]
-        if not numbers[0].isdecimal() or (count and not numbers[1].isdecimal()):
+        number, of, lowest = (_number_in(environment, name) for name in (index, count, first))
+        if number is None or (count and of is None):
             continue
-        lowest = environment.get(first, "") or ("1" if index == "CI_NODE_INDEX" else "0")
-        number = int(numbers[0]) - (int(lowest) if lowest.isdecimal() else 0) + 1
-        of = int(numbers[1]) if count else None
-        if of is not None and not 1 <= number <= of:  # an array with gaps in its numbers: distinct, and no more
-            number, of = int(numbers[0]) + 1, None
-        return Shard(number, of, index) if of != 1 else None
+        one = number - (1 if index == "CI_NODE_INDEX" else lowest or 0) + 1
+        if of is not None and not 1 <= one <= of:  # an array with gaps in its numbers: distinct, and no more
+            one, of = number + 1, None
+        return Shard(one, of, index) if of != 1 else None
     return None
+
+
+def _number_in(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name, "")
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else None
 
 
 def _shard(ctx: click.Context, param: click.Parameter, value: str | None) -> Shard | None:
