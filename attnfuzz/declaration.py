@@ -226,6 +226,8 @@ def load_kernels(target: str, *, within: Path | None = None) -> list[Kernel]:
     if (parts := parts_of(target)) is not None:
         return [_composed(target, *([*load_kernels(part, within=within)] for part in parts))]
     place, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
+    if not place and not name:  # an empty variable of a script, which must not come to mean every kernel
+        raise KernelLoadError(f"{target!r} names no kernel; give a name, or '*' for all bundled ones")
     if place.endswith(".py"):
         if within is not None:
             _check_own(Path(place), target, within)

@@ -198,7 +198,8 @@ class RegressionItem(pytest.Item):
         self.target = target
         self.regression = regression
         if regression.status == "open" and self.name == regression.kernel:
-            reason = f'open: {regression.finding.message}; once repaired, set "status": "fixed"'
+            where = f", {regression.issue}" if regression.issue else ""
+            reason = f'open{where}: {regression.finding.message}; once repaired, set "status": "fixed"'
             # a flaky case may pass in every run of one replay, others where their oracle has no say
             always = not regression.finding.is_flaky and regression.finding.oracle not in NOT_EVERYWHERE
             self.add_marker(pytest.mark.xfail(raises=KernelFailure, strict=always, reason=reason))

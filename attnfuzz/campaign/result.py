@@ -17,6 +17,7 @@ import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
 from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.identity.signature import FindingLike, are_same_bug
 from attnfuzz.campaign.inference import Inferred
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -69,15 +70,23 @@ class Earlier:
 
     A bug is known by its kernel and its cause. Where the summary is of a version that wrote no causes, and where only
     another machine has found it, the signature stands for the cause; in a summary without files of kernels, the name
-    of a kernel stands for all of that name.
+    of a kernel stands for all of that name. ``saved``: bugs that are known from files of their
+    cases, each with the address of its issue, or nothing.
     """
 
     name: str
     bugs: frozenset[_Bug] = field(default_factory=frozenset)
+    saved: tuple[tuple[FindingLike, str], ...] = ()
 
     def knows(self, found: Finding) -> bool:
         """Whether ``found`` was told."""
-        return any(one in self.bugs for one in _names_of(found))
+        if any(one in self.bugs for one in _names_of(found)):
+            return True
+        return any(are_same_bug(one, found) for one, _ in self.saved)
+
+    def issue_of(self, found: Finding) -> str:
+        """Where ``found`` is discussed; empty if no saved case says so."""
+        return next((issue for one, issue in self.saved if issue and are_same_bug(one, found)), "")
 
 
 def load_earlier(path: Path) -> Earlier:

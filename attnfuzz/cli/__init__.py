@@ -10,13 +10,20 @@ from collections.abc import Sequence
 
 import click
 
-from attnfuzz.cli.output import detach_output, flush_output, is_gone, open_missing_streams, while_anyone_reads
-from attnfuzz.said import only_printable
+from attnfuzz.cli.output import (
+    detach_output,
+    flush_output,
+    is_gone,
+    open_missing_streams,
+    show_error,
+    while_anyone_reads,
+)
 
 __all__ = ["command_called", "main"]
 
 _COMMANDS = {
     "explore": "attnfuzz.cli.explore",
+    "ci": "attnfuzz.cli.ci",
     "verify": "attnfuzz.cli.verify",
     "declare": "attnfuzz.cli.declare",
     "replay": "attnfuzz.cli.replay",
@@ -27,6 +34,7 @@ _COMMANDS = {
     "repro": "attnfuzz.cli.show:repro_command",
     "conformance": "attnfuzz.cli.conformance",
     "merge": "attnfuzz.cli.merge",
+    "triage": "attnfuzz.cli.show:triage_command",
     "mutants": "attnfuzz.cli.mutants",
     "bench": "attnfuzz.cli.bench",
     "doctor": "attnfuzz.cli.show:doctor_command",
@@ -64,14 +72,6 @@ def _check_encoding(arguments: Sequence[str]) -> None:
             raise click.UsageError(f"{argument!r} is not UTF-8, so it names nothing here; rename the file") from None
 
 
-def _show(error: click.ClickException) -> None:
-    """One sentence, without the lines on usage that click puts before it, unless help is all there is to say."""
-    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
-        error.show()
-    else:
-        click.echo(f"Error: {only_printable(error.format_message())}", err=True)
-
-
 def main() -> None:
     """Run a command; the process ends with its exit status.
 
@@ -96,7 +96,7 @@ def _run() -> int:
         return 128 + number
     except click.ClickException as error:
         with while_anyone_reads():
-            _show(error)
+            show_error(error)
         return error.exit_code
     except (BrokenPipeError, SystemExit):  # no command ends the process; click does, for a reader that is gone
         return _reader_gone()

@@ -21,6 +21,7 @@ from attnfuzz.cli.options import (
     KERNEL_HELP,
     ORACLE,
     PYTHON,
+    SHARD,
     TOLERANCE,
     TRUST,
     duration,
@@ -35,6 +36,7 @@ from attnfuzz.config import RULES
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
     from attnfuzz.campaign.startup import CampaignRequest
+    from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
@@ -72,6 +74,7 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 )
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and printed by default.")
+@SHARD
 @click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
 @click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
@@ -100,6 +103,7 @@ def command(
     workers: int | None,
     device: str,
     seed: int | None,
+    shard: Shard | None,
     oracles: tuple[str, ...],
     save_dir: Path | None,
     json_file: Path | None,
@@ -119,13 +123,18 @@ def command(
 
     What a kernel of yours takes is found out first, where it declares nothing (see attnfuzz declare), and only that is
     searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something is found,
-    but for what a declaration ends, and for what --against knows. Several --python share the budget; then what is found
+    but for what a declaration ends, and for what --against knows. With --shard each machine has a seed of its own, made
+    of the one given. Several --python share the budget; then what is found
     in one of these environments is run in the others.
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import examine_all
 
+    if shard is not None and seed is not None:
+        given, seed = seed, shard.own(seed)
+        if seed != given and not quiet:
+            click.echo(f"{shard}: seed {seed}, made of {given}")
     with refusing():
         request = CampaignRequest(
             kernels=(*kernels, *compositions) or ("*",),

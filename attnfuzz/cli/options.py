@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,12 +30,15 @@ __all__ = [
     "KERNEL_HELP",
     "ORACLE",
     "PYTHON",
+    "SHARD",
     "TOLERANCE",
     "TRUST",
+    "Shard",
     "configured",
     "duration",
     "number_of_workers",
     "profile_option",
+    "shard_of",
     "writable_file",
 ]
 
@@ -70,6 +76,68 @@ PYTHON = click.option(
     multiple=True,
     metavar="PATH",
     help="Run kernels in this virtual environment (its folder or its interpreter); repeatable, to compare.",
+)
+
+
+_MOST_SHARDS = 100_000
+_SCHEDULERS = (
+    ("BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT", ""),
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    ("JOB_COMPLETION_INDEX", "", ""),
+    ("CI_NODE_INDEX", "CI_NODE_TOTAL", ""),
+)
+"""Which job of several this one is, how many there are, and the number of the first: variables of Buildkite, Slurm,
+Kubernetes (which does not say how many), and GitLab and others, who count from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of one machine, by its ``number`` from 1 on, ``of`` so many: None where a scheduler does not say."""
+
+    number: int
+    of: int | None
+    said_by: str = "--shard"
+
+    def own(self, seed: int) -> int:
+        """The seed of this machine, where all are given ``seed``, which the first one keeps."""
+        return seed if self.number == 1 else zlib.crc32(f"{seed} {self.number}".encode())
+
+    def __str__(self) -> str:
+        return f"shard {self.number}/{self.of or '?'} ({self.said_by})"
+
+
+def shard_of(environment: Mapping[str, str]) -> Shard | None:
+    """The shard that the variables of a scheduler make of this job; None where they say that it is the only one."""
+    for index, count, first in _SCHEDULERS:
+        number, of, lowest = (_number_in(environment, name) for name in (index, count, first))
+        if number is None or (count and of is None):
+            continue
+        one = number - (1 if index == "CI_NODE_INDEX" else lowest or 0) + 1
+        if of is not None and not 1 <= one <= of:  # an array with gaps in its numbers: distinct, and no more
+            one, of = number + 1, None
+        return Shard(one, of, index) if of != 1 else None
+    return None
+
+
+def _number_in(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name, "")
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else None
+
+
+def _shard(ctx: click.Context, param: click.Parameter, value: str | None) -> Shard | None:
+    if value is None:
+        return None if ctx.resilient_parsing else shard_of(os.environ)
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _MOST_SHARDS:
+        raise click.BadParameter(f"{value!r} must be I/N, the machine's number from 1 to N and how many", ctx, param)
+    return Shard(int(match[1]), int(match[2]))
+
+
+SHARD = click.option(
+    "--shard",
+    callback=_shard,
+    metavar="I/N",
+    help="Be machine I of N  [default: as Buildkite, Slurm, Kubernetes or GitLab say]",
 )
 
 
@@ -158,8 +226,17 @@ def _earlier(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
     """What the summary tells, read before anything is searched."""
     if value is None or str(value) == _AGAINST_NOTHING or ctx.resilient_parsing:
         return None
-    from attnfuzz.campaign.result import EarlierError, load_earlier
+    from attnfuzz.campaign.result import Earlier, EarlierError, load_earlier
 
+    if value.is_dir():
+        from attnfuzz.campaign.saved.merging import tell_apart
+        from attnfuzz.cli.replay import read_saved
+        from attnfuzz.corpus import regression_files
+
+        saved = [one for one in read_saved(regression_files([value])) if one.regression.status == "open"]
+        bugs = [bug for bug in tell_apart(saved) if not bug.stands_alone]
+        issues = [next(filter(None, (file.regression.issue for file in bug.files)), "") for bug in bugs]
+        return Earlier(value.name, saved=tuple(zip(bugs, issues, strict=True)))
     try:
         return load_earlier(value)
     except EarlierError as error:
@@ -170,8 +247,9 @@ AGAINST = click.option(
     "--against",
     type=FILE,
     callback=_earlier,
-    metavar="SUMMARY.json",
-    help="An earlier --json: only findings that it does not tell (by kernel and cause) fail. 'none' for no comparison.",
+    metavar="SUMMARY.json|DIR",
+    help="An earlier --json, or a folder of saved cases: only findings that it does not tell (by kernel and cause; of "
+    "saved cases, the open ones) fail. 'none' for no comparison.",
 )
 TOLERANCE = click.option(
     "--tolerance",

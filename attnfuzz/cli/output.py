@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from attnfuzz.said import only_printable
+
 __all__ = [
     "Refusal",
     "detach_output",
@@ -18,6 +20,7 @@ __all__ = [
     "is_gone",
     "open_missing_streams",
     "refusing",
+    "show_error",
     "while_anyone_reads",
     "write_asked",
 ]
@@ -82,6 +85,14 @@ def while_anyone_reads() -> Iterator[None]:
         if not is_gone(error):
             raise
         detach_output()
+
+
+def show_error(error: click.ClickException) -> None:
+    """One sentence, without the lines on usage that click puts before it, unless help is all there is to say."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+    else:
+        click.echo(f"Error: {only_printable(error.format_message())}", err=True)
 
 
 class Refusal(click.ClickException):

@@ -15,6 +15,7 @@ from attnfuzz.cli.options import (
     FILE,
     KERNEL_HELP,
     PYTHON,
+    SHARD,
     TOLERANCE,
     TRUST,
     configured,
@@ -27,6 +28,7 @@ from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 if TYPE_CHECKING:
     from attnfuzz.campaign.environments import EnvironmentOutcome
     from attnfuzz.campaign.saved.replay import SavedCase
+    from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
@@ -50,6 +52,12 @@ _NONE = "none"
     metavar="KERNEL",
     help="Also run each case on these kernels, as far as they support it; repeatable, 'none' for none.",
 )
+@click.option(
+    "--known",
+    is_flag=True,
+    help="Open cases are known: they are expected to fail, and fail the command if they pass.",
+)
+@SHARD
 @PYTHON
 @SANITIZER
 @TOLERANCE
@@ -61,6 +69,8 @@ def command(
     device: str,
     json_file: Path | None,
     others: tuple[str, ...],
+    known: bool,
+    shard: Shard | None,
     pythons: tuple[Path, ...],
     sanitizer: Tool | None,
     tolerance: Tolerance,
@@ -72,6 +82,7 @@ def command(
     What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
     Of what a killed campaign left in .attnfuzz, cases that pass are removed.
     With several --python each case runs in each of these environments, and where that differs, so it is told.
+    With --shard this machine runs its part of them.
     """
     if pythons and sanitizer:
         raise Refusal("--python does not go with --sanitizer, which starts this environment's Python; leave one out")
@@ -86,6 +97,10 @@ def command(
         from attnfuzz.report.terminal import make_console, print_environment
 
         console = make_console()
+        if shard is not None and shard.of is not None:
+            part = saved[shard.number - 1 :: shard.of]
+            console.print(f"{shard}: {len(part)} of {len(saved)} saved cases", soft_wrap=True)
+            saved = part
         results = []
         on = _other_kernels(others, instead=bool(kernels))
         environments: list[Python | None] = [*examine_all(pythons)]
@@ -104,12 +119,12 @@ def command(
                 device_name = runner.device_name
     # other kernels, and a tool that looks at something else, say nothing of the one that was running
     innocent = set() if kernels or sanitizer else cleared(results)
-    print_total(console, saved, results, removed=innocent)
+    print_total(console, saved, results, removed=innocent, known=known)
     if sanitizer is None and (remark := found_by_others(saved)):
         console.print(remark, soft_wrap=True)
     forget(innocent)
     write_asked(("--json", json_file, lambda path: write_replayed(path, results, device=device_name)))
-    return 1 if any(result.failed for result in results) else 0
+    return 1 if any(one.is_unexpected if known else one.failed for one in results) else 0
 
 
 def _other_kernels(named: tuple[str, ...], *, instead: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Commands that only show something: ``list`` kernels, ``show`` a case, a ``repro`` script of it, ``doctor``."""
+"""Commands that only show something: ``list``, ``show`` a case, its ``repro`` script, ``triage``, ``doctor``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, writable_file
+from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, configured, profile_option, writable_file
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.oracles.verdict import RELATION_ORACLES
 
-__all__ = ["doctor_command", "list_command", "repro_command", "show_command"]
+__all__ = ["doctor_command", "list_command", "repro_command", "show_command", "triage_command"]
 
 
 @click.command()
@@ -77,6 +77,24 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
         click.echo(script, nl=False)
         return 0
     write_asked(("-o", output, lambda path: path.write_text(script, encoding="utf-8")))
+    return 0
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=FILE, metavar="[PATH]...")
+@profile_option()
+def triage_command(paths: tuple[Path, ...]) -> int:
+    """List saved cases (files or folders; the regressions folder by default): open, flaky and fixed, since when.
+
+    Nothing is run: attnfuzz replay does that.
+    """
+    with refusing():
+        from attnfuzz.cli.replay import load_saved
+        from attnfuzz.report.saved_cases import print_triage
+        from attnfuzz.report.terminal import make_console
+
+        saved = load_saved(paths, configured().regressions)
+    print_triage(make_console(), saved)
     return 0
 
 

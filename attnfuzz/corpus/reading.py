@@ -16,6 +16,7 @@ from attnfuzz.corpus.regression import (
     MAX_PRECEDING,
     Environment,
     FindingRecord,
+    Issue,
     Regression,
     Status,
 )
@@ -58,6 +59,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     assumed_numerics: Numerics | None = None
     finding: FindingRecord
     status: Status = "open"
+    issue: Issue = ""
     note: str = ""
     environment: Environment = Environment()
 
@@ -208,6 +210,8 @@ def _remedy(rule: str, path: str) -> str:
         return "remove that field, or upgrade attnfuzz if a newer one wrote it"
     if "missing required field" in rule:
         return "add that field or restore the file"
+    if path == "$.issue":
+        return "give the address of the issue, https://..."
     if path == "$.problem":
         return f"choose one of {', '.join(PROBLEMS)}"
     return "correct that value or restore the file"

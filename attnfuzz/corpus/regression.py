@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ __all__ = [
     "MAX_PRECEDING",
     "Environment",
     "FindingRecord",
+    "Issue",
     "Regression",
     "Status",
     "as_of",
@@ -37,6 +38,8 @@ MAX_PRECEDING = 64
 """Cases that a failing one may need before it."""
 
 Status = Literal["open", "fixed"]
+Issue = Annotated[str, msgspec.Meta(pattern=r"^(https?://[a-zA-Z0-9_.~:/?#@!$&*+,;=%-]{1,400})?\Z")]
+"""Where a bug is discussed: a web address, or empty."""
 
 _SINCE = ("tensor", "cause", "maybe", "blame", "also", "remedy", "sources")
 """Fields that older files lack: left out where there is nothing to say."""
@@ -128,7 +131,8 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     ``case`` fails once the cases of ``preceding``, if there are any, have run before it in the same process.
     ``assumed`` is what the kernel was found not to take where its declaration leaves that open, ``assumed_numerics``
     what it was found to round on purpose; the case is judged by these, unless the kernel declares them by now.
-    ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once it must pass. ``note`` is for people.
+    ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once it must pass. ``issue`` is the address
+    of the issue about it, ``note`` is for people.
     """
 
     problem: Problem
@@ -139,6 +143,7 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     assumed_numerics: Numerics | None = None
     finding: FindingRecord
     status: Status = "open"
+    issue: str = ""
     note: str = ""
     environment: Environment = Environment()
 
@@ -182,6 +187,8 @@ def encode_regression(regression: Regression) -> bytes:
     fields: dict[str, Any] = {"format": FORMAT, **described, **msgspec.structs.asdict(regression), **described}
     if not regression.preceding:
         del fields["preceding"]
+    if not regression.issue:
+        del fields["issue"]
     if regression.assumed is None:
         del fields["assumed"]
     else:

@@ -130,6 +130,11 @@ def known_since(statistics: Statistics) -> str:
     return f"known since {statistics.against.name}" if statistics.against is not None else "known"
 
 
+def _known_as(found: Finding, statistics: Statistics) -> str:
+    issue = statistics.against.issue_of(found) if statistics.against is not None else ""
+    return ", ".join(filter(None, (known_since(statistics), issue)))
+
+
 def _findings(number: int, statistics: Statistics) -> str:
     return count(number, "finding" if statistics.against is None else "new finding")
 
@@ -196,7 +201,7 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
         number=number,
         finding=finding,
         standing=statistics.standing(finding),
-        status=known_since(statistics) if statistics.is_known(finding) else is_new,
+        status=_known_as(finding, statistics) if statistics.is_known(finding) else is_new,
         case=one_line(finding.case),
         lines=finding_lines(regression.finding, finding.case),
         certainty=finding.certainty(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from attnfuzz.oracles.verdict import NOT_EVERYWHERE
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count, remedy_lines
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
+from attnfuzz.said import only_printable
 
 __all__ = [
     "BISECTION_FORMAT",
@@ -29,6 +31,7 @@ __all__ = [
     "print_outcome",
     "print_replayed",
     "print_total",
+    "print_triage",
     "write_bisection",
     "write_replayed",
 ]
@@ -49,7 +52,7 @@ class _Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``python``: the environment that it is of, where any are named."""
+    """``python``: the environment that it is of, where any are named. ``unexpected``: see `Replayed`."""
 
     path: str
     status: str
@@ -62,6 +65,8 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed_runs: int
     changes: tuple[str, ...] = ()
     python: str = ""
+    issue: str = ""
+    unexpected: bool = False
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,16 +93,26 @@ def print_replayed(console: Console, result: Replayed) -> None:
 
 
 def print_total(
-    console: Console, saved: Sequence[SavedCase], results: Sequence[Replayed], *, removed: Collection[Path] = ()
+    console: Console,
+    saved: Sequence[SavedCase],
+    results: Sequence[Replayed],
+    *,
+    removed: Collection[Path] = (),
+    known: bool = False,
 ) -> None:
     """How many failed, and of which kind: still open, or fixed once and failing again; which files are removed now.
 
     Only a run on the kernel that a file names tells whether that bug is still open. Before that, which cases come to
-    something else in one environment than in another.
+    something else in one environment than in another. With ``known``, open cases are expected to fail.
     """
     for one in differences(results):
         console.print(Text(f"{one.path}  {one.kernel}  {one.text}", style="bold yellow"), soft_wrap=True)
     ran = [result for result in results if result.verdict is not None]
+    if known:
+        for result in results:
+            if result.is_unexpected and not result.failed:
+                repaired_one = f'{result.saved.path} passes, though it is open: set "status" to "fixed"'
+                console.print(Text(repaired_one, style="bold red"), soft_wrap=True)
     failed = {result.saved.path: _status(result) for result in ran if result.failed and result.is_own}
     text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {sum(result.failed for result in ran)} failed"
     for status, meaning in _STATUSES.items():
@@ -113,7 +128,8 @@ def print_total(
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}
     text += f"; {count(len(idle), 'case')} ran on no kernel" if idle else ""
-    console.print(Text(text, style="bold red" if any(result.failed for result in ran) else "bold"), soft_wrap=True)
+    is_bad = any(result.is_unexpected if known else result.failed for result in ran)
+    console.print(Text(text, style="bold red" if is_bad else "bold"), soft_wrap=True)
 
 
 def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> None:
@@ -153,6 +169,8 @@ def _remarks(result: Replayed) -> Iterator[str]:
     if result.objection is not None:
         yield f": {result.objection}"
         return
+    if result.failed and result.is_own and result.saved.regression.issue:
+        yield f"  known: {result.saved.regression.issue}"
     if result.changes:
         yield f"  {', '.join(result.changes)}"
     if count := len(result.saved.regression.preceding):
@@ -181,7 +199,46 @@ def _result(result: Replayed) -> _Result:
         failed_runs=result.failed_runs if result.runs > 1 else int(result.failed),
         changes=result.changes,
         python=str(result.python.path) if result.python is not None else "",
+        issue=result.saved.regression.issue,
+        unexpected=result.is_unexpected,
     )
+
+
+def print_triage(console: Console, saved: Sequence[SavedCase]) -> None:
+    """A table of all cases, the open ones first, then the flaky ones; and how many there are of each."""
+    rows = sorted(saved, key=lambda one: (_TRIAGE.index(_standing(one)), one.regression.kernel, one.path))
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH_OF_FILES)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("status", "since", "kernel", "finding", "issue", "file"):
+        table.add_column(title, overflow="fold", no_wrap=title in ("status", "since"))
+    for one in rows:
+        regression, finding = one.regression, one.regression.finding
+        status = _standing(one)
+        rate = f" {finding.failed} of {finding.runs}" if status == "flaky" else ""
+        table.add_row(
+            Text(status + rate, style="green" if status == "fixed" else "yellow" if status == "flaky" else "bold red"),
+            Text(only_printable(regression.environment.date) or "-"),
+            Text(only_printable(regression.kernel)),
+            Text("/".join(filter(None, (finding.oracle, finding.kind)))),
+            Text(regression.issue or "-"),
+            Text(str(one.path)),
+        )
+    console.print(table)
+    numbers = Counter(map(_standing, saved))
+    unnamed = sum(not one.regression.issue for one in saved if _standing(one) != "fixed")
+    total = f"{count(len(saved), 'saved case')}: {', '.join(f'{numbers[name]} {name}' for name in _TRIAGE)}"
+    total += f'; {unnamed} without an "issue"' if unnamed else ""
+    console.print(Text(total, style="bold"), soft_wrap=True)
+
+
+_TRIAGE = ("open", "flaky", "fixed")
+
+
+def _standing(saved: SavedCase) -> str:
+    """An open case that fails now and then is flaky."""
+    regression = saved.regression
+    return "flaky" if regression.status == "open" and regression.finding.is_flaky else regression.status
 
 
 _WIDTH_OF_FILES = 1000

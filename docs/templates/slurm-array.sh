@@ -16,14 +16,11 @@ set -u
 
 cd "$SLURM_SUBMIT_DIR" || exit 2
 . .venv/bin/activate
-run=runs/$SLURM_ARRAY_JOB_ID/$SLURM_ARRAY_TASK_ID
-mkdir -p "$run/findings"
 # A local disk: thousands of small files are compiled, and locks on a network drive are slow.
 export TRITON_CACHE_DIR=${TMPDIR:-/tmp}/triton-$USER
 
-srun attnfuzz explore --budget 1h --workers auto \
-    --seed "$(((SLURM_ARRAY_JOB_ID * 1009 + SLURM_ARRAY_TASK_ID) % 4294967296))" \
-    --save-dir "$run/findings" --json "$run/summary.json" --html "$run/report.html"
+# Each task of the array is a shard, with a folder of its own there.
+srun attnfuzz ci --nightly --output "runs/$SLURM_ARRAY_JOB_ID" --workers auto
 status=$?
 # 1 means findings, which are the merging job's to report; 2 is a machine that cannot run kernels.
 [ "$status" -eq 1 ] && exit 0

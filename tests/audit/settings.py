@@ -170,7 +170,33 @@ _HARM_DONE = (
     Tried(("explore", "mine.py:never", "--workers", "1", "--budget", "3s", "--json", "a.json")),
 )  # fmt: skip
 
-SETTINGS: tuple[Tried, ...] = (*_HARM_DONE, *_options(), *_toml(), *_environments())
+_CI = ("ci", "mine.py:right", "--workers", "1", "--budget", "4s")
+
+
+def _in_ci() -> list[Tried]:
+    """What a CI or a scheduler says, and ``--shard``."""
+    shards = ("", "1", "0/1", "3/2", "1/0", "-1/2", "1/2/3", "\u00b9/\u00b2", "1/" + "9" * 5000, "1/2\n", "x/y")
+    job, count = "BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT"
+    variables = (
+        {job: "9" * 5000, count: "2"}, {job: "-1", count: "2"}, {job: "\u00b2", count: "3"}, {job: "7", count: "0"},
+        {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "x"},
+        {"CI_NODE_INDEX": "0", "CI_NODE_TOTAL": "0"}, {"JOB_COMPLETION_INDEX": "\x1b[2J"},
+        {"GITHUB_SHA": "\x1b[2J", "GITHUB_ACTIONS": "true"}, {"GITHUB_STEP_SUMMARY": "/nowhere/x"},
+        {"GITHUB_STEP_SUMMARY": "x" * 5000}, {"BUILDKITE": "true", "BUILDKITE_COMMIT": "f" * 5000},
+    )  # fmt: skip
+    return [
+        *(Tried((command, *rest, "--shard", shard), "refuse") for shard in shards
+          for command, *rest in (_REPLAY, _CI)),
+        *(Tried(_CI, environment=environment) for environment in variables),
+        *(Tried((*_CI, "-o", folder), "refuse") for folder in ("file", "/proc/x", "x" * 5000, "link", "\x1b[2J" * 80)),
+        Tried((*_CI, "-o", "")), Tried(("ci", "", "--budget", "4s"), "refuse"), Tried((*_CI, "--unheard-of"), "refuse"),
+        Tried(("triage", "b.json"), "work"),
+        Tried(("triage", "")),
+        *(Tried(("triage", path), "refuse") for path in ("nowhere", "fifo.py", "empty")),
+    ]  # fmt: skip
+
+
+SETTINGS: tuple[Tried, ...] = (*_HARM_DONE, *_options(), *_toml(), *_environments(), *_in_ci())
 """The first are kernels whose words ended a campaign, and campaigns that judged nothing."""
 
 _SPEAKS = """

@@ -11,6 +11,9 @@ import pytest
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Earlier, EarlierError, load_earlier
+from attnfuzz.campaign.saved.merging import tell_apart
+from attnfuzz.campaign.saved.replay import SavedCase
+from attnfuzz.report.findings import told_findings
 from attnfuzz.report.summary import write_summary
 from tests.unit.report_results import DENSE, PAGED, a_finding, a_result
 
@@ -63,6 +66,22 @@ def test_a_newer_summary_is_read(tmp_path: Path) -> None:
     document["new"] = document["kernels"][0]["new"] = document["kernels"][0]["findings"][0]["new"] = [1]
     (tmp_path / "newer.json").write_text(json.dumps(document))
     assert load_earlier(tmp_path / "newer.json").knows(a_finding())
+
+
+def test_a_saved_case_makes_its_bug_known_with_its_issue() -> None:
+    """A search would report the bug of an open case, which fails its test as expected, as a new one every time."""
+    (bug,) = tell_apart([SavedCase(Path("a.json"), a_finding().regression("a GPU"))])
+    earlier = Earlier("regressions", saved=((bug, "https://example.org/issues/12"),))
+    assert earlier.knows(a_finding())
+    assert earlier.issue_of(a_finding()) == "https://example.org/issues/12"
+    another = a_finding()
+    another.failure = msgspec.structs.replace(another.failure, oracle="exception", kind="ValueError")
+    assert not earlier.knows(another)
+    assert not earlier.knows(a_finding(DENSE))
+    result = a_result(a_finding())
+    result.statistics.against = earlier
+    (told_one,) = told_findings(result)
+    assert (told_one.standing, told_one.status) == ("known", "known since regressions, https://example.org/issues/12")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,18 @@ def test_a_preceding_case_of_ten_terabytes_is_refused_before_it_is_built() -> No
         read_document(document)
 
 
+def test_the_issue_survives_a_round_trip_and_is_left_out_where_there_is_none(tmp_path: Path) -> None:
+    """A known bug would lose its issue, and older versions could read no new file."""
+    regression = load_regression(write_regression(a_regression(), tmp_path))
+    assert b'"issue"' not in encode_regression(regression)
+    named = msgspec.structs.replace(regression, issue="https://example.org/issues/12#comment")
+    assert load_regression(write_regression(named, tmp_path)) == named
+    document = json.loads(encode_regression(named))
+    for hostile in ("javascript:alert(1)", "https://a b", "https://a\x1b[2J", "https://a\n", "12"):
+        with pytest.raises(RegressionError, match=r"at `\$\.issue`; give the address of the issue"):
+            decode_regression(json.dumps(document | {"issue": hostile}).encode(), "a.json")
+
+
 def test_encoding_is_indented_and_deterministic() -> None:
     """Unstable bytes would show as changes in every review."""
     data = encode_regression(a_regression())

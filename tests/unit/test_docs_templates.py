@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import yaml
 
 from attnfuzz.cli import command_called
 from attnfuzz.config import RULES, read_settings
+from tests.unit.planted_in_ci import KERNEL, outside_of_a_ci
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEMPLATES = sorted((DOCS / "templates").iterdir())
+ACTION = DOCS.parent / ".github" / "actions" / "attnfuzz" / "action.yml"
+TEMPLATES = [*sorted((DOCS / "templates").iterdir()), ACTION]
 PAGES = [DOCS / name for name in ("configuration.md", "cluster.md", "ci.md")]
 ALL_PAGES = [*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]
 YAML = [path for path in TEMPLATES if path.suffix in (".yml", ".yaml")]
@@ -25,8 +29,29 @@ SCRIPTS = [path for path in TEMPLATES if path.suffix == ".sh"]
 
 
 def documents(name: str) -> list[dict[Any, Any]]:
-    text = (DOCS / "templates" / name).read_text(encoding="utf-8")
+    (path,) = [template for template in TEMPLATES if template.name == name]
+    text = path.read_text(encoding="utf-8")
     return list(yaml.safe_load_all(text))
+
+
+def script(name: str) -> str:
+    return (DOCS / "templates" / name).read_text(encoding="utf-8")
+
+
+def in_bash(text: str, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as GitHub does, with the attnfuzz of this environment."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text, "script", *arguments]
+        if "SLURM_SUBMIT_DIR" not in variables
+        else ["bash", "-c", text, "script", *arguments],
+        cwd=cwd,
+        env=outside_of_a_ci() | {"PATH": path} | variables,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
 
 
 def strings(value: object) -> Iterator[str]:
@@ -83,11 +108,14 @@ def test_the_templates_have_the_commands_that_they_are_for() -> None:
     """The test below would pass if it found no command."""
     found = {(name, command) for name, command, _ in COMMANDS}
     assert found >= {
-        ("github-actions.yml", "explore"),
         ("github-actions.yml", "doctor"),
-        ("kubernetes.yaml", "explore"),
+        ("action.yml", "ci"),
+        ("buildkite.yml", "doctor"),
+        ("buildkite.yml", "merge"),
+        ("gitlab-ci.yml", "ci"),
+        ("kubernetes.yaml", "ci"),
         ("kubernetes.yaml", "merge"),
-        ("slurm-array.sh", "explore"),
+        ("slurm-array.sh", "ci"),
         ("slurm-merge.sh", "merge"),
         ("cluster.md", "merge"),
     }
@@ -99,32 +127,84 @@ def test_commands_and_options_exist(name: str, command: str, arguments: list[str
     called = command_called(command)
     if isinstance(called, click.Group):
         called = called.commands[arguments[0]]
-    options = {option for parameter in called.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    parameters = [*called.params, *(command_called("explore").params if command == "ci" else ())]
+    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {argument.partition("=")[0] for argument in arguments if re.match(r"-{1,2}[a-z]", argument)}
     assert given - options == set()
 
 
 def test_the_workflow_runs_what_it_promises() -> None:
-    """A GPU job that never starts, or passes whatever happens, protects nobody."""
+    """A job that never starts, or passes whatever happens, protects nobody."""
     (workflow,) = documents("github-actions.yml")
     assert set(workflow[True]) == {"pull_request", "schedule", "workflow_dispatch"}  # YAML 1.1 reads "on" as true
-    job = workflow["jobs"]["gpu"]
-    assert "gpu" in job["runs-on"]
     assert "continue-on-error" not in str(workflow)
-    runs = [step.get("run", "") for step in job["steps"]]
-    search = next(run for run in runs if "attnfuzz explore" in run)
-    assert "pipefail" not in search  # which GitHub sets for "shell: bash" only
-    assert job["defaults"]["run"]["shell"] == "bash"
+    gpu, interpreter = workflow["jobs"]["gpu"], workflow["jobs"]["interpreter"]
+    assert "gpu" in gpu["runs-on"]
+    assert interpreter["runs-on"] == "ubuntu-latest"
+    place = ACTION.parent.relative_to(DOCS.parent)
+    (action,) = documents("action.yml")
+    for job in (gpu, interpreter):
+        (step,) = [step for step in job["steps"] if "OWNER" in step.get("uses", "")]
+        assert step["uses"] == f"OWNER/attnfuzz/{place}@main"
+        assert set(step["with"]) <= set(action["inputs"])
 
 
-def test_the_kubernetes_job_gives_each_machine_its_own_seed_and_folder() -> None:
-    """Eight machines with one seed search the same cases eight times."""
+def test_the_action_finds_a_planted_bug_without_a_gpu(tmp_path: Path) -> None:
+    """Whoever tries it on a hosted runner would see it pass, whatever the kernel does."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    (action,) = documents("action.yml")
+    (search,) = [step for step in action["runs"]["steps"] if step.get("name") == "Search"]
+    values = {
+        "KERNELS": "mine.py",
+        "ARGUMENTS": "--device cpu --workers 1 --fail-fast --quiet",
+        "OUTPUT": action["inputs"]["output"]["default"],
+    }
+    assert set(search["env"]) == set(values)
+    run = in_bash(search["run"], cwd=tmp_path, GITHUB_ACTIONS="true", **values)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "::error file=mine.py,line=1,title=mine%3A accuracy/out%3Avalue" in run.stdout
+    assert len(list((tmp_path / "attnfuzz-ci" / "findings").glob("*.json"))) == 1
+
+
+def test_a_slurm_array_finds_a_planted_bug_and_its_findings_are_merged(tmp_path: Path) -> None:
+    """Tasks that write into one folder, or a merging job that looks in another one, lose a night on a cluster."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text('PATH="$PWD:$PATH"\n')
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nexec "$@" mine.py --device cpu --workers 1 --budget 60s --fail-fast --quiet\n')
+    srun.chmod(0o755)
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_JOB_ID": "7", "USER": "me"}
+    numbers = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_TASK_MIN": "0"}
+    run = in_bash(script("slurm-array.sh"), cwd=tmp_path, **slurm, **numbers)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert len(list((tmp_path / "runs" / "7" / "shard-4" / "findings").glob("*.json"))) == 1
+    run = in_bash(script("slurm-merge.sh"), "7", cwd=tmp_path, **slurm)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "1 bug in regressions; 1 fails" in run.stdout
+    run = in_bash(script("slurm-merge.sh"), "8", cwd=tmp_path, **slurm)
+    assert (run.returncode, run.stdout) == (0, "nothing was found by job 8\n")
+
+
+def test_the_kubernetes_job_numbers_its_machines() -> None:
+    """Eight machines with one seed search the same cases eight times, in one folder."""
     jobs = {document["metadata"]["name"]: document for document in documents("kubernetes.yaml")}
     spec = jobs["attnfuzz"]["spec"]
     container = spec["template"]["spec"]["containers"][0]
-    assert spec["completionMode"] == "Indexed"
-    assert "--seed=$(INDEX)" in container["command"]
-    assert container["volumeMounts"][0]["subPathExpr"] == "$(INDEX)"
+    assert spec["completionMode"] == "Indexed"  # sets JOB_COMPLETION_INDEX, which says which shard it is
+    assert "--output=/out" in container["command"]
+    assert container["volumeMounts"][0]["mountPath"] == "/out"
+
+
+def test_pipelines_are_sharded_by_what_attnfuzz_reads() -> None:
+    """The jobs of a pipeline would all search the same."""
+    (buildkite,) = documents("buildkite.yml")
+    search, merge = buildkite["steps"]
+    assert search["parallelism"] > 1
+    assert merge["depends_on"] == [{"step": search["key"], "allow_failure": True}]
+    (gitlab,) = documents("gitlab-ci.yml")
+    assert gitlab["kernels"]["parallel"] > 1
+    assert gitlab["kernels"]["artifacts"]["when"] == "always"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -83,7 +83,7 @@ def outcomes(output: str) -> dict[str, str]:
 def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
     """An open case would fail the run, a repaired one or one that is back would not, or other kernels be skipped."""
     save(project, "saved/open.json", regression(9))
-    save(project, "saved/repaired.json", regression(8))
+    save(project, "saved/repaired.json", regression(8, issue="https://example.org/issues/12"))
     save(project, "saved/fixed.json", regression(8, status="fixed"))
     save(project, "saved/back.json", regression(9, status="fixed"))
     save(project, "saved/gone.json", regression(9, kernel="kernels.py:drop_a_token"))
@@ -108,7 +108,7 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
             f"{TARGET} fails accuracy (out:value): *token 8 of sequence 0*",
             "replay:",
             f"  attnfuzz replay saved/back.json --kernel {TARGET}",
-            '*XPASS(strict)*open: out is wrong; once repaired, set "status": "fixed"*',
+            '*XPASS(strict)*open, https://example.org/issues/12: out is wrong; once repaired, set "status": "fixed"*',
         ]
     )
     result.stdout.fnmatch_lines(["*no kernel 'drop_a_token' in kernels.py; did you mean 'drops_a_token'[?]*"])

@@ -62,3 +62,10 @@ def test_a_missing_triton_is_told_with_its_remedy(tmp_path: Path) -> None:
     file.write_text("raise ModuleNotFoundError(\"No module named 'triton'\", name='triton')", encoding="utf-8")
     with pytest.raises(KernelLoadError, match=r"No module named 'triton' .*; pip install 'attnfuzz\[interpreter\]'"):
         load_kernels(str(file))
+
+
+@pytest.mark.parametrize("target", ["", ":"])
+def test_a_name_of_nothing_is_no_name_of_every_kernel(target: str) -> None:
+    """An empty variable of a CI script would have all bundled kernels searched, and the user's own never."""
+    with pytest.raises(KernelLoadError, match="names no kernel"):
+        load_kernels(target)

@@ -96,9 +96,11 @@ def represent(bug: SavedBug, kept: SavedCase, *, remark: str = "") -> Regression
     also = one_of_each((*regression.finding.also, *its, *(sight for other in others for sight in other.finding.also)))
     notes = [regression.note, *(file.regression.note for file in bug.files)]
     note = next(filter(None, notes), "")
+    issue = next(filter(None, (regression.issue, *(file.regression.issue for file in bug.files))), "")
     return msgspec.structs.replace(
         regression,
         finding=msgspec.structs.replace(regression.finding, also=also),
+        issue=issue,
         note="; ".join(filter(None, (note, remark))),
     )
 

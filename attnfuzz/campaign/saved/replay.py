@@ -27,7 +27,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Relations, Verdict, ends_process
+from attnfuzz.oracles.verdict import NOT_EVERYWHERE, RELATION_ORACLES, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
@@ -192,6 +192,20 @@ class Replayed:
     def failed(self) -> bool:
         """Whether an oracle objected."""
         return self.verdict is not None and self.verdict.failure is not None
+
+    @property
+    def is_unexpected(self) -> bool:
+        """Whether it came to something else than the status of its file says: an open case fails, all else passes.
+
+        An open one that passes says nothing where it may do so by chance: it is flaky, its oracle has no say
+        everywhere, or it was found on another device.
+        """
+        regression = self.saved.regression
+        if regression.status != "open" or not self.is_own or was_running(regression):
+            return self.failed
+        found_on = regression.environment.device
+        by_chance = regression.finding.is_flaky or regression.finding.oracle in NOT_EVERYWHERE
+        return self.verdict is not None and not self.failed and not by_chance and found_on in ("", self.device)
 
 
 def replay(

@@ -69,7 +69,8 @@ class SaveFolder:
             return
         superseded = self._superseded_by(finding, regression)
         if superseded is not None:
-            regression = msgspec.structs.replace(regression, note=superseded.regression.note or regression.note)
+            said = superseded.regression
+            regression = msgspec.structs.replace(regression, issue=said.issue, note=said.note or regression.note)
         path = self._write(regression)
         if path is None:
             return

@@ -1,0 +1,167 @@
+"""``attnfuzz ci``: ``replay`` and ``explore`` with what a pull request or a night needs, told to the CI around it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, SHARD, TRUST, Shard, configured, profile_option
+from attnfuzz.cli.output import Refusal, show_error, write_asked
+
+__all__ = ["command", "seed_of_commit"]
+
+_BUDGETS = {False: "5m", True: "1h"}
+"""Of a pull request, and of a night."""
+_COMMITS = ("GITHUB_SHA", "BUILDKITE_COMMIT", "CI_COMMIT_SHA")
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, epilog=KERNEL_HELP)
+@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[KERNEL | OPTION OF EXPLORE]...")
+@click.option("--nightly", is_flag=True, help="Search for an hour, with a seed of this night.")
+@click.option(
+    "-o", "--output", type=FILE, default="attnfuzz-ci", show_default=True, help="The folder for reports and findings."
+)
+@SHARD
+@TRUST
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@profile_option("device")
+def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | None, trust: bool, device: str) -> int:
+    """Run saved cases, then search KERNELs for 5 minutes with a seed made of the commit; tell the CI what is new.
+
+    Open saved cases are known: they are expected to fail, and the search does not count them. All else is as attnfuzz
+    replay --known and attnfuzz explore do it; options of explore are handed on, as in attnfuzz ci my_decode.py --budget
+    3m. The folder gets replay.json, explore.json, junit.xml, report.html, summary.md and findings, in a subfolder for
+    each shard; a night without shards also merges findings with the saved cases, into merged. On GitHub findings are
+    annotations and the summary is that of the job, on Buildkite an annotation. The exit status is 1 for what is new,
+    2 where something could not be tested.
+    """
+    settings = configured()
+    folder = output / f"shard-{shard.number}" if shard is not None else output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"-o {str(folder)!r} cannot be made ({error.strerror}); name another folder") from error
+    for name in ("replay.json", "explore.json"):  # an earlier run's would be told as this one's
+        (folder / name).unlink(missing_ok=True)
+    both = ["--device", device, *(["--trust"] if trust else [])]
+    both += ["--profile", settings.profile] if settings.profile else []
+    both += ["--shard", f"{shard.number}/{shard.of}"] if shard is not None and shard.of is not None else []
+    known = _known_folder(settings.regressions)
+    statuses = []
+    if known is not None:
+        statuses.append(_run("replay", str(known), "--known", "--json", str(folder / "replay.json"), *both))
+    if not any(status > 128 for status in statuses):
+        preset = [
+            "--budget",
+            _BUDGETS[nightly],
+            "--seed",
+            str(_seed(nightly, rest)),
+            "--save-dir",
+            f"{folder}/findings",
+        ]
+        preset += [
+            "--json",
+            f"{folder}/explore.json",
+            "--junit",
+            f"{folder}/junit.xml",
+            "--html",
+            f"{folder}/report.html",
+        ]
+        if known is not None and settings.against is None:
+            preset += ["--against", str(known)]
+        statuses.append(_run("explore", *preset, *both, *rest))
+    found = folder / "findings"
+    if nightly and shard is None and found.is_dir() and statuses[-1] < 128:
+        places = [str(place) for place in (known, found) if place is not None]
+        _run("merge", *places, "-o", str(folder / "merged"), "--device", device, *(["--trust"] if trust else []))
+    status = _worst(statuses)
+    _tell(folder, status, shard)
+    return status
+
+
+def _known_folder(configured_folder: Path | None) -> Path | None:
+    """The folder of saved cases, if there are any."""
+    from attnfuzz.corpus import DEFAULT_FOLDER
+
+    folder = configured_folder or Path(DEFAULT_FOLDER)
+    return folder if any(folder.glob("*.json")) else None
+
+
+def _run(name: str, *arguments: str) -> int:
+    """The exit status of another command, which says itself what is wrong."""
+    from attnfuzz.cli import command_called
+
+    click.secho(f"attnfuzz {name} {' '.join(arguments)}", bold=True)
+    try:
+        status = command_called(name).main(list(arguments), prog_name=f"attnfuzz {name}", standalone_mode=False)
+    except click.ClickException as error:
+        show_error(error)
+        return error.exit_code
+    return status if isinstance(status, int) else 0
+
+
+def _worst(statuses: Sequence[int]) -> int:
+    """An interruption before findings, findings before what could not be tested."""
+    return max(statuses, key=lambda status: (status > 128, status == 1, status))
+
+
+def _seed(nightly: bool, rest: Sequence[str]) -> int:
+    if nightly:
+        return secrets.randbits(32)
+    seed = seed_of_commit(os.environ, _head)
+    if seed is None and not any(word.startswith("--seed") for word in rest):
+        click.echo("no commit is known here, so the seed is drawn")
+    return secrets.randbits(32) if seed is None else seed
+
+
+def seed_of_commit(environment: Mapping[str, str], head: Callable[[], str]) -> int | None:
+    """The first 32 bits of the commit that the CI names, or else of the one that is checked out; None without one."""
+    commits = [environment.get(name, "") for name in _COMMITS]
+    commit = next((one for one in commits if re.fullmatch("[0-9a-fA-F]{8,}", one)), "") or head()
+    return int(commit[:8], 16) if commit else None
+
+
+def _head() -> str:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or one that waits for something
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _tell(folder: Path, status: int, shard: Shard | None) -> None:
+    """Write summary.md, and tell GitHub or Buildkite where this runs there."""
+    from attnfuzz.report.ci import github_annotations, summary_in_markdown
+
+    text = summary_in_markdown(folder, status, title="attnfuzz" if shard is None else f"attnfuzz, {shard}")
+    write_asked(("the file", folder / "summary.md", lambda path: path.write_text(text, encoding="utf-8")))
+    if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(step_summary).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:  # the job's result does not hang on it
+            click.echo(f"the job has no summary: {error.strerror}: GITHUB_STEP_SUMMARY", err=True)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in github_annotations(folder):
+            click.echo(line)
+    if os.environ.get("BUILDKITE") == "true":
+        _annotate_build(text, status, shard)
+
+
+def _annotate_build(text: str, status: int, shard: Shard | None) -> None:
+    context = f"attnfuzz-{shard.number}" if shard is not None else "attnfuzz"
+    style = "success" if status == 0 else "error" if status == 1 else "warning"
+    command = ["buildkite-agent", "annotate", "--style", style, "--context", context]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+        trouble = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = str(error)
+    if trouble:  # the build's result does not hang on it
+        click.echo(f"the build has no annotation: {trouble}", err=True)

@@ -1,0 +1,129 @@
+"""What a CI shows of a run of ``attnfuzz ci``: Markdown for a job or a build, and GitHub's annotations.
+
+Both are made of the JSON files that the commands wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnfuzz.report.findings import count
+from attnfuzz.said import only_printable
+
+__all__ = ["github_annotations", "summary_in_markdown"]
+
+_MOST_TOLD = 10
+"""More annotations than these GitHub leaves out."""
+_MEANINGS = {0: "nothing new found", 1: "something is new", 2: "not everything could be tested"}
+
+
+def summary_in_markdown(folder: Path, status: int, *, title: str) -> str:
+    """What the commands found whose results lie in ``folder``, and what they came to. Raises OSError."""
+    return "\n".join([*_lines(folder, status, title), ""])
+
+
+def github_annotations(folder: Path) -> list[str]:
+    """GitHub's commands for what is new, at the line of the kernel that is named first. Raises OSError."""
+    told = [
+        *(
+            _command(one["path"], 1, f"saved case of {one['kernel']}", f"{_why(one)} {one['message'] or ''}".strip())
+            for one in _cases(folder)
+        ),
+        *(
+            _command(*_place(kernel, finding), f"{kernel['name']}: {finding['signature']}", finding["message"])
+            for kernel, finding in _findings(folder)
+        ),
+    ]
+    return told[:_MOST_TOLD]
+
+
+def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
+    yield f"### {_text(title)}: {_MEANINGS.get(status, 'interrupted')}\n"
+    replay, explore = _read(folder / "replay.json"), _read(folder / "explore.json")
+    if replay is not None:
+        cases = _cases(folder)
+        yield f"{count(len(replay['results']), 'run')} of saved cases, {len(cases)} not as expected.\n"
+        for one in cases:
+            yield f"- **{_code(one['kernel'])}** {_why(one)}: {_code(one['path'])} {_text(one['message'] or '')}"
+        if cases:
+            yield ""
+    if explore is None:
+        yield "The search came to no result; see the log.\n"
+        return
+    found = list(_findings(folder))
+    known = sum(one.get("known", False) for kernel in explore["kernels"] for one in kernel["findings"])
+    yield (
+        f"{count(explore['cases'], 'case')} searched on {_text(explore['device'])}: {count(len(found), 'new finding')}"
+        f"{f', {known} known' if known else ''}.\n"
+    )
+    if unreached := explore.get("unreached"):
+        yield f"Never reached: {', '.join(map(_code, unreached))}.\n"
+    for kernel, finding in found:
+        yield f"- **{_code(kernel['target'])}** {_code(finding['signature'])}: {_text(finding['message'])}"
+        if finding["path"]:
+            yield f"  {_code('attnfuzz replay ' + finding['path'])}"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a command has written; None where it did not come to that."""
+    try:
+        document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return document
+
+
+def _cases(folder: Path) -> list[dict[str, Any]]:
+    """Saved cases that came to something else than their status says."""
+    return [one for one in (_read(folder / "replay.json") or {}).get("results", ()) if one.get("unexpected")]
+
+
+def _why(result: dict[str, Any]) -> str:
+    if result["outcome"] == "pass":
+        return f'passes now; set its "status" to "fixed" {result.get("issue", "")}'.rstrip()
+    return "fails again" if result["status"] == "fixed" else "fails"
+
+
+def _findings(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Those that count, each with its kernel."""
+    for kernel in (_read(folder / "explore.json") or {}).get("kernels", ()):
+        for finding in kernel["findings"]:
+            if finding["in_contract"] and not finding.get("known"):
+                yield kernel, finding
+
+
+def _place(kernel: dict[str, Any], finding: dict[str, Any]) -> tuple[str, int]:
+    """A line that the finding names, or the kernel's file."""
+    for source in finding.get("sources", ()):
+        return source["file"], source["line"]
+    file = kernel["target"].rpartition(":")[0]
+    return (file, 1) if file.endswith(".py") else ("", 1)
+
+
+def _command(file: str, line: int, title: str, message: str) -> str:
+    where = f"file={_property(file)},line={line}," if file else ""
+    return f"::error {where}title={_property(title)}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    """Escaped as GitHub reads it; what a kernel says must not become a command of its own."""
+    return only_printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+_MARKUP = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#@!"})
+
+
+def _text(text: str) -> str:
+    return " ".join(only_printable(text.replace("\n", " ")).translate(_MARKUP).split())
+
+
+def _code(text: str) -> str:
+    return f"`` {only_printable(text.replace(chr(10), ' ')).replace('`', chr(39))} ``"
