@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from attnfuzz.corpus import decode_regression
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "regressions").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "regressions").glob("*.md")]
 
 
 def block(page: str, language: str, first_line: str = "") -> str:
@@ -78,6 +81,23 @@ def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
     assert " ".join(block("docs/testing.md", "text", "AssertionError").split()) in " ".join(run.stdout.split())
 
 
+def assert_script_says_what_is_shown(folder: Path, saved: Path) -> None:
+    """The script stands alone: it is run where there is nothing else."""
+    (folder / "elsewhere").mkdir()
+    made = attnfuzz(folder, "repro", str(saved), "-o", "elsewhere/script.py")
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-P", "script.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        command, cwd=folder / "elsewhere", env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.returncode == 1
+    shown = block("docs/first-finding.md", "console", "$ attnfuzz repro").splitlines()[2:]
+    versions, *_ = (line for line in run.stdout.splitlines() if line.startswith("torch "))
+    shown = [versions if line.startswith("torch ") else line for line in shown]
+    assert " ".join(shown).split() == run.stdout.split()
+
+
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
     explored = attnfuzz(folder, "explore", "my_decode.py", "--budget", "60s", "--fail-fast")
@@ -85,9 +105,14 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     saved = list((folder / "regressions").iterdir())  # another symptom may be on its way when the search ends
     assert [path.name for path in saved if "dead_memory" in path.name], saved
     for page in ("README.md", "docs/first-finding.md"):
-        shown = [line for line in block(page, "console").splitlines() if "..." not in line and line[0] != "$"]
+        shown = [
+            line
+            for line in block(page, "console", "$ attnfuzz explore").splitlines()
+            if "..." not in line and line[0] != "$"
+        ]
         assert [line for line in shown if line.strip() not in explored.stdout] == []
     assert attnfuzz(folder, "replay").returncode == 1
+    assert_script_says_what_is_shown(folder, next(path for path in saved if "dead_memory" in path.name))
 
     kernel_file = folder / "my_decode.py"
     before, after = (
@@ -109,6 +134,45 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
         cwd=folder, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert tests.returncode == 0, tests.stdout
+
+
+@pytest.mark.night
+def test_a_backend_with_state_is_found_to_mix_up_calls(tmp_path: Path) -> None:
+    """The page would promise what does not happen, or its repair would not be one."""
+    source = block("docs/stateful.md", "python")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "my_backend.py").write_text(source, encoding="utf-8")
+    assert attnfuzz(tmp_path, "explore", "my_backend.py", "--budget", "60s", "--fail-fast").returncode == 1
+    saved = [decode_regression(path.read_bytes(), path.name) for path in (tmp_path / "regressions").iterdir()]
+    assert any(one.preceding or one.finding.oracle == "call_sequence" for one in saved)
+    before, after = (re.search(rf"^\{sign}(.*)$", block("docs/stateful.md", "diff"), re.MULTILINE) for sign in "-+")
+    assert before is not None
+    assert after is not None
+    assert source.count(before[1]) == 1
+    (tmp_path / "my_backend.py").write_text(source.replace(before[1], after[1]), encoding="utf-8")
+    assert attnfuzz(tmp_path, "replay").returncode == 0
+
+
+def test_what_allclose_does_not_see_is_seen(tmp_path: Path) -> None:
+    """The page that says why bounds are derived would show what does not happen."""
+    (tmp_path / "it.py").write_text(block("docs/bounds.md", "python"), encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "it.py"], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.stdout == block("docs/bounds.md", "text")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_on_a_page_parses(page: Path) -> None:
+    """What a reader pastes would be refused before it does anything."""
+    text = page.read_text(encoding="utf-8")
+    for language, shown in re.findall(r"^ *```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        code = textwrap.dedent(shown)
+        if language == "python":
+            ast.parse(code)
+        elif language == "sh":
+            run = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True, check=False, timeout=30)
+            assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_regression_file_is_valid() -> None:
