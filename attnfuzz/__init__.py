@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
+    from attnfuzz.problems.cases import LatentDecodeCase as LatentDecodeCase
+    from attnfuzz.problems.cases import MaskedAttentionCase as MaskedAttentionCase
     from attnfuzz.problems.cases import MergeStatesCase as MergeStatesCase
     from attnfuzz.problems.cases import PagedAttentionCase as PagedAttentionCase
     from attnfuzz.problems.cases import PagedDecodeCase as PagedDecodeCase
@@ -46,6 +48,8 @@ _HOMES = {
     "Integers": "attnfuzz.cases.fields",
     "Kernel": "attnfuzz.declaration",
     "KernelFailure": "attnfuzz.testing",
+    "LatentDecodeCase": "attnfuzz.problems.cases",
+    "MaskedAttentionCase": "attnfuzz.problems.cases",
     "MergeStatesCase": "attnfuzz.problems.cases",
     "Numerics": "attnfuzz.problems.declared_numerics",
     "PagedAttentionCase": "attnfuzz.problems.cases",

@@ -209,6 +209,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
             query_lens,
             [-(-seq_len // block_size) for seq_len in seq_lens],
             may_hide_all=plan.supports.empty_sequences,
+            per_sequence=plan.supports.mask_per_sequence,
         )
     fields |= _decide_plain(decisions, plan)
     if format_.layout is not None:

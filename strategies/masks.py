@@ -28,14 +28,18 @@ def decide_mask(
     num_pages: Sequence[int],
     *,
     may_hide_all: bool,
+    per_sequence: bool = True,
 ) -> Mask:
     """A mask of one of ``kinds`` for sequences with so many query tokens and pages.
 
-    Unless it ``may_hide_all``, every query token sees the first key of its sequence.
+    Unless it ``may_hide_all``, every query token sees the first key of its sequence; unless ``per_sequence``, all
+    sequences have the numbers of one that fit the longest.
     """
     kind = decisions.pick(tuple(kinds))
     if kind in ("causal", "full"):
         return Mask(kind=kind)
+    if not per_sequence:
+        query_lens, num_pages = (max(query_lens),), (max(num_pages),)
     count = decisions.pick(_SEQS[: len(query_lens)])
     seqs = []
     for seq in range(count):

@@ -23,6 +23,7 @@ __all__ = [
     "batch_decode_graph",
     "batch_prefill",
     "batch_prefill_graph",
+    "batch_prefill_mask",
     "merge_state",
     "merge_states",
 ]
@@ -78,7 +79,8 @@ def _heads(i: Any) -> tuple[int, int, int, int]:
 
 def _window_left(i: Any) -> int:
     """A window without the query itself, -1 for none."""
-    return -1 if i.window is None else i.window - 1
+    window = getattr(i, "window", None)
+    return -1 if window is None else window - 1
 
 
 def _planned(wrapper: Any, i: Any, *first: Tensor, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -133,6 +135,18 @@ def batch_decode_fixed_split(i: Any, *, make: Any, fixed_split_size: int) -> Cal
 def batch_prefill(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchPrefillWithPagedKVCacheWrapper`, causal: prefill, decode and both in one batch."""
     return _planned(make(_workspace(i.q.device), i.layout), i, i.cu_seqlens_q, causal=True)
+
+
+@FLASHINFER.kernel(
+    "masked_attention",
+    needs=_PREFILL,
+    supports=attnfuzz.Supports(**{**_QUANTISED, "variants": ("soft_cap",)}),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def batch_prefill_mask(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same with `custom_mask`."""
+    return _planned(make(_workspace(i.q.device), i.layout), i, i.cu_seqlens_q, custom_mask=i.mask)
 
 
 def _shape(i: Any) -> tuple[Any, ...]:

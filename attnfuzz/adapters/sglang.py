@@ -20,6 +20,8 @@ __all__ = [
     "decode_attention_graph",
     "decode_attention_mla",
     "extend_attention",
+    "extend_attention_mask",
+    "extend_attention_tree",
     "extend_attention_unified",
     "merge_state",
     "merge_state_v2",
@@ -131,23 +133,58 @@ def _context(i: Any) -> tuple[int, Tensor, Tensor]:
     return i.window - 1, (context - (i.window - 1)).clamp(min=0), context
 
 
-@SGLANG.kernel(
-    "paged_attention",
-    needs={"forward": _ops("extend_attention:extend_attention_fwd")},
-    supports=attnfuzz.Supports(**_CACHES),
-)
+_EXTEND = {"forward": _ops("extend_attention:extend_attention_fwd")}
+
+
+@SGLANG.kernel("paged_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_CACHES))
 def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """Prefill and decode on what is cached, and on the new tokens' keys and values, which lie apart in a row."""
+    return _extend(i, forward, *_context(i))
+
+
+_MASKED: dict[str, Any] = {**_CACHES, "variants": ("soft_cap", "sinks")}
+
+
+@SGLANG.kernel("masked_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_MASKED, masks=("causal", "tree")))
+def extend_attention_tree(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same with the tree of speculative decoding in `custom_mask`, which is not read for what is cached."""
+    return _under_mask(i, forward)
+
+
+@SGLANG.kernel("masked_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_MASKED))
+def extend_attention_mask(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same with any mask in `custom_mask`, which is read for what is cached as well."""
+    return _under_mask(i, forward, is_causal=False, skip_prefix_custom_mask=False)
+
+
+def _under_mask(i: Any, forward: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    context = i.seq_lens - i.cu_seqlens_q.diff()
+    mask = {"custom_mask": i.mask, "mask_indptr": i.mask_indptr}
+    return _extend(i, forward, -1, torch.zeros_like(context), context, **mask, **others)
+
+
+def _extend(
+    i: Any,
+    forward: Any,
+    left: int,
+    first: Tensor,
+    context: Tensor,
+    *,
+    custom_mask: Tensor | None = None,
+    is_causal: bool = True,
+    mask_indptr: Tensor | None = None,
+    **others: Any,
+) -> Callable[[], tuple[Tensor, Tensor]]:
     k, v = _flat(i.k_cache), _flat(i.v_cache)
-    left, first, context = _context(i)
     indptr, slots = _slots(i, first, context)
     _, fresh = _slots(i, context, i.seq_lens)
     k_new, v_new = k[fresh], v[fresh]
 
     def call() -> tuple[Tensor, Tensor]:
         forward(
-            i.q, k_new, v_new, i.out, k, v, i.cu_seqlens_q, indptr, slots, None, True, None, i.max_query_len, 1.0, 1.0,
-            sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left, sinks=i.sinks, lse_extend=i.lse,
+            i.q, k_new, v_new, i.out, k, v, i.cu_seqlens_q, indptr, slots, custom_mask, is_causal, mask_indptr,
+            i.max_query_len, 1.0, 1.0, sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left,
+            sinks=i.sinks, lse_extend=i.lse, **others,
         )  # fmt: skip
         return i.out, i.lse
 

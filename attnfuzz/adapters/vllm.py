@@ -25,7 +25,9 @@ __all__ = [
     "merge_attn_states_cuda",
     "triton_backend",
     "unified_attention",
+    "unified_attention_full",
     "unified_attention_segments",
+    "unified_attention_tree",
 ]
 
 VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",))
@@ -144,18 +146,60 @@ def unified_attention_segments(i: Any, *, unified: Any, kv_modes: Any) -> Callab
     )
 
 
+_UNIFIED_MASKED: dict[str, Any] = {**_UNIFIED, "variants": ("soft_cap", "sinks"), "graph_replay": False}
+
+
+@VLLM.kernel(
+    "masked_attention",
+    needs=_UNIFIED_NEEDS,
+    supports=attnfuzz.Supports(**_UNIFIED_MASKED, masks=("causal", "tree"), mask_per_sequence=False),
+    numerics=_UNIFIED_NUMERICS,
+)
+def unified_attention_tree(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
+    """The tree of speculative decoding in `qq_bias`: one table for all sequences, added to scores among new tokens."""
+    query_lens = i.cu_seqlens_q.diff()
+    seq, count = int(query_lens.argmax()), i.max_query_len
+    table = i.mask[i.mask_indptr[seq] :][: int(query_lens[seq] * i.seq_lens[seq])].view(int(query_lens[seq]), -1)
+    among = table[:, int(i.seq_lens[seq] - query_lens[seq]) :]
+    bias = torch.zeros(count, count, dtype=torch.float32, device=i.q.device)
+    bias[: len(among), : len(among)].masked_fill_(~among, -torch.inf)
+    return _unified(i, unified, kv_modes, i.cu_seqlens_q, i.max_query_len, i.max_seq_len, qq_bias=bias)
+
+
+@VLLM.kernel(
+    "masked_attention",
+    needs=_UNIFIED_NEEDS,
+    supports=attnfuzz.Supports(**_UNIFIED_MASKED, masks=("full",)),
+    numerics=_UNIFIED_NUMERICS,
+)
+def unified_attention_full(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
+    """The same with `causal=False`, as encoders and cross attention call it."""
+    return _unified(i, unified, kv_modes, i.cu_seqlens_q, i.max_query_len, i.max_seq_len, causal=False)
+
+
 def _unified(
-    i: Any, unified: Any, kv_modes: Any, cu_seqlens_q: Tensor, longest_q: int, longest: int, **segments: Any
+    i: Any,
+    unified: Any,
+    kv_modes: Any,
+    cu_seqlens_q: Tensor,
+    longest_q: int,
+    longest: int,
+    *,
+    causal: bool = True,
+    **others: Any,
 ) -> Callable[[], Tensor]:
-    left = -1 if i.window is None else i.window - 1  # it does not count the query itself
+    """``others``: arguments of the kernel for segments, or a bias."""
+    window = getattr(i, "window", None)
+    left = -1 if window is None else window - 1  # it does not count the query itself
     kv_mode = kv_modes.NONE if i.k_scale is None else kv_modes.FP8_PER_TENSOR
 
     def call() -> Tensor:
         unified(
             q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q,
-            seqused_k=i.seq_lens, max_seqlen_k=longest, softmax_scale=i.scale, causal=True, window_size=(left, 0),
+            seqused_k=i.seq_lens, max_seqlen_k=longest, softmax_scale=i.scale, causal=causal, window_size=(left, 0),
             block_table=i.block_table, softcap=i.soft_cap or 0, q_descale=None, k_descale=i.k_scale,
-            v_descale=i.v_scale, alibi_slopes=i.alibi_slopes, sinks=i.sinks, kv_quant_mode=kv_mode, **segments,
+            v_descale=i.v_scale, alibi_slopes=getattr(i, "alibi_slopes", None), sinks=i.sinks, kv_quant_mode=kv_mode,
+            **others,
         )  # fmt: skip
         out: Tensor = i.out
         return out

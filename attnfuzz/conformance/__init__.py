@@ -41,7 +41,7 @@ __all__ = [
 
 
 FORMAT = "attnfuzz.conformance-set/1"
-_LATEST = 1
+_LATEST = 2
 _MOST_BYTES = 8 << 20
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -19,7 +19,7 @@ from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import DRAWN_KEYS, LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue, check_option
-from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
+from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant, VariantName
 
 __all__ = [
     "CASE_TYPES",
@@ -86,6 +86,8 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Tensors whose strides a case can choose."""
     values_in_keys: ClassVar[bool] = False
     """Whether V is no tensor of its own but the first ``value_size`` numbers of each key."""
+    variant_names: ClassVar[tuple[VariantName, ...]] = ()
+    """Variants that a case can ask for."""
 
     num_q_heads: int
     head_size: int
@@ -191,10 +193,18 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     def rows_of(self, seq: int) -> range:
         return range(seq, seq + 1)
 
-    def seen(self, row: int) -> bytes | None:
-        """Which of its sequence's keys a mask lets a row attend to, 1 or 0 for each; None without a mask."""
-        del row
+    @property
+    def rows_seen(self) -> tuple[bytes, ...] | None:
+        """Of each row, which of its sequence's keys a mask lets it attend to, 1 or 0 for each; None without a mask."""
         return None
+
+    def seen(self, row: int) -> bytes | None:
+        """``rows_seen`` of one row."""
+        return None if self.rows_seen is None else self.rows_seen[row]
+
+    def of_sequences(self, kept: Sequence[int]) -> dict[str, Any]:
+        """Fields of the case with only the sequences ``kept``, in this order. Nothing of this looks after needles."""
+        return {"seq_lens": tuple(self.seq_lens[seq] for seq in kept)}
 
 
 class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -229,6 +239,7 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
         "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "k_scale", "v_scale",
         "out", "lse",
     )  # fmt: skip
+    variant_names: ClassVar[tuple[VariantName, ...]] = VARIANTS
 
     block_size: int
     layout: Layout = "NHD"
@@ -272,6 +283,7 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
         "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "k_scale", "v_scale",
         "partial_out", "partial_lse",
     )  # fmt: skip
+    variant_names: ClassVar[tuple[VariantName, ...]] = tuple(name for name in VARIANTS if name != "sinks")
 
     num_splits: int
 
@@ -334,6 +346,10 @@ class VarlenCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_on
     def rows_of(self, seq: int) -> range:
         first = sum(self.query_lens[:seq])
         return range(first, first + self.query_lens[seq])
+
+    def of_sequences(self, kept: Sequence[int]) -> dict[str, Any]:
+        lengths = tuple(self.query_lens[seq] for seq in kept)
+        return {**PagedDecodeCase.of_sequences(self, kept), "query_lens": lengths}
 
     @property
     def cu_seqlens_q(self) -> tuple[int, ...]:
@@ -421,13 +437,14 @@ class MaskedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, k
 
     problem: ClassVar[BundledProblem] = "masked_attention"
     tensor_names: ClassVar[tuple[str, ...]] = tuple(name for name in VarlenCase.tensor_names if name != "alibi_slopes")
+    variant_names: ClassVar[tuple[VariantName, ...]] = ("soft_cap", "sinks")
 
     mask: Mask = CAUSAL_MASK
 
     def __post_init__(self) -> None:
         VarlenCase.__post_init__(self)
-        for name in ("window", "alibi"):
-            if name in self.variant.names:
+        for name in self.variant.names:
+            if name not in self.variant_names:
                 raise ValueError(
                     f"variant.{name} must be left out in masked_attention: the mask says which keys are seen, and no "
                     "engine says how far away they are; use paged_attention"
@@ -436,11 +453,11 @@ class MaskedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def rows_seen(self) -> tuple[bytes, ...]:
-        """``seen`` of every row."""
         return seen_keys(self.mask, self.query_lens, self.seq_lens, self.block_size)
 
-    def seen(self, row: int) -> bytes | None:
-        return self.rows_seen[row]
+    def of_sequences(self, kept: Sequence[int]) -> dict[str, Any]:
+        numbers = tuple(self.mask.of(seq) for seq in kept) if self.mask.seqs else ()
+        return {**VarlenCase.of_sequences(self, kept), "mask": msgspec.structs.replace(self.mask, seqs=numbers)}
 
     @property
     def row_lens(self) -> tuple[int, ...]:

@@ -42,7 +42,6 @@ __all__ = [
     "default_scale",
     "dtypes_of",
     "gqa_ratios_of",
-    "has_block_table",
     "head_counts_of",
     "head_size_rank",
     "head_sizes_of",
@@ -230,25 +229,14 @@ def paddings_of(supports: Supports) -> tuple[Padding, ...]:
 
 
 def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]:
-    """Variants that a case of ``problem`` may ask for: none without a cache.
-
-    A partial state has no sinks, and under a mask there is no distance between a query and a key.
-    """
-    if problem == "split_decode":
-        return tuple(name for name in supports.variants if name != "sinks")
-    if problem == "masked_attention":
-        return tuple(name for name in supports.variants if name in ("soft_cap", "sinks"))
-    return supports.variants if has_block_table(problem) else ()
+    """Variants that a case of ``problem`` may ask for."""
+    names = () if isinstance(problem, OpenProblem) else CASE_TYPES[problem].variant_names
+    return tuple(name for name in supports.variants if name in names)
 
 
 def masks_of(supports: Supports) -> tuple[MaskKind, ...]:
     """The simplest first."""
     return tuple(kind for kind in MASK_KINDS if kind in supports.masks)
-
-
-def has_block_table(problem: Problem) -> bool:
-    """Whether it is a bundled one over a paged cache."""
-    return not isinstance(problem, OpenProblem) and "block_table" in CASE_TYPES[problem].tensor_names
 
 
 def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:

@@ -1,15 +1,13 @@
-"""Other lengths, or fewer sequences, for a case: the fields that change together. Torch-free."""
+"""Other lengths for a case: the fields that change together. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from attnfuzz.problems.cases import AttentionCase, VarlenCase
 
-from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase, VarlenCase
-
-__all__ = ["of_sequences", "with_seq_lens"]
+__all__ = ["with_seq_lens"]
 
 
 def with_seq_lens(case: AttentionCase, seq_lens: Sequence[int]) -> dict[str, Any]:
@@ -24,15 +22,4 @@ def with_seq_lens(case: AttentionCase, seq_lens: Sequence[int]) -> dict[str, Any
             new if 1 < query_len == old else min(query_len, new)
             for query_len, old, new in zip(case.query_lens, case.seq_lens, seq_lens, strict=True)
         )
-    return fields
-
-
-def of_sequences(case: AttentionCase, kept: Sequence[int]) -> dict[str, Any]:
-    """Fields of ``case`` with only the sequences ``kept``, in this order."""
-    fields: dict[str, Any] = {"seq_lens": tuple(case.seq_lens[seq] for seq in kept)}
-    if isinstance(case, VarlenCase):
-        fields["query_lens"] = tuple(case.query_lens[seq] for seq in kept)
-    if isinstance(case, MaskedAttentionCase) and case.mask.seqs:
-        numbers = tuple(case.mask.of(seq) for seq in kept)
-        fields["mask"] = msgspec.structs.replace(case.mask, seqs=numbers)
     return fields

@@ -54,8 +54,8 @@ class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             for number in numbers:
                 if not low <= number <= high:
                     raise ValueError(f"mask.seqs[{i}] holds {number}: must be between {low} and {high}")
-        if not any(self.seqs):  # equal masks are written in one way
-            msgspec.structs.force_setattr(self, "seqs", ())
+        if len({*self.seqs}) <= 1:  # equal masks are written in one way
+            msgspec.structs.force_setattr(self, "seqs", self.seqs[:1] if any(self.seqs) else ())
 
     def of(self, seq: int) -> tuple[int, ...]:
         """The numbers of sequence ``seq``."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.values.attention import LogicalAttention
 from attnfuzz.values.tokens import on_device
 
@@ -65,9 +65,9 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
 
 def unmasked(case: AttentionCase, values: LogicalAttention) -> tuple[AttentionCase, LogicalAttention]:
     """The same attention without a mask: each query token as the only one of a sequence of the keys that it sees."""
-    if not isinstance(case, MaskedAttentionCase):
-        return case, values
     seen = case.rows_seen
+    if seen is None:
+        return case, values
     starts = (0, *accumulate(row.count(1) for row in seen))
     keys = [values.starts[seq] + t for seq, row in zip(case.row_seqs, seen, strict=True) for t in _ones(row)]
     chosen = on_device(torch.tensor(keys, dtype=torch.int64, device="cpu"), values.k.device)

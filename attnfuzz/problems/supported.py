@@ -15,7 +15,6 @@ from attnfuzz.problems.cases import (
     BundledProblem,
     Case,
     DenseDecodeCase,
-    MaskedAttentionCase,
     MergeStatesCase,
     Problem,
     VarlenCase,
@@ -116,13 +115,11 @@ def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fie
         return False
     if case.values_in_keys or CASE_TYPES[problem].values_in_keys:
         return False
-    if problem == "dense_decode" and (case.variant.names or case.kv is not None):
+    if problem == "dense_decode" and case.kv is not None:
         return False
-    if isinstance(case, MaskedAttentionCase) and problem != case.problem and case.mask != CAUSAL_MASK:
+    if not {*case.variant.names} <= {*CASE_TYPES[problem].variant_names}:
         return False
-    if problem == "masked_attention" and {"window", "alibi"} & {*case.variant.names}:
-        return False
-    if problem == "split_decode" and case.variant.sinks is not None:
+    if getattr(case, "mask", CAUSAL_MASK) != CAUSAL_MASK:
         return False
     if isinstance(case, VarlenCase) and any(
         queries != min(1, keys) for queries, keys in zip(case.query_lens, case.seq_lens, strict=True)

@@ -114,7 +114,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
       finds what a case asks for in ``inputs.window``, ``soft_cap``, ``alibi_slopes`` and ``sinks``.
     * ``masks``: kinds of masks that the kernel can do in masked_attention (``attnfuzz.problems.masks``). A query token
-      that sees no key occurs with ``empty_sequences`` only.
+      that sees no key occurs with ``empty_sequences`` only. ``mask_per_sequence=False``: the mask's numbers are the
+      same for all sequences, as where a kernel gets one table of a tree for the whole batch (vLLM's ``qq_bias``).
     * ``freed_pages``: pages that lie behind a sliding window and have been given to others, as servers do: the table
       still names pages that exist, but what they hold may be NaN.
     * ``kv_dtypes``: 8-bit formats that the cache may have instead of q's dtype (``attnfuzz.problems.quantised_kv``):
@@ -151,6 +152,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
     masks: tuple[MaskKind, ...] = MASK_KINDS
+    mask_per_sequence: bool = True
     freed_pages: bool = True
     kv_dtypes: tuple[KvDtype, ...] = ()
     kv_scales: tuple[KvGranularity, ...] = KV_GRANULARITIES
@@ -213,6 +215,7 @@ _FLAGS = (
     "infinite_scores",
     "padding_tokens",
     "non_causal",
+    "mask_per_sequence",
     "freed_pages",
     "deterministic",
     "batch_invariant",

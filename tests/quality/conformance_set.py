@@ -19,8 +19,18 @@ from attnfuzz.campaign.draw.drawing import run_round
 from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
 from attnfuzz.oracles.verdict import OracleName
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem, encode_case
+from attnfuzz.problems.cases import (
+    Case,
+    LatentDecodeCase,
+    MaskedAttentionCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    Problem,
+    encode_case,
+)
 from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.masks import ALL_HIDDEN, Mask
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
@@ -55,6 +65,24 @@ def attention(**changes: Any) -> PagedAttentionCase:
     return PagedAttentionCase(**fields)
 
 
+def latent(**changes: Any) -> LatentDecodeCase:
+    """Likewise, of latent vectors as DeepSeek has them, in pages as FlashMLA's."""
+    fields: dict[str, Any] = {
+        "num_q_heads": 16, "head_size": 576, "v_head_size": 512, "block_size": 64, "seq_lens": (5, 64, 130),
+        "values": TELLING, "scale": default_scale(192), **changes,
+    }  # fmt: skip
+    return LatentDecodeCase(**fields)
+
+
+def masked(mask: Mask, **changes: Any) -> MaskedAttentionCase:
+    """Likewise, of several queries of each sequence under a mask."""
+    fields: dict[str, Any] = {
+        "num_q_heads": 8, "num_kv_heads": 2, "head_size": 64, "block_size": 16, "seq_lens": (20, 16, 40),
+        "query_lens": (6, 4, 1), "values": TELLING, "scale": default_scale(64), "mask": mask, **changes,
+    }  # fmt: skip
+    return MaskedAttentionCase(**fields)
+
+
 def states(**changes: Any) -> MergeStatesCase:
     """Likewise, of states to merge."""
     return MergeStatesCase(**{"num_q_heads": 8, "head_size": 64, "num_tokens": 3, **changes})
@@ -81,6 +109,8 @@ def features() -> Iterator[tuple[str, str, list[Case], bool]]:
     yield from numbers()
     yield from variants()
     yield from queries()
+    yield from latents()
+    yield from masks()
     yield from merges()
 
 
@@ -173,6 +203,69 @@ def queries() -> Iterator[tuple[str, str, list[Case], bool]]:
         yield group, name, [attention(**changes), attention(**changes, values=NAMING)], False
 
 
+def latents() -> Iterator[tuple[str, str, list[Case], bool]]:
+    """Multi-head latent attention."""
+    group = "latent attention"
+    for dtype in ("float16", "bfloat16"):
+        yield group, dtype, [latent(dtype=dtype)], False
+    for heads in (1, 8, 16, 17, 64, 128):
+        yield (
+            group,
+            f"{heads} query heads",
+            [latent(num_q_heads=heads), latent(num_q_heads=heads, values=NAMING)],
+            False,
+        )
+    for size in (1, 16, 32, 64, 128):
+        yield group, f"pages of {size}", [latent(block_size=size, values=NAMING)], False
+    yield group, "576, of V 512, less common sizes", [latent(head_size=288, v_head_size=256)], False
+    for name, seq_lens in (
+        ("one token", (1,)), ("700 tokens", (700,)), ("65 sequences", tuple(1 + i % 20 for i in range(65))),
+        ("an empty sequence beside others", (5, 0, 33)),
+    ):  # fmt: skip
+        yield group, name, [latent(seq_lens=seq_lens)], False
+    for name, values in (
+        ("very negative scores", Values(keys="negative", values="normal", logit_exponent=4, seed=1)),
+        ("large scores", Values(keys="normal", values="normal", logit_exponent=4, seed=1)),
+    ):
+        yield group, name, [latent(values=values)], False
+    for name, variant in (("sliding window", Variant(window=7)), ("soft cap", Variant(soft_cap=20.0))):
+        yield group, name, [latent(variant=variant)], False
+    yield group, "pages that sequences share", [latent(pages=Pages(shared_blocks=1), seq_lens=(70, 80))], False
+
+
+def masks() -> Iterator[tuple[str, str, list[Case], bool]]:
+    """What a query sees beside, or in place of, the keys up to itself."""
+    group = "masks"
+    whole = {"query_lens": (5, 4, 8)}
+    yield (
+        group,
+        "not causal",
+        [attention(causal=False, **whole), attention(causal=False, **whole, values=NAMING)],
+        False,
+    )
+    for name, mask, changes in (
+        ("causal", Mask(), {}),
+        ("full, as in an encoder", Mask(kind="full"), {"query_lens": (20, 16, 40)}),
+        ("full, as in cross attention", Mask(kind="full"), {"query_lens": (6, 1, 3)}),
+        ("a tree for all sequences", Mask(kind="tree", seqs=((-1, 0, 0, 1, 1, 2),)), {}),
+        ("a tree for each sequence", Mask(kind="tree", seqs=((-1, 0, 0, 1, 1, 2), (-1, -1, 1, 0), ())), {}),
+        ("siblings only", Mask(kind="tree", seqs=((-1, -1, -1, -1, -1, -1),)), {}),
+        ("a tree without context", Mask(kind="tree", seqs=((-1, 0, 0, 1, 1, 2),)), {"seq_lens": (6, 4, 1)}),
+        ("40 drafts, of two branches", Mask(kind="tree", seqs=((-1, -1, *range(38)),)), {"query_lens": (40,),
+                                                                                         "seq_lens": (100,)}),
+        ("a skipped page", Mask(kind="pages", seqs=((1,),)), {"seq_lens": (40, 50, 70)}),
+        ("the first page skipped", Mask(kind="pages", seqs=((0,),)), {"seq_lens": (40, 50, 70)}),
+        ("every other key", Mask(kind="bits", seqs=((0x5555,),)), {}),
+        ("another pattern for each query", Mask(kind="bits", seqs=((2, 0x00FF, 0x7FFF),)), {}),
+        ("a query that sees no key", Mask(kind="bits", seqs=((0, ALL_HIDDEN),)), {}),
+    ):  # fmt: skip
+        yield group, name, [masked(mask, **changes), masked(mask, **changes, values=NAMING)], False
+    tree = Mask(kind="tree", seqs=((-1, 0, 0, 1, 1, 2),))
+    for name, variant in (("soft cap", Variant(soft_cap=20.0)), ("sinks", Variant(sinks="level"))):
+        yield group, f"a tree and {name}", [masked(tree, variant=variant)], False
+    yield group, "a tree and bfloat16", [masked(tree, dtype="bfloat16")], False
+
+
 def merges() -> Iterator[tuple[str, str, list[Case], bool]]:
     """States that are merged."""
     group = "merging"
@@ -201,7 +294,11 @@ def laws() -> Iterator[ConformanceEntry]:
         ("value_affinity", "V times a power of two"),
         ("containment", "NaN and infinity stay in their rows"),
     )
+    tree = Mask(kind="tree", seqs=((-1, 0, 0, 1, 1, 2),))
     for law, name in asked:
+        if law in (TWO_RUNS, "guard_page", "page_permutation", "call_sequence"):
+            yield ConformanceEntry("laws", name, latent(), law=law)
+            yield ConformanceEntry("laws", name, masked(tree), law=law)
         yield ConformanceEntry("laws", name, paged(seq_lens=(40, 20, 33), num_q_heads=8), law=law)
         if law in (TWO_RUNS, "guard_page", "page_relocation", "call_sequence"):
             yield ConformanceEntry("laws", name, states(), law=law)
@@ -222,15 +319,24 @@ def saved() -> Iterator[ConformanceEntry]:
 
 def drawn() -> Iterator[ConformanceEntry]:
     """Of a seed."""
-    problems: tuple[Problem, ...] = ("paged_decode", "paged_attention", "merge_states")
-    for problem in problems:
+    problems: dict[Problem, Supports] = {
+        "paged_decode": SERVED,
+        "paged_attention": SERVED,
+        "masked_attention": SERVED,
+        "latent_decode": Supports(
+            dtypes=("float16", "bfloat16"), head_sizes=(576,), v_head_sizes=(512,), block_sizes=(32, 64),
+            gqa_ratios=(16, 64),
+        ),
+        "merge_states": SERVED,
+    }  # fmt: skip
+    for problem, supports in problems.items():
         found: list[Case] = []
 
         def visit(case: Case, found: list[Case] = found) -> bool:
             found.append(case)
             return len(found) < DRAWN
 
-        run_round(cases(problem, supports=SERVED), visit, seed_value=SEED, until=math.inf, max_draws=10 * DRAWN)
+        run_round(cases(problem, supports=supports), visit, seed_value=SEED, until=math.inf, max_draws=10 * DRAWN)
         yield from (ConformanceEntry("drawn cases", f"of {problem}", case) for case in found)
 
 

@@ -4,7 +4,14 @@
 import triton
 import triton.language as tl
 
-__all__ = ["annotated_kernel", "arithmetic_kernel", "constant_kernel", "conversion_kernel", "scalar_mask_kernel"]
+__all__ = [
+    "annotated_kernel",
+    "arithmetic_kernel",
+    "block_operators_kernel",
+    "constant_kernel",
+    "conversion_kernel",
+    "scalar_mask_kernel",
+]
 
 
 @triton.jit
@@ -32,6 +39,18 @@ def scalar_mask_kernel(p_in, p_lse, p_out, TILE: tl.constexpr):
     o = tl.arange(0, TILE)
     live = (o < 5) & (tl.load(p_lse) > float("-inf"))
     tl.store(p_out + o, tl.load(p_in + o, mask=live, other=0.0))
+
+
+@triton.jit
+def block_operators_kernel(p_out, first, end, TILE: tl.constexpr, IS_ALL: tl.constexpr):
+    """Mark what lies between ``first`` and ``end``, what does not, and, of everything or nothing, what lies before."""
+    o = tl.arange(0, TILE)
+    inside = o >= first and o < end and end < 100
+    tl.store(p_out + o, inside)
+    tl.store(p_out + TILE + o, o < first or not o < end)
+    tl.store(p_out + 2 * TILE + o, o < first and IS_ALL)
+    if first > 0 and not IS_ALL:
+        tl.store(p_out + 3 * TILE, 1)
 
 
 @triton.jit

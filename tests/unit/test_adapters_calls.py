@@ -19,7 +19,8 @@ import attnfuzz
 from attnfuzz.adapters import engine
 from attnfuzz.declaration import Absent, Kernel
 from attnfuzz.memory.arena import Arena
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, MaskedAttentionCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.variants import Variant
 
@@ -27,7 +28,7 @@ PLAIN = """
 import math
 import torch
 
-def attend(q, k, v, scale, first, left=-1, cap=0.0, slopes=None, sinks=None):
+def attend(q, k, v, scale, first, left=-1, cap=0.0, slopes=None, sinks=None, seen=None):
     # q [n, heads, size] at positions first, first + 1, ...; k, v [length, kv_heads, size]
     n, heads, length = q.shape[0], q.shape[1], k.shape[0]
     k, v = (x.double().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
@@ -37,6 +38,7 @@ def attend(q, k, v, scale, first, left=-1, cap=0.0, slopes=None, sinks=None):
     if slopes is not None:
         scores = scores + slopes.double()[:, None] * distance[:, None]
     hidden = (distance > 0) | (distance < -left if left >= 0 else torch.zeros_like(distance, dtype=torch.bool))
+    hidden = hidden if seen is None else ~seen
     scores = scores.masked_fill(hidden[:, None], -math.inf)
     if sinks is not None:
         assert sinks.dtype in (torch.bfloat16, torch.float32)
@@ -130,7 +132,9 @@ class _Wrapper:
 
     def _plan(self, starts, indptr, indices, last, heads, kv_heads, size, page, *, causal=False,
               pos_encoding_mode="NONE", sm_scale=None, window_left=-1, logits_soft_cap=None,
-              q_data_type="float16", kv_data_type=None, fixed_split_size=None, disable_split_kv=False):
+              q_data_type="float16", kv_data_type=None, fixed_split_size=None, disable_split_kv=False,
+              custom_mask=None):
+        self.mask = custom_mask
         given = (starts, indptr, indices, last)
         assert all(tensor.dtype == torch.int32 for tensor in given)
         if self.buffers is None:
@@ -144,13 +148,19 @@ class _Wrapper:
 
     def _run(self, q, paged_kv_cache, sinks=None, out=None, lse=None):
         starts, indptr, indices, last = self.planned
+        masked = 0
         k_cache, v_cache = (c if self.layout == "NHD" else c.transpose(1, 2) for c in paged_kv_cache)
         for seq in range(len(last)):
             begin, end, rows = indptr[seq], indptr[seq + 1], slice(starts[seq], starts[seq + 1])
             length = max(0, (end - begin - 1).item()) * k_cache.shape[1] + last[seq].item()
             k, v = (cache[indices[begin:end].long()].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
             first = length - (starts[seq + 1] - starts[seq]).item()
-            out[rows], found = attend(q[rows], k, v, first=first, sinks=sinks, **self.said)
+            seen = None
+            if self.mask is not None:
+                size = (length - first) * length
+                seen = self.mask[masked : masked + size].view(-1, length)
+                masked += size
+            out[rows], found = attend(q[rows], k, v, first=first, sinks=sinks, seen=seen, **self.said)
             lse[rows] = found / math.log(2)
         return out, lse
 
@@ -182,7 +192,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
 
     def plan(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
              head_dim_qk, page_size, **others):
-        assert others["causal"]
+        assert others.get("causal") or others["custom_mask"].dtype == torch.bool
         self._plan(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
                    head_dim_qk, page_size, **others)
 
@@ -268,7 +278,7 @@ ATTENTION: Names = {
     "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
-        "batch_attention_sinks",
+        "batch_attention_sinks", "batch_prefill_mask",
     ),
 }  # fmt: skip
 MERGES: Names = {"flashinfer": ("merge_state", "merge_states"), "sglang": ("merge_state_v2",)}
@@ -321,6 +331,9 @@ def case_for(kernel: Kernel, variant: Variant, **others: Any) -> Case:
     shape = {**SHAPE, "block_size": sizes[0] if sizes else 16, "dtype": "float16", "variant": variant, **others}
     if kernel.declaration.problem == "paged_decode":
         return PagedDecodeCase(**{"seq_lens": (5, 37), **shape})
+    if kernel.declaration.problem == "masked_attention":
+        mask = Mask(kind="bits", seqs=((4, 9), (2, 6, 0)))
+        return MaskedAttentionCase(**{"seq_lens": (5, 37), "query_lens": (2, 3), "mask": mask, **shape})
     return PagedAttentionCase(**{"seq_lens": (5, 37), "query_lens": (2, 3), **shape})
 
 
@@ -334,7 +347,7 @@ def test_engines_are_called_as_they_are_documented(adapters: Any, place: str, na
     kernel = kernel_of(adapters(place), name)
     asked = VARIANTS[variant]
     if not set(asked.names) <= set(kernel.declaration.supports.variants):
-        with pytest.raises(ValueError, match="the kernel declares"):
+        with pytest.raises(ValueError, match=r"the kernel declares|left out in masked_attention"):
             attnfuzz.check(kernel, case_for(kernel, asked), device="cpu", isolated=False)
         return
     attnfuzz.check(kernel, case_for(kernel, asked), device="cpu", isolated=False)

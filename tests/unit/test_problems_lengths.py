@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.lengths import with_seq_lens
 
 FIELDS = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "block_size": 4}
 DECODE = PagedDecodeCase(**FIELDS, seq_lens=(4, 9, 1))  # type: ignore[arg-type]  # ints and a float
@@ -20,10 +20,10 @@ def test_a_prefill_stays_one_and_others_keep_their_queries() -> None:
 
 def test_sequences_keep_their_queries() -> None:
     """A sequence alone, or without its neighbours, would get another one's query tokens."""
-    assert of_sequences(QUERIES, [2, 0]) == {"seq_lens": (1, 4), "query_lens": (1, 4)}
+    assert QUERIES.of_sequences([2, 0]) == {"seq_lens": (1, 4), "query_lens": (1, 4)}
 
 
 def test_decode_knows_lengths_only() -> None:
     """A field that the case type does not have would be refused."""
     assert with_seq_lens(DECODE, (1, 2, 3)) == {"seq_lens": (1, 2, 3)}
-    assert of_sequences(DECODE, [1]) == {"seq_lens": (9,)}
+    assert DECODE.of_sequences([1]) == {"seq_lens": (9,)}

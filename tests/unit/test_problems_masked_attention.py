@@ -120,6 +120,28 @@ def test_a_mask_follows_the_sequences_that_are_kept() -> None:
         assert tables(kept) == tables(case)[4:7]
 
 
+ONE_TREE = Supports(layouts=("NHD",), masks=("causal", "tree"), mask_per_sequence=False)
+
+
+@given(cases("masked_attention", supports=ONE_TREE))
+def test_a_kernel_with_one_tree_for_the_batch_is_given_no_other(case: MaskedAttentionCase) -> None:
+    """vLLM's kernel would be reported for trees that nobody can hand to it."""
+    assert why_unsupported(ONE_TREE, {}, case) is None
+    assert len(case.mask.seqs) <= 1
+
+
+def test_sequences_with_one_mask_are_told_from_those_with_several() -> None:
+    """A saved case of several trees would fail on vLLM's kernel, and one of one tree could not lose a sequence."""
+    several = case_of("tree")
+    assert why_unsupported(ONE_TREE, {}, several) == (
+        "mask.seqs=((-1, -1, 0, 1), (-1, 0, 0)) differ, but the kernel declares mask_per_sequence=False"
+    )
+    first_and_third = keep_sequences(several, (0, 2))
+    assert first_and_third is not None
+    assert first_and_third.mask.seqs == ((-1, -1, 0, 1),)
+    assert why_unsupported(ONE_TREE, {}, first_and_third) is None
+
+
 @given(cases("masked_attention", supports=Supports(empty_sequences=False)))
 def test_drawn_cases_are_supported_and_read_back(case: MaskedAttentionCase) -> None:
     """A kernel that never gives a row without keys would be asked for one, or a saved case would be another one."""

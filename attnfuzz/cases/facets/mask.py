@@ -49,6 +49,8 @@ class MaskFacet(Facet[MaskedAttentionCase]):
 
     def objections(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[str]:
         yield from not_among("mask.kind", case.mask.kind, domain.supports.masks)
+        if not domain.supports.mask_per_sequence and len({case.mask.of(seq) for seq in range(case.num_seqs)}) > 1:
+            yield f"mask.seqs={case.mask.seqs!r} differ, but the kernel declares mask_per_sequence=False"
         if not domain.supports.empty_sequences:
             for row, seen in enumerate(case.rows_seen):
                 if _sees_nothing(seen):

@@ -27,7 +27,7 @@ from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, VarlenCase
 from attnfuzz.problems.choices import min_seq_len
-from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -64,7 +64,7 @@ def _of_kept(case: AttentionCase, kept: Sequence[int]) -> Changes:
     needles = sorted(
         msgspec.structs.replace(needle, seq=place[needle.seq]) for needle in case.values.needles if needle.seq in place
     )
-    return {"values": msgspec.structs.replace(case.values, needles=tuple(needles)), **of_sequences(case, kept)}
+    return {"values": msgspec.structs.replace(case.values, needles=tuple(needles)), **case.of_sequences(kept)}
 
 
 def with_lengths(case: A, lengths: Sequence[int], move: MoveToken | None = None) -> A | None:

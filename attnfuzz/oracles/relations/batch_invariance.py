@@ -18,7 +18,6 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
-from attnfuzz.problems.lengths import of_sequences
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention, LogicalStates
 
@@ -83,7 +82,7 @@ def _case_of_row(case: Case, row: int) -> Case:
 
 def _sequence(case: Any, row: int) -> Case:
     values = msgspec.structs.replace(case.values, needles=())
-    alone: Case = msgspec.structs.replace(case, **of_sequences(case, [row]), values=values)
+    alone: Case = msgspec.structs.replace(case, **case.of_sequences([row]), values=values)
     return alone
 
 

@@ -36,7 +36,7 @@ from attnfuzz.oracles.relations.relation import (
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, VarlenCase
-from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
@@ -85,7 +85,7 @@ def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relati
     half = tuple(-(-length // 2) for length in case.seq_lens)
     fewer = tuple(range(case.num_seqs - 1)) if case.num_seqs > 1 else (0, 0)
     for kept, lengths in ((tuple(range(case.num_seqs)), more), (fewer, half)):
-        fields = of_sequences(case, kept)
+        fields = case.of_sequences(kept)
         if any(fields.get("query_lens", (1,))):  # without a query token there is no call
             seq_lens = tuple(lengths[seq] for seq in kept)
             yield Relative(_with_lengths(case, fields, seq_lens), f"a call with seq_lens={list(seq_lens)}")
