@@ -24,6 +24,8 @@ KERNELS = {
 }
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+as_a_gpu_does = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered:RuntimeWarning")
+"""Rows of a block without a query are 0, and -inf times 0 is NaN, there: NumPy says so, a GPU does not."""
 
 
 def causal(
@@ -211,6 +213,42 @@ def test_scores_of_any_size_and_sign(make: Make) -> None:
         assert bool((lse < -1e10).all())
         assert bool(lse.isfinite().all())
         assert bool(small.isfinite().all())
+
+
+@as_a_gpu_does
+@every_kernel
+@pytest.mark.parametrize("hidden", [slice(16), slice(16, 32), slice(40)], ids=["first tile", "second tile", "all"])
+def test_scores_of_minus_infinity_have_no_weight(kernel: Make, hidden: slice, make: Make) -> None:
+    """A tile, a segment or a row without a finite score would turn valid rows into NaN."""
+    (q, k_cache, *rest), longest, _ = make([(3, 40)], block_size=8)
+    table, block_size = rest[1], rest[5]
+    q = q.abs() + 1
+    for token in range(40)[hidden]:
+        k_cache[table[0, token // block_size], token % block_size] = -math.inf
+    out, lse = kernel(q, k_cache, *rest, **longest)
+    seen = torch.ones(40, dtype=torch.bool)
+    seen[hidden] = False
+    pages = table[0, :5].long()
+    k, v = (cache[pages].flatten(0, 1)[:, 0].double() for cache in (k_cache, rest[0]))
+    for row in range(3):
+        kept = seen & (torch.arange(40) < 38 + row)
+        scores = q[row].double() @ k[kept].T * rest[4]
+        torch.testing.assert_close(lse[row].double(), torch.logsumexp(scores, 1), rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(out[row].double(), torch.softmax(scores, 1) @ v[kept], rtol=2e-3, atol=2e-3)
+
+
+@as_a_gpu_does
+@every_kernel
+def test_scores_that_overflow_below_have_no_weight(kernel: Make, make: Make) -> None:
+    """Scores of -inf in float32, of keys that are finite, would turn the rows that have them into NaN."""
+    (q, k_cache, *rest), longest, _ = make([(2, 40)], dtype=torch.float32, block_size=8)
+    q, table = torch.full_like(q, 1e30), rest[1]
+    k_cache[table[0, :5].long()] = -1e30
+    k_cache[table[0, 4].long(), 5:] = 0.0  # tokens 37 to 39
+    out, lse = kernel(q, k_cache, *rest, **longest)
+    v = rest[0][table[0, 4].long(), :, 0]
+    torch.testing.assert_close(out, torch.stack([v[5:7].mean(0), v[5:8].mean(0)])[:, None].expand_as(out))
+    torch.testing.assert_close(lse, torch.tensor([[2.0], [3.0]]).log().expand_as(lse))
 
 
 def test_nothing_to_do(make: Make) -> None:
