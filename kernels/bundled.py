@@ -358,7 +358,10 @@ def paged_attention_q_block(inputs: Any, **options: Any) -> State:
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_PAGED, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention",
+    supports=_PAGED,
+    options={"num_splits": (2, 3, 5), "num_combined": (64, 1, 2), **_Q_BLOCKS},
+    numerics=_MATRIX_UNITS,
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same over segments of each sequence in parallel, then their reduction."""

@@ -215,6 +215,15 @@ def test_scores_of_any_size_and_sign(make: Make) -> None:
         assert bool(small.isfinite().all())
 
 
+def test_more_segments_than_are_combined_at_a_time(make: Make, check: Make) -> None:
+    """Large heads are combined a few segments at a time: all steps but one would be lost, or not be rescaled."""
+    args, longest, expected = make([(1, 300), (2, 3)], heads=(1, 1), head_size=1024)
+    check(q_block_attention(*args, **longest, tile=16, num_segments=17), expected)
+    args, longest, expected = make([(1, 90), (2, 3)], heads=(2, 1), head_size=24)
+    for num_combined in (1, 2, 4):
+        check(q_block_attention(*args, **longest, tile=16, num_segments=5, num_combined=num_combined), expected)
+
+
 @as_a_gpu_does
 @every_kernel
 @pytest.mark.parametrize("hidden", [slice(16), slice(16, 32), slice(40)], ids=["first tile", "second tile", "all"])
@@ -267,6 +276,7 @@ def test_nothing_to_do(make: Make) -> None:
         ({"num_segments": 65}, "num_segments=65 must be at most 64"),
         ({"num_segments": 0}, "num_segments=0 must be an integer of at least 1"),
         ({"num_warps": 3}, "num_warps=3 must be one of"),
+        ({"num_combined": 3}, "num_combined=3 must be a power of two"),
         ({"num_programs": 0}, "num_programs=0 must be an integer of at least 1"),
     ],
 )
