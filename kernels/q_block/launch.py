@@ -52,6 +52,7 @@ def q_block_attention(
     num_combined: int | None = None,
     static_grid: bool = False,
     num_programs: int | None = None,
+    num_decodes: int = 0,
     **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of the queries of all sequences over a paged KV cache that holds their keys already.
@@ -69,8 +70,10 @@ def q_block_attention(
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
     run in parallel, and are combined by a second kernel; 1 for none. ``num_combined``: segments that it combines in one
     step, a power of two, as far as registers hold them; all if not given. ``static_grid``: launch ``num_programs`` (by
-    default as many as run at once) that share out the work on the device. ``variants``:
-    as for ``paged.launch.paged_decode``, from the position of each query token.
+    default as many as run at once) that share out the work on the device. ``num_decodes``: so many of the first
+    sequences have one query token, as servers order their batches and know on the host (arXiv 2511.11581, §6.1); they
+    get a launch of their own, with segments if they are few and long, which blocks made for a prompt do not have.
+    ``variants``: as for ``paged.launch.paged_decode``, from the position of each query token.
 
     Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for a query that sees nothing. Raises ValueError.
@@ -79,6 +82,18 @@ def q_block_attention(
         q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
     )  # fmt: skip
     (out, lse), sizes, window = call.results, call.sizes, call.variant.window
+    if num_decodes:
+        _check_decodes(num_decodes, sizes)
+        first, rest = slice(num_decodes), slice(num_decodes, None)
+        starts = (cu_seqlens_q[: num_decodes + 1], cu_seqlens_q[num_decodes:] - num_decodes)
+        for part, starts_of_part, longest in ((first, starts[0], 1), (rest, starts[1], max_query_len)):
+            q_block_attention(
+                q[part], k_cache, v_cache, block_table[part], seq_lens[part], starts_of_part, scale, block_size, layout,
+                max_query_len=longest, max_seq_len=max_seq_len, out=out[part], lse=lse[part],
+                block_m=block_m, tile=tile, num_warps=num_warps, num_stages=num_stages, num_segments=num_segments,
+                num_combined=num_combined, static_grid=static_grid, num_programs=num_programs, **variants,
+            )  # fmt: skip
+        return out, lse
     gpu = gpu_at(q.device)
     num_sms = _SMS_OF_A_CPU if gpu is None else gpu.processors
     given = {
@@ -208,6 +223,16 @@ def _launch(
             "row; longer segments keep a GPU as busy"
         )
     return fitting(launch, head_size=_widest(sizes), itemsize=itemsize, gpu=gpu)
+
+
+def _check_decodes(num_decodes: int, sizes: Mapping[str, int]) -> None:
+    check_positive("num_decodes", num_decodes)
+    most = min(sizes["num_seqs"], sizes["num_tokens"])
+    if num_decodes > most:
+        raise ValueError(
+            f"num_decodes={num_decodes} must be at most {most}, since the batch has num_seqs={sizes['num_seqs']} "
+            f"sequences and num_tokens={sizes['num_tokens']} query tokens; count those that come first"
+        )
 
 
 def _check_block(name: str, value: int) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.kernels.q_block import launch as q_block_launch
+from attnfuzz.kernels.q_block.heuristics_hopper import Launch
 from attnfuzz.kernels.q_block.launch import q_block_attention
 
 Make = Callable[..., Any]
@@ -258,6 +260,40 @@ def test_scores_that_overflow_below_have_no_weight(kernel: Make, make: Make) -> 
     v = rest[0][table[0, 4].long(), :, 0]
     torch.testing.assert_close(out, torch.stack([v[5:7].mean(0), v[5:8].mean(0)])[:, None].expand_as(out))
     torch.testing.assert_close(lse, torch.tensor([[2.0], [3.0]]).log().expand_as(lse))
+
+
+@pytest.mark.parametrize("num_decodes", [1, 2, 3])
+@pytest.mark.parametrize("static_grid", [False, True])
+def test_decodes_that_come_first_are_launched_apart(
+    num_decodes: int, static_grid: bool, make: Make, check: Make
+) -> None:
+    """A long decode beside a prompt would run in one program, or rows of the two launches be mixed up."""
+    args, longest, expected = make([(1, 70), (1, 1), (1, 33), (5, 20), (1, 6), (0, 2)], heads=(4, 2))
+    check(q_block_attention(*args, **longest, tile=16, num_decodes=num_decodes, static_grid=static_grid), expected)
+
+
+def test_all_are_decodes(make: Make, check: Make) -> None:
+    """A launch for the rest, of which there is none, would fail."""
+    args, longest, expected = make([(1, 70), (1, 3)])
+    check(q_block_attention(*args, **longest, num_decodes=2), expected)
+    with pytest.raises(ValueError, match="num_decodes=3 must be at most 2, since the batch has num_seqs=2"):
+        q_block_attention(*args, **longest, num_decodes=3)
+
+
+def test_long_decodes_beside_a_prompt_get_segments(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take as long as one program takes for all of their tokens, while the rest of the GPU is idle."""
+    launches: list[Launch] = []
+    attend = q_block_launch._attend
+
+    def watched(*args: Any) -> None:
+        launches.append(args[6])
+        attend(*args)
+
+    monkeypatch.setattr(q_block_launch, "_attend", watched)
+    monkeypatch.setattr(q_block_launch, "_SMS_OF_A_CPU", 8)
+    args, _, _ = make([(1, 5), (3, 3)])
+    q_block_attention(*args, max_query_len=600, max_seq_len=32768, num_decodes=1)
+    assert [(launch.block_m, launch.num_segments > 1) for launch in launches] == [(16, True), (128, False)]
 
 
 def test_nothing_to_do(make: Make) -> None:
