@@ -11,10 +11,13 @@ import torch
 
 from attnfuzz.kernels.dense.launch import dense_decode
 from attnfuzz.kernels.merge.launch import merge_states, merge_states_wide
-from attnfuzz.kernels.paged.launch import paged_decode, split_paged_decode
+from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.kernels.paged.num_splits import one_per_sm_num_splits
 
 Make = Callable[..., Any]
+
+paged_decode: Make = launch_paged.paged_decode
+split_paged_decode: Make = launch_paged.split_paged_decode
 
 _QWEN_7B: dict[str, Any] = {"heads": (28, 4), "head_size": 128}
 

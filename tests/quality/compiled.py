@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import importlib.metadata
 import io
 import linecache
 import os
@@ -25,7 +27,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["HEAD_SIZES", "LATENT_SIZES", "MARKS", "TARGETS", "Compiled", "Target", "compile_for", "complaints"]
+__all__ = [
+    "HEAD_SIZES", "LATENT_SIZES", "MARKS", "TARGETS", "Compiled", "Target", "compile_apart", "compile_for",
+    "complaints", "page",
+]  # fmt: skip
 
 MARKS = ("<!-- compiled: begin -->", "<!-- compiled: end -->")
 HEAD_SIZES = (64, 128, 192, 256, 512, 1024)
@@ -37,6 +42,9 @@ _TO_GLOBAL_MEMORY = re.compile(
     r"|cp\.async\.c[ag]\.shared\S* .*?\], *(?P<bytes>\w+)"
 )
 _OF_A_TILE = re.compile(r"\b(?P<name>b_k|b_v|b_latent|b_rope|tile) = tl\.load\(")
+_NO_CACHE = "reduce_splits.py"
+"""Its values are partial results."""
+_FIELDS = ("shared", "registers")
 _TILES = {"b_k": "K", "b_latent": "K and V", "b_rope": "K", "b_v": "V", "tile": "K and V"}
 
 
@@ -107,7 +115,11 @@ def compile_apart(target: str, *arguments: str) -> list[Compiled]:
     )
     if run.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {run.returncode}; what it said stands above")
-    return [msgspec.json.decode(line, type=Compiled) for line in run.stdout.splitlines()]
+    return _decoded(run.stdout)
+
+
+def _decoded(text: str) -> list[Compiled]:
+    return [msgspec.json.decode(line, type=Compiled) for line in text.splitlines()]
 
 
 class _Call(NamedTuple):
@@ -265,7 +277,8 @@ def _widths(ptx: str) -> dict[str, int]:
     tile = None
     for line in ptx.splitlines():
         if found := re.match(r"\s*\.loc\s+(\d+) (\d+)", line):
-            tile = _OF_A_TILE.search(linecache.getline(files[found[1]], int(found[2])))
+            file = files[found[1]]
+            tile = None if file.endswith(_NO_CACHE) else _OF_A_TILE.search(linecache.getline(file, int(found[2])))
         elif tile is not None and (found := _TO_GLOBAL_MEMORY.search(line)):
             size = int(found["many"] or 1) * int(found["bits"]) // 8 if found["load"] else int(found["bytes"], 0)
             for name in _TILES[tile["name"]].split(" and "):
@@ -276,10 +289,49 @@ def _widths(ptx: str) -> dict[str, int]:
     return best
 
 
+def page(compiled: Sequence[Compiled]) -> list[str]:
+    """The tables: of each kernel the most that any of its launches takes, and all that is not as it should be."""
+    sizes = sorted({one.head_size for one in compiled})
+    targets = [target for target in TARGETS if any(one.target == target for one in compiled)]
+    lines = [
+        f"Compiled {datetime.date.today().isoformat()} with `python -m tests.quality.compiled`, Triton "
+        f"{importlib.metadata.version('triton')}, no GPU; head sizes {', '.join(map(str, sizes))}. In each place: KiB "
+        "of shared memory, registers of a thread, the most of all launches.",
+        "",
+        f"| kernel | K and V, bytes a load | {' | '.join(targets)} |",
+        f"|---|---|{'---:|' * len(targets)}",
+    ]
+    for kernel in dict.fromkeys(one.kernel for one in compiled):
+        own = [one for one in compiled if one.kernel == kernel]
+        widths = sorted({f"{name} {size}" for one in own for name, size in one.widths.items()})
+        cells = []
+        for target in targets:
+            there = [one for one in own if one.target == target]
+            shared, registers = (max((getattr(one, field) for one in there), default=0) for field in _FIELDS)
+            cells.append(f"{shared / 1024:.0f}, {registers}" if there else "")
+        lines.append(f"| `{kernel}` | {', '.join(widths)} | {' | '.join(cells)} |")
+    told = complaints(compiled)
+    lines += [
+        "",
+        *([f"- {one}" for one in told] or ["Everything fits, nothing spills, K and V are loaded by 16 bytes."]),
+    ]
+    return lines
+
+
+def _replace(path: Path, lines: Sequence[str]) -> None:
+    text = path.read_text(encoding="utf-8")
+    if not all(text.count(mark) == 1 for mark in MARKS):
+        raise ValueError(f"{path} must hold each of {MARKS} once, around the part that is replaced; add them")
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    path.write_text("\n".join([before + MARKS[0], "", *lines, "", MARKS[1] + after]), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.quality.compiled", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="replace the tables there")
     parser.add_argument("--json", action="store_true", help="print what was compiled for the first target, a line each")
+    parser.add_argument("--read", nargs="+", type=Path, metavar="JSON", help="compile nothing: what --json has printed")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=[*TARGETS])
     parser.add_argument("--kernels", nargs="+", default=[], help="these alone")
     parser.add_argument("--head-sizes", nargs="+", type=int, default=[*HEAD_SIZES])
@@ -289,14 +341,19 @@ def main() -> None:
         for one in compile_for(arguments.targets[0], arguments.head_sizes, arguments.kernels):
             print(msgspec.json.encode(one).decode(), flush=True)
         return
-    kernels = ["--kernels", *arguments.kernels] if arguments.kernels else []
-    options = ["--head-sizes", *map(str, arguments.head_sizes), *kernels]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        parts = [pool.submit(compile_apart, target, *options) for target in arguments.targets]
-        compiled = [one for part in parts for one in part.result()]
-    told = complaints(compiled)
-    print(*told, sep="\n", file=sys.stderr)
-    sys.exit(bool(told))
+    if arguments.read:
+        compiled = [one for path in arguments.read for one in _decoded(path.read_text(encoding="utf-8"))]
+    else:
+        kernels = ["--kernels", *arguments.kernels] if arguments.kernels else []
+        options = ["--head-sizes", *map(str, arguments.head_sizes), *kernels]
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            parts = [pool.submit(compile_apart, target, *options) for target in arguments.targets]
+            compiled = [one for part in parts for one in part.result()]
+    if arguments.file is None:
+        print(*page(compiled), sep="\n")
+    else:
+        _replace(arguments.file, page(compiled))
+    sys.exit(bool(complaints(compiled)))
 
 
 if __name__ == "__main__":
