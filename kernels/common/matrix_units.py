@@ -38,12 +38,12 @@ def tiles_in_shared_memory(gpu: Gpu, *, rows: int, columns: int, tile: int, row_
 
     ``rows``: of queries, with ``columns`` of ``itemsize`` bytes. ``row_bytes``: of a token's K and V in a tile. What
     lies beside the tiles is what Triton 3.7 was seen to compile to: AMD's kernels keep queries in registers; weights
-    go through shared memory on their way to the second product, unless the rows are few (AMD) or so many that each
-    warp has its own (NVIDIA).
+    go through shared memory on their way to the second product, unless the rows are few (AMD, 16 bits) or so many that
+    each warp has its own (NVIDIA).
     """
     weights = rows * tile * itemsize
     if gpu.is_amd:
-        beside = weights if rows >= _ROWS_OF_WARP_GROUPS else 0
+        beside = weights if rows >= _ROWS_OF_WARP_GROUPS or itemsize == 4 else 0
     else:
         beside = rows * columns * itemsize + (weights if rows <= _ROWS_OF_WARP_GROUPS else 0) + _SCRATCH_BYTES
     return (gpu.shared_bytes - beside) // (tile * row_bytes)
