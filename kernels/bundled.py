@@ -8,7 +8,8 @@ input dtype.
 
 The Triton kernels, but for ``paged_simple``, write into the results they are given. They compute each row alone; the
 eager ones allocate their results, and those of attention pad rows to a common length, on which the order of additions
-depends, and may wait for the device to take a number from the host. All others can be captured into a CUDA graph: the
+depends, and may wait for the device to take a number from the host. ``paged_attention_mixed`` asks the device what its
+wrapper is told by a server. All others can be captured into a CUDA graph: the
 host knows nothing of the lengths.
 """
 
@@ -47,6 +48,7 @@ __all__ = [
     "merge_states_wide_th",
     "paged_attention_auto",
     "paged_attention_eager",
+    "paged_attention_mixed",
     "paged_attention_naive",
     "paged_attention_q_block",
     "paged_attention_segments",
@@ -358,7 +360,10 @@ def paged_attention_q_block(inputs: Any, **options: Any) -> State:
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_PAGED, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention",
+    supports=_PAGED,
+    options={"num_splits": (2, 3, 5), "num_combined": (64, 1, 2), **_Q_BLOCKS},
+    numerics=_MATRIX_UNITS,
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same over segments of each sequence in parallel, then their reduction."""
@@ -377,6 +382,13 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
 def paged_attention_auto(inputs: Any) -> State:
     """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
     return _q_block(inputs)
+
+
+@attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_MATRIX_UNITS)
+def paged_attention_mixed(inputs: Any) -> State:
+    """The same with the decodes that come first in a launch of their own; a server knows on its host how many."""
+    has_one = inputs.cu_seqlens_q.diff() == 1
+    return _q_block(inputs, num_decodes=int(has_one.long().cumprod(0).sum()))
 
 
 @attnfuzz.kernel("masked_attention", supports=_MASKED, options=_TILED, numerics=_FLOAT32)

@@ -1,15 +1,46 @@
-"""The device a launch goes to, and how many programs it runs at once."""
+"""The device a launch goes to, and what a launch depends on of it, which is known without waiting for it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
-__all__ = ["count_sms", "on_device_of"]
+__all__ = ["Gpu", "count_sms", "gpu_at", "on_device_of"]
 
 _AS_IT_IS = nullcontext()
+_HOPPER = (9, 0)
+
+
+class Gpu(NamedTuple):
+    """``processors``: multiprocessors, or AMD's compute units. ``shared_bytes``: the most shared memory of a program.
+    ``is_hopper``: of NVIDIA and of capability 9.0 at least, which brings warp groups and programmatic dependent launch.
+    """
+
+    processors: int
+    shared_bytes: int
+    is_amd: bool
+    is_hopper: bool
+
+
+@lru_cache
+def gpu_at(device: torch.device) -> Gpu | None:
+    """The GPU; None for a CPU, where the interpreter runs one program at a time and has no shared memory to run out of.
+
+    The limit of shared memory is what Triton compares a compiled kernel with before it launches it.
+    """
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    limits = triton.runtime.driver.active.utils.get_device_properties(index)
+    is_amd = torch.version.hip is not None
+    # Capabilities of ROCm's devices are other numbers, (9, 4) for one that has nothing of Hopper's.
+    is_hopper = not is_amd and torch.cuda.get_device_capability(device) >= _HOPPER
+    return Gpu(limits["multiprocessor_count"], limits["max_shared_mem"], is_amd, is_hopper)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
@@ -20,5 +51,6 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def count_sms(tensor: Tensor) -> int:
-    """Streaming multiprocessors of ``tensor``'s GPU, without waiting for it; 1 on a CPU, which runs one at a time."""
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 1
+    """Multiprocessors of ``tensor``'s GPU; 1 on a CPU."""
+    gpu = gpu_at(tensor.device)
+    return 1 if gpu is None else gpu.processors

@@ -7,13 +7,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["LEAST_FOR_DOT", "as_operand", "block_columns"]
+from attnfuzz.kernels.common.device import Gpu
+
+__all__ = ["LEAST_FOR_DOT", "as_operand", "block_columns", "num_tiles", "tiles_in_shared_memory"]
 
 LEAST_FOR_DOT = 16
 """Rows, columns and keys of a block, at least, as ``tl.dot`` wants it."""
 
 _ROWS_OF_WARP_GROUPS = 64
 _LEAST_OF_WARP_GROUPS = 64
+_SCRATCH_BYTES = 1024
+"""For sums and maxima over warps, barriers, and what the compiler rounds up."""
 
 
 def block_columns(head_size: int, num_rows: int) -> int:
@@ -27,6 +31,28 @@ def block_columns(head_size: int, num_rows: int) -> int:
     """
     least = _LEAST_OF_WARP_GROUPS if num_rows >= _ROWS_OF_WARP_GROUPS else LEAST_FOR_DOT
     return max(least, 1 << (head_size - 1).bit_length())
+
+
+def tiles_in_shared_memory(gpu: Gpu, *, rows: int, columns: int, tile: int, row_bytes: int, itemsize: int) -> int:
+    """How many tiles of K with their tiles of V fit beside the queries; below 1 if none does.
+
+    ``rows``: of queries, with ``columns`` of ``itemsize`` bytes. ``row_bytes``: of a token's K and V in a tile. What
+    lies beside the tiles is what Triton 3.7 was seen to compile to: AMD's kernels keep queries in registers; weights
+    go through shared memory on their way to the second product, unless the rows are few (AMD, 16 bits) or so many that
+    each warp has its own (NVIDIA).
+    """
+    weights = rows * tile * itemsize
+    if gpu.is_amd:
+        beside = weights if rows >= _ROWS_OF_WARP_GROUPS or itemsize == 4 else 0
+    else:
+        beside = rows * columns * itemsize + (weights if rows <= _ROWS_OF_WARP_GROUPS else 0) + _SCRATCH_BYTES
+    return (gpu.shared_bytes - beside) // (tile * row_bytes)
+
+
+def num_tiles(gpu: Gpu, *, rows: int, num_stages: int) -> int:
+    """Tiles of K, and of V, that a launch of so many stages keeps in shared memory: all that warp groups multiply."""
+    has_warp_groups = gpu.is_hopper and rows >= _ROWS_OF_WARP_GROUPS
+    return num_stages if has_warp_groups else max(1, num_stages - 1)
 
 
 @triton.jit

@@ -11,9 +11,9 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_grid, check_launch, check_positive, check_power_of_two
-from attnfuzz.kernels.common.device import on_device_of
+from attnfuzz.kernels.common.device import Gpu, gpu_at, on_device_of
 from attnfuzz.kernels.common.launch_again import launch_again
-from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
+from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
@@ -31,7 +31,8 @@ _WARPS_OF_COMBINATION = 2
 """64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
 _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
-_PDL_CAPABILITY = (9, 0)
+_PROCESSORS_OF_A_CPU = 8
+"""In the interpreter, so that there are splits."""
 _SECOND_KERNEL = {"LAST_COMBINES": False, "BLOCK_G": 1, "CHUNK": 1}
 
 
@@ -193,7 +194,9 @@ def _launch(
     block_d, block_dv = (block_columns(size, block_m) for size in (head_size, v_head_size))
     head_blocks = triton.cdiv(group_size, block_m)
     pairs = num_seqs * num_kv_heads * head_blocks
-    plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
+    gpu = gpu_at(device)
+    processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
+    plan = plan_grouped(pairs, num_tokens, processors, max(block_d, block_dv))
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     check_grid("num_splits", num_splits, "use 64")
@@ -201,15 +204,23 @@ def _launch(
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
     tile = max(LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
-    stages_that_fit = _SHARED_BYTES // (tile * token_bytes) + 1
+    num_stages = plan.num_stages if num_stages is None else num_stages
     warps_and_stages = check_launch(
         plan.num_warps if num_warps is None else num_warps,
-        max(1, min(plan.num_stages if num_stages is None else num_stages, stages_that_fit)),
+        max(1, min(num_stages, _SHARED_BYTES // (tile * token_bytes) + 1)),
     )
+    while gpu is not None and not _fits(gpu, block_m, block_d, tile, token_bytes, warps_and_stages["num_stages"]):
+        if warps_and_stages["num_stages"] > 2:
+            warps_and_stages["num_stages"] -= 1
+        elif tile > LEAST_FOR_DOT:
+            tile //= 2
+        else:
+            warps_and_stages["num_stages"] = 1
+            break
     most = max(1, _CHUNK_ELEMENTS // block_dv)
     check_power_of_two("num_combined", most if num_combined is None else num_combined)
     chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
-    pdl = _has_pdl(device) and (plan.pdl if pdl is None else pdl)
+    pdl = gpu is not None and gpu.is_hopper and (plan.pdl if pdl is None else pdl)
     own_v = v_head_size != head_size
     both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
@@ -228,6 +239,11 @@ def _launch(
     )
 
 
+def _fits(gpu: Gpu, block_m: int, block_d: int, tile: int, token_bytes: int, num_stages: int) -> bool:
+    most = tiles_in_shared_memory(gpu, rows=block_m, columns=block_d, tile=tile, row_bytes=token_bytes, itemsize=2)
+    return num_tiles(gpu, rows=block_m, num_stages=num_stages) <= most
+
+
 def _check_counters(counters: Tensor, q: Tensor) -> None:
     if counters.shape != q.shape[:2] or counters.dtype != torch.int32 or not counters.is_contiguous():
         raise ValueError(
@@ -236,14 +252,3 @@ def _check_counters(counters: Tensor, q: Tensor) -> None:
         )
     if counters.device != q.device:
         raise ValueError(f"counters.device={counters.device} must be {q.device}, that of q; make them there")
-
-
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; a few for the interpreter, so that there are splits."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
-
-
-def _has_pdl(device: torch.device) -> bool:
-    """Of NVIDIA only: capabilities of ROCm's devices are other numbers, (9, 4) for one that has no such thing."""
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY

@@ -10,8 +10,8 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.checks import LATENT, check_launch, check_positive, check_power_of_two, check_tensors
-from attnfuzz.kernels.common.device import on_device_of
-from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
+from attnfuzz.kernels.common.device import gpu_at, on_device_of
+from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.common.variants import Variant, check_variant
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 
@@ -40,7 +40,7 @@ def latent_decode(
     bfloat16; ``block_table [num_seqs, max_blocks_per_seq]`` and ``seq_lens [num_seqs]``, int32 or int64. A token's key
     is its row of the cache, its value the first ``v_head_size`` numbers of that. ``soft_cap``: what scores are capped
     at, None for no cap. ``tile``: tokens per step, ``block_m``: query heads of a program, both powers of two of at
-    least 16.
+    least 16. ``num_stages`` is taken as far as the tiles fit into the GPU's shared memory.
 
     Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
     natural log: 0 and -inf for a sequence without tokens. Raises ValueError.
@@ -63,15 +63,22 @@ def latent_decode(
         check_power_of_two(name, value)
         if value < LEAST_FOR_DOT:
             raise ValueError(f"{name}={value} must be at least {LEAST_FOR_DOT}, as tl.dot wants it; choose 16 or 32")
-    launch = check_launch(num_warps, num_stages)
+    check_launch(num_warps, num_stages)
     rope_size = sizes["head_size"] - v_head_size
+    block_r, block_p = (block_columns(size, block_m) for size in (v_head_size, max(1, rope_size)))
+    if (gpu := gpu_at(q.device)) is not None:
+        # One tile serves as K and V, so that a token has that row once.
+        most = tiles_in_shared_memory(
+            gpu, rows=block_m, columns=block_r + block_p, tile=tile, row_bytes=2 * (block_r + block_p), itemsize=2
+        )
+        while num_stages > 1 and num_tiles(gpu, rows=block_m, num_stages=num_stages) > most:
+            num_stages -= 1
     with on_device_of(q):
         latent_decode_kernel[(sizes["num_seqs"], triton.cdiv(sizes["num_q_heads"], block_m))](
             q, kv_cache, block_table, seq_lens, out, lse,
             float(scale), float(soft_cap or 0.0), sizes["num_q_heads"], sizes["block_size"], v_head_size, rope_size,
             *q.stride(), *kv_cache.stride(), *block_table.stride(), *seq_lens.stride(), *out.stride(), *lse.stride(),
-            TILE=tile, BLOCK_M=block_m, BLOCK_R=block_columns(v_head_size, block_m),
-            BLOCK_P=block_columns(max(1, rope_size), block_m),
-            HAS_ROPE=rope_size > 0, HAS_CAP=soft_cap is not None, **launch,
+            TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
+            HAS_ROPE=rope_size > 0, HAS_CAP=soft_cap is not None, num_warps=num_warps, num_stages=num_stages,
         )  # fmt: skip
     return out, lse

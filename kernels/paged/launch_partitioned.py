@@ -39,7 +39,11 @@ def paged_attention_v1(
     num_stages: int = 3,
     **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """``paged.launch.paged_decode`` on a cache in the packed layout; arguments, result and errors as there."""
+    """``paged.launch.paged_decode`` on a cache in the packed layout; arguments, result and errors as there.
+
+    Allocates 4 bytes of scores for each sequence, query head and token that the block table has room for: 1 GiB for 64
+    sequences with 32 heads and 131,072 tokens. A table cut to the longest sequence (``block_table[:, :n]``) takes less.
+    """
     call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, "packed", out, lse, variants)
     (out, lse), sizes = call.results, call.sizes
     check_power_of_two("tile", tile)
@@ -80,7 +84,8 @@ def paged_attention_v2(
 
     ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, as vLLM does, which
     halves their traffic and costs them one more rounding. ``num_combined``: partitions that the reduction takes in one
-    step, a power of two. Other arguments, result and errors as for v1.
+    step, a power of two. Other arguments, result, memory of scores and errors as for v1; partial results take
+    ``v_head_size + 2`` numbers for each sequence, query head and partition besides.
     """
     call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, "packed", out, lse, variants)
     (out, lse), sizes = call.results, call.sizes

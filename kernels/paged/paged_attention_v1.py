@@ -18,7 +18,7 @@ __all__ = ["paged_attention_v1_kernel"]
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
     do_not_specialize=[
-        "block_size", "group_size", "stride_qs", "stride_qh", "stride_kb", "stride_kt", "stride_kh", "stride_kdo",
+        "group_size", "stride_qs", "stride_qh", "stride_kb", "stride_kt", "stride_kh", "stride_kdo",
         "stride_table_s", "stride_len", "stride_logit_s", "stride_logit_h", "stride_os", "stride_oh",
         "stride_lse_s", "stride_lse_h", "window", "stride_slope", "stride_sink",
         "stride_k_scale", "stride_v_scale",

@@ -31,7 +31,7 @@ __all__ = ["paged_attention_v2_kernel", "paged_attention_v2_reduce_kernel"]
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
     do_not_specialize=[
-        "partition_size", "block_size", "group_size", "stride_qs", "stride_qh",
+        "group_size", "stride_qs", "stride_qh",
         "stride_kb", "stride_kt", "stride_kh", "stride_kdo", "stride_table_s", "stride_len",
         "stride_logit_s", "stride_logit_h", "stride_ps", "stride_ph", "stride_pp", "stride_stat_s", "stride_stat_h",
         "window", "stride_slope", "stride_k_scale", "stride_v_scale",

@@ -17,7 +17,8 @@ makes 0 · 1e6 of 0 / 0. Those are told apart here, so nothing is added.
 The layout is the packed one: K as ``[num_blocks, num_kv_heads, head_size / X, block_size, X]`` with X elements in 16
 bytes, V as ``[num_blocks, num_kv_heads, v_head_size, block_size]``. Of K a thread reads X elements of a token at once;
 that they begin at a multiple of 16 bytes the compiler knows because strides come divided by ``ALIGN`` (as in
-``merge_states_wide``) and ``head_size`` is compared in units of X. Of V neighbouring threads read neighbouring tokens.
+``merge_states_wide``) and ``head_size`` is compared in units of X. Of V neighbouring tokens lie side by side: a thread
+reads as many of a page as are 16 bytes, where the page size and the first token are multiples of 16 (without a window).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -36,6 +37,32 @@ def _pages_of(p_pages, i_t, m_t, block_size, stride_page):
     i_page = (i_t // block_size).to(tl.int64)
     i_block = tl.load(p_pages + i_page * stride_page, mask=m_t).to(tl.int64)  # [TILE]
     return i_block, (i_t % block_size).to(tl.int64)
+
+
+@triton.jit
+def _weights_and_values(
+    p_logits, p_v, p_pages, start, end, ref, inv_sum, block_size, stride_page, stride_vb, stride_vt, o_vd, m_dv,
+    MASKED: tl.constexpr,  # whether the tile may reach beyond ``end``
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Of a tile of tokens, in float32: ``[TILE]`` and ``[TILE, BLOCK_DV]``.
+
+    Without a mask over tokens the compiler may load as many at once as lie side by side in a page.
+    """
+    i_t = start + tl.arange(0, TILE)
+    if MASKED:
+        m_t = i_t < end
+        b_s = tl.load(p_logits + i_t, mask=m_t, other=float("-inf"))  # [TILE]
+        i_block, i_off = _pages_of(p_pages, i_t, m_t, block_size, stride_page)
+        p_tile = p_v + (i_block * stride_vb + i_off * stride_vt)[:, None] + o_vd[None, :]
+        # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
+        b_v = tl.load(p_tile, mask=m_t[:, None] & m_dv[None, :], other=0.0)  # [TILE, BLOCK_DV]
+    else:
+        b_s = tl.load(p_logits + i_t)  # [TILE]
+        i_block, i_off = _pages_of(p_pages, i_t, None, block_size, stride_page)
+        p_tile = p_v + (i_block * stride_vb + i_off * stride_vt)[:, None] + o_vd[None, :]
+        b_v = tl.load(p_tile, mask=m_dv[None, :], other=0.0)  # [TILE, BLOCK_DV]
+    return tl.exp(b_s - ref) * inv_sum, b_v.to(tl.float32)
 
 
 @triton.jit
@@ -99,14 +126,17 @@ def attend_packed(
     inv_sum = 1.0 / tl.where(exp_sum == 0.0, 1.0, exp_sum)
 
     b_acc = tl.zeros([TILE, BLOCK_DV], tl.float32)
-    for start in range(begin, end, TILE):  # pass 3: values
-        i_t = start + o_t
-        m_t = i_t < end
-        b_s = tl.load(p_logits + i_t, mask=m_t, other=float("-inf"))  # [TILE]
-        b_p = tl.exp(b_s - ref) * inv_sum
-        i_block, i_off = _pages_of(p_pages, i_t, m_t, block_size, stride_page)
-        p_tile = p_v + (i_block * stride_vb + i_off * stride_vt)[:, None] + o_vd[None, :]
-        # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
-        b_v = tl.load(p_tile, mask=m_t[:, None] & m_dv[None, :], other=0.0)  # [TILE, BLOCK_DV]
-        b_acc += b_p[:, None] * b_v.to(tl.float32)
+    whole_end = begin + tl.maximum(end - begin, 0) // TILE * TILE
+    for start in range(begin, whole_end, TILE):  # pass 3: values, of whole tiles
+        b_p, b_v = _weights_and_values(
+            p_logits, p_v, p_pages, start, end, ref, inv_sum, block_size, stride_page, stride_vb, stride_vt, o_vd, m_dv,
+            False, TILE,
+        )  # fmt: skip
+        b_acc += b_p[:, None] * b_v
+    for start in range(whole_end, end, TILE):  # pass 3: values, of the rest
+        b_p, b_v = _weights_and_values(
+            p_logits, p_v, p_pages, start, end, ref, inv_sum, block_size, stride_page, stride_vb, stride_vt, o_vd, m_dv,
+            True, TILE,
+        )  # fmt: skip
+        b_acc += b_p[:, None] * b_v
     return qk_max, exp_sum, tl.sum(b_acc, axis=0)

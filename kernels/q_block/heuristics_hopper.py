@@ -3,12 +3,16 @@
 Tuning at run time costs more than it gains and cannot happen while a CUDA graph is replayed, so what micro-benchmarks
 of realistic, ragged batches say is written down as a few branches (arXiv 2511.11581, §5). Only shapes decide, never
 lengths: those are on the device. The reasons that stand beside the branches hold for any GPU with matrix units; the
-numbers are those of 132 multiprocessors with 227 KiB of shared memory each.
+numbers are those of 132 multiprocessors with 227 KiB of shared memory each. On a GPU with less, blocks shrink until
+they fit (``fitting``).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from attnfuzz.kernels.common.device import Gpu
+from attnfuzz.kernels.common.matrix_units import num_tiles, tiles_in_shared_memory
 
 __all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
 
@@ -43,8 +47,9 @@ def choose(
     max_query_len: int,
     max_seq_len: int,
     num_sms: int,
+    gpu: Gpu | None = None,
 ) -> Launch:
-    """The launch for a batch; ``itemsize``: bytes of an element of K and V."""
+    """The launch for a batch; ``itemsize``: bytes of an element of K and V. ``gpu``: as for ``fitting``."""
     group = num_q_heads // num_kv_heads
     rows = max_query_len * group
     if rows <= 64:
@@ -59,13 +64,16 @@ def choose(
         launch = Launch(block_m=128, tile=64, num_warps=8, num_stages=3)
     if head_size > 128 and itemsize < 4:
         launch = launch._replace(tile=32, num_warps=8 if rows > 64 else 4)
-    launch = fitting(launch, head_size=head_size, itemsize=itemsize)
+    launch = fitting(launch, head_size=head_size, itemsize=itemsize, gpu=gpu)
     segments = _segments(launch, num_seqs, num_kv_heads, group, max_query_len, max_seq_len, num_sms)
     return launch._replace(num_segments=segments)
 
 
-def fitting(launch: Launch, *, head_size: int, itemsize: int) -> Launch:
-    """``launch`` with fewer rows, stages and keys per step, until it fits into registers and shared memory."""
+def fitting(launch: Launch, *, head_size: int, itemsize: int, gpu: Gpu | None = None) -> Launch:
+    """``launch`` with fewer rows, stages and keys per step, until it fits into registers and shared memory.
+
+    Into those of ``gpu``, too, which may have less than an H100.
+    """
     columns = _power_of_two(head_size)
     block_m, tile, num_stages = launch.block_m, launch.tile, launch.num_stages
     if itemsize == 4:
@@ -74,7 +82,9 @@ def fitting(launch: Launch, *, head_size: int, itemsize: int) -> Launch:
     while block_m > 16 and block_m * columns > _ROW_REGISTERS * 32 * launch.num_warps:
         block_m //= 2
     # The queries, and a tile of K and one of V for each stage.
-    while (block_m + 2 * num_stages * tile) * columns * itemsize > _SHARED_BYTES:
+    while (block_m + 2 * num_stages * tile) * columns * itemsize > _SHARED_BYTES or not _fits(
+        gpu, block_m, tile, num_stages, columns, itemsize
+    ):
         if num_stages > 2:
             num_stages -= 1
         elif tile > 16:
@@ -83,6 +93,13 @@ def fitting(launch: Launch, *, head_size: int, itemsize: int) -> Launch:
             block_m, num_stages = 16, 1
             break
     return launch._replace(block_m=block_m, tile=tile, num_stages=num_stages)
+
+
+def _fits(gpu: Gpu | None, block_m: int, tile: int, num_stages: int, columns: int, itemsize: int) -> bool:
+    row_bytes = 2 * columns * itemsize
+    return gpu is None or num_tiles(gpu, rows=block_m, num_stages=num_stages) <= tiles_in_shared_memory(
+        gpu, rows=block_m, columns=columns, tile=tile, row_bytes=row_bytes, itemsize=itemsize
+    )
 
 
 def programs_per_sm(launch: Launch, *, head_size: int, itemsize: int) -> int:

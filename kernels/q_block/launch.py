@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import check_launch, check_positive
-from attnfuzz.kernels.common.device import on_device_of
+from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.common.device import Gpu, gpu_at, on_device_of
 from attnfuzz.kernels.common.matrix_units import block_columns
 from attnfuzz.kernels.common.prepare import PagedCall, prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
@@ -25,6 +25,8 @@ __all__ = ["q_block_attention"]
 
 _SMS_OF_A_CPU = 2
 """In the interpreter, programs run one after the other."""
+_ELEMENTS_PER_STEP = 8192
+"""Of the segments' outputs, that a program combines at most in one step: 64 registers of each of 128 threads."""
 
 
 def q_block_attention(
@@ -47,8 +49,10 @@ def q_block_attention(
     num_warps: int | None = None,
     num_stages: int | None = None,
     num_segments: int | None = None,
+    num_combined: int | None = None,
     static_grid: bool = False,
     num_programs: int | None = None,
+    num_decodes: int = 0,
     **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of the queries of all sequences over a paged KV cache that holds their keys already.
@@ -64,9 +68,12 @@ def q_block_attention(
     is not given; nothing else depends on them. ``block_m``: query tokens times heads of a program, a power of two of
     at least 16; ``tile``: keys per step, likewise; ``num_warps``, ``num_stages``: as in ``triton.Config``. All but the
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
-    run in parallel, and are combined by a second kernel; 1 for none. ``static_grid``: launch ``num_programs`` (by
-    default as many as run at once) that share out the work on the device. ``variants``:
-    as for ``paged.launch.paged_decode``, from the position of each query token.
+    run in parallel, and are combined by a second kernel; 1 for none. ``num_combined``: segments that it combines in one
+    step, a power of two, as far as registers hold them; all if not given. ``static_grid``: launch ``num_programs`` (by
+    default as many as run at once) that share out the work on the device. ``num_decodes``: so many of the first
+    sequences have one query token, as servers order their batches and know on the host (arXiv 2511.11581, §6.1); they
+    get a launch of their own, with segments if they are few and long, which blocks made for a prompt do not have.
+    ``variants``: as for ``paged.launch.paged_decode``, from the position of each query token.
 
     Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for a query that sees nothing. Raises ValueError.
@@ -75,16 +82,30 @@ def q_block_attention(
         q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
     )  # fmt: skip
     (out, lse), sizes, window = call.results, call.sizes, call.variant.window
-    num_sms = _num_sms(q)
+    if num_decodes:
+        _check_decodes(num_decodes, sizes)
+        first, rest = slice(num_decodes), slice(num_decodes, None)
+        starts = (cu_seqlens_q[: num_decodes + 1], cu_seqlens_q[num_decodes:] - num_decodes)
+        for part, starts_of_part, longest in ((first, starts[0], 1), (rest, starts[1], max_query_len)):
+            q_block_attention(
+                q[part], k_cache, v_cache, block_table[part], seq_lens[part], starts_of_part, scale, block_size, layout,
+                max_query_len=longest, max_seq_len=max_seq_len, out=out[part], lse=lse[part],
+                block_m=block_m, tile=tile, num_warps=num_warps, num_stages=num_stages, num_segments=num_segments,
+                num_combined=num_combined, static_grid=static_grid, num_programs=num_programs, **variants,
+            )  # fmt: skip
+        return out, lse
+    gpu = gpu_at(q.device)
+    num_sms = _SMS_OF_A_CPU if gpu is None else gpu.processors
     given = {
         "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
         "num_segments": num_segments,
     }  # fmt: skip
     longest = max_seq_len if window is None else min(max_seq_len, window + max(1, max_query_len) - 1)
-    launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms)
+    launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms, gpu)
     resident = programs_per_sm(launch, head_size=_widest(sizes), itemsize=q.element_size())
     programs = resident * num_sms if num_programs is None else num_programs
     check_positive("num_programs", programs)
+    check_power_of_two("num_combined", MAX_SEGMENTS if num_combined is None else num_combined)
     if sizes["num_seqs"] == 0 or sizes["num_tokens"] == 0:
         return out, lse
     with on_device_of(q):
@@ -98,7 +119,7 @@ def q_block_attention(
             strides = (*states[0].stride(), *states[1].stride())
             partial = call._replace(variant=call.variant._replace(sinks=None))
             _attend(partial, inputs, states, strides, scale, block_size, launch, static_grid, programs)
-            _reduce(states, cu_seqlens_q, out, lse, sizes, call.variant.sinks)
+            _reduce(states, cu_seqlens_q, out, lse, sizes, call.variant.sinks, num_combined or MAX_SEGMENTS)
     return out, lse
 
 
@@ -142,14 +163,17 @@ def _reduce(
     lse: Tensor,
     sizes: Mapping[str, int],
     sinks: Tensor | None,
+    num_combined: int,
 ) -> None:
     acc, row_max, exp_sum = states
     num_segments, v_head_size = acc.shape[2:]
+    block_dv = triton.next_power_of_2(v_head_size)
+    chunk = max(1, min(triton.next_power_of_2(num_segments), num_combined, _ELEMENTS_PER_STEP // block_dv))
     reduce_segments_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
         acc, row_max, exp_sum, cu_seqlens_q, out, lse,
         sizes["num_seqs"], num_segments, v_head_size,
         *cu_seqlens_q.stride(), *acc.stride(), *row_max.stride(), *out.stride(), *lse.stride(),
-        SEGMENTS=triton.next_power_of_2(num_segments), BLOCK_DV=triton.next_power_of_2(v_head_size),
+        CHUNK=chunk, BLOCK_DV=block_dv,
         **sink_arguments(sinks),
     )  # fmt: skip
 
@@ -174,6 +198,7 @@ def _launch(
     max_query_len: int,
     max_seq_len: int,
     num_sms: int,
+    gpu: Gpu | None,
 ) -> Launch:
     """What is given, and for the rest what the heuristics choose. Raises ValueError."""
     chosen = choose(
@@ -185,6 +210,7 @@ def _launch(
         max_query_len=max(1, max_query_len),
         max_seq_len=max_seq_len,
         num_sms=num_sms,
+        gpu=gpu,
     )
     launch = chosen._replace(**{name: value for name, value in given.items() if value is not None})
     check_launch(launch.num_warps, launch.num_stages)
@@ -196,13 +222,19 @@ def _launch(
             f"num_segments={launch.num_segments} must be at most {MAX_SEGMENTS}, since one program combines all of a "
             "row; longer segments keep a GPU as busy"
         )
-    return fitting(launch, head_size=_widest(sizes), itemsize=itemsize)
+    return fitting(launch, head_size=_widest(sizes), itemsize=itemsize, gpu=gpu)
+
+
+def _check_decodes(num_decodes: int, sizes: Mapping[str, int]) -> None:
+    check_positive("num_decodes", num_decodes)
+    most = min(sizes["num_seqs"], sizes["num_tokens"])
+    if num_decodes > most:
+        raise ValueError(
+            f"num_decodes={num_decodes} must be at most {most}, since the batch has num_seqs={sizes['num_seqs']} "
+            f"sequences and num_tokens={sizes['num_tokens']} query tokens; count those that come first"
+        )
 
 
 def _check_block(name: str, value: int) -> None:
     if not isinstance(value, int) or value < 16 or value & (value - 1):
         raise ValueError(f"{name}={value!r} must be a power of two of at least 16, as tl.dot wants it; choose 16 or 64")
-
-
-def _num_sms(q: Tensor) -> int:
-    return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else _SMS_OF_A_CPU

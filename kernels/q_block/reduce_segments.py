@@ -7,6 +7,9 @@ With the maximum ``m_s``, the sum ``l_s`` and the unnormalised output ``acc_s`` 
 Maxima are in base 2, as ``q_block_walk`` keeps them. A segment without tokens has m_s = -inf and l_s = 0; its acc_s was
 never written and is not read. Where all are empty, ``ref`` is 0 in place of m, every weight is 0, and so is the output.
 
+Segments are read a chunk at a time, as many as registers hold, and the chunks are carried over as an online softmax
+carries tiles over.
+
 Attention sinks are added here, once for each row (``score_variants``).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -49,7 +52,7 @@ def reduce_segments_kernel(
     p_sinks,  # [num_q_heads]
     stride_sink,
     # constants
-    SEGMENTS: tl.constexpr,  # num_segments rounded up to a power of two
+    CHUNK: tl.constexpr,  # segments per step, a power of two
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -58,23 +61,31 @@ def reduce_segments_kernel(
     i_head = tl.program_id(1).to(tl.int64)
     # A captured graph may have room for more tokens than the batch has.
     if i_token < tl.load(p_cu_seqlens + tl.cast(num_seqs, tl.int64) * stride_cu):
-        o_segment = tl.arange(0, SEGMENTS).to(tl.int64)
+        o_segment = tl.arange(0, CHUNK).to(tl.int64)
         o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
-        m_segment = o_segment < num_segments
         m_d = o_d < v_head_size
-        o_state = i_token * stride_ms + i_head * stride_mh + o_segment * stride_msegment
-        b_max = tl.load(p_row_max + o_state, mask=m_segment, other=float("-inf"))  # [SEGMENTS]
-        b_sum = tl.load(p_exp_sum + o_state, mask=m_segment, other=0.0)  # [SEGMENTS]
-        m_acc = (b_max > float("-inf"))[:, None] & m_d[None, :]
-        o_acc = (o_segment * stride_asegment)[:, None] + (o_d * stride_ad)[None, :]
         p_row = p_acc + i_token * stride_as + i_head * stride_ah
-        b_acc = tl.load(p_row + o_acc, mask=m_acc, other=0.0)  # [SEGMENTS, BLOCK_DV]
+        row_max = tl.full([], float("-inf"), tl.float32)
+        exp_sum = tl.full([], 0.0, tl.float32)
+        acc = tl.zeros([BLOCK_DV], tl.float32)
+        for start in range(0, num_segments, CHUNK):
+            i_segment = start + o_segment
+            m_segment = i_segment < num_segments
+            o_state = i_token * stride_ms + i_head * stride_mh + i_segment * stride_msegment
+            b_max = tl.load(p_row_max + o_state, mask=m_segment, other=float("-inf"))  # [CHUNK]
+            b_sum = tl.load(p_exp_sum + o_state, mask=m_segment, other=0.0)  # [CHUNK]
+            m_acc = (b_max > float("-inf"))[:, None] & m_d[None, :]
+            o_acc = (i_segment * stride_asegment)[:, None] + (o_d * stride_ad)[None, :]
+            b_acc = tl.load(p_row + o_acc, mask=m_acc, other=0.0)  # [CHUNK, BLOCK_DV]
 
-        row_max = tl.max(b_max, axis=0)
-        ref = tl.where(row_max == float("-inf"), 0.0, row_max)
-        b_w = tl.exp2(b_max - ref)  # [SEGMENTS]
-        exp_sum = tl.sum(b_w * b_sum, axis=0)
-        acc = tl.sum(b_w[:, None] * b_acc, axis=0)  # [BLOCK_DV]
+            new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
+            ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+            alpha = tl.exp2(row_max - ref)
+            b_w = tl.exp2(b_max - ref)  # [CHUNK]
+            exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
+            acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
+            row_max = new_max
+
         if HAS_SINKS:
             sink = tl.load(p_sinks + i_head * stride_sink) * 1.4426950408889634
             row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sink, True)

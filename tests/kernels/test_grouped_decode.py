@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
+from attnfuzz.kernels.common.device import gpu_at
 from attnfuzz.kernels.grouped import launch as grouped_launch
 from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
 
@@ -128,8 +131,12 @@ def test_dependent_launch_is_for_nvidia(
     """On AMD's GPUs, whose capabilities begin with 9 too, no kernel would compile: "invalid instruction"."""
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(grouped_launch, "_processors", lambda device: 132)
+    utils = SimpleNamespace(get_device_properties=lambda index: {"multiprocessor_count": 132, "max_shared_mem": 65536})
+    monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(utils=utils))
+    gpu = gpu_at.__wrapped__(torch.device("cuda", 0))
+    assert gpu == (132, 65536, hip is not None, expected)
+    monkeypatch.setattr(grouped_launch, "gpu_at", lambda device: gpu)
     launch = grouped_launch._launch.__wrapped__(
-        1, 4, 1, 128, 128, 4096, torch.float16, torch.device("cuda"), *[None] * 7
+        1, 4, 1, 128, 128, 4096, torch.float16, torch.device("cuda", 0), *[None] * 7
     )
     assert launch.options.get("launch_pdl", False) is expected

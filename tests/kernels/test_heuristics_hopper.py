@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
+from attnfuzz.kernels.common.device import Gpu
 from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 
-_H100 = {"num_sms": 132}
-_LLAMA = {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "itemsize": 2, **_H100}
+_H100: dict[str, Any] = {"num_sms": 132}
+_LLAMA: dict[str, Any] = {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "itemsize": 2, **_H100}
 
 
 @pytest.mark.parametrize("head_size", [1, 64, 80, 128, 256, 576, 1024])
@@ -40,6 +42,23 @@ def test_what_fits_is_left_alone_and_the_rest_shrinks() -> None:
     assert fitting(fits, head_size=128, itemsize=2) == fits
     assert fitting(fits._replace(num_warps=2), head_size=128, itemsize=2).block_m == 32
     assert fitting(fits, head_size=1024, itemsize=4) == Launch(16, 16, 8, 1, 5)
+
+
+def test_launches_shrink_on_a_gpu_with_less_shared_memory() -> None:
+    """Prompts with large heads would not start on an RTX 4090, and those of any size not on an MI300X."""
+    hopper, ada, cdna = (
+        Gpu(132, 227 << 10, False, True), Gpu(128, 99 << 10, False, False), Gpu(304, 64 << 10, True, False)
+    )  # fmt: skip
+    small = Launch(block_m=128, tile=64, num_warps=8, num_stages=3)
+    large = small._replace(block_m=64, tile=32)
+    for launch, head_size in ((small, 128), (large, 256)):
+        assert fitting(launch, head_size=head_size, itemsize=2, gpu=hopper) == launch
+    assert fitting(small, head_size=128, itemsize=2, gpu=ada) == small  # 98,304 of 101,376 bytes
+    assert fitting(large, head_size=256, itemsize=2, gpu=ada).num_stages == 2  # it took 102,400
+    assert fitting(small, head_size=128, itemsize=2, gpu=cdna).num_stages == 2  # it took 81,920 of 65,536
+    assert fitting(large, head_size=256, itemsize=2, gpu=cdna).num_stages == 2
+    decode = Launch(block_m=16, tile=64, num_warps=4, num_stages=3)
+    assert all(fitting(decode, head_size=128, itemsize=2, gpu=gpu) == decode for gpu in (hopper, ada, cdna))
 
 
 def test_programs_that_run_at_once() -> None:

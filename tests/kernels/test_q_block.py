@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.kernels.q_block import launch as q_block_launch
+from attnfuzz.kernels.q_block.heuristics_hopper import Launch
 from attnfuzz.kernels.q_block.launch import q_block_attention
 
 Make = Callable[..., Any]
@@ -24,6 +26,8 @@ KERNELS = {
 }
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+as_a_gpu_does = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered:RuntimeWarning")
+"""Rows of a block without a query are 0, and -inf times 0 is NaN, there: NumPy says so, a GPU does not."""
 
 
 def causal(
@@ -219,6 +223,85 @@ def test_scores_of_any_size_and_sign(make: Make) -> None:
         assert bool(small.isfinite().all())
 
 
+def test_more_segments_than_are_combined_at_a_time(make: Make, check: Make) -> None:
+    """Large heads are combined a few segments at a time: all steps but one would be lost, or not be rescaled."""
+    args, longest, expected = make([(1, 300), (2, 3)], heads=(1, 1), head_size=1024)
+    check(q_block_attention(*args, **longest, tile=16, num_segments=17), expected)
+    args, longest, expected = make([(1, 90), (2, 3)], heads=(2, 1), head_size=24)
+    for num_combined in (1, 2, 4):
+        check(q_block_attention(*args, **longest, tile=16, num_segments=5, num_combined=num_combined), expected)
+
+
+@as_a_gpu_does
+@every_kernel
+@pytest.mark.parametrize("hidden", [slice(16), slice(16, 32), slice(40)], ids=["first tile", "second tile", "all"])
+def test_scores_of_minus_infinity_have_no_weight(kernel: Make, hidden: slice, make: Make) -> None:
+    """A tile, a segment or a row without a finite score would turn valid rows into NaN."""
+    (q, k_cache, *rest), longest, _ = make([(3, 40)], block_size=8)
+    table, block_size = rest[1], rest[5]
+    q = q.abs() + 1
+    for token in range(40)[hidden]:
+        k_cache[table[0, token // block_size], token % block_size] = -math.inf
+    out, lse = kernel(q, k_cache, *rest, **longest)
+    seen = torch.ones(40, dtype=torch.bool)
+    seen[hidden] = False
+    pages = table[0, :5].long()
+    k, v = (cache[pages].flatten(0, 1)[:, 0].double() for cache in (k_cache, rest[0]))
+    for row in range(3):
+        kept = seen & (torch.arange(40) < 38 + row)
+        scores = q[row].double() @ k[kept].T * rest[4]
+        torch.testing.assert_close(lse[row].double(), torch.logsumexp(scores, 1), rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(out[row].double(), torch.softmax(scores, 1) @ v[kept], rtol=2e-3, atol=2e-3)
+
+
+@as_a_gpu_does
+@every_kernel
+def test_scores_that_overflow_below_have_no_weight(kernel: Make, make: Make) -> None:
+    """Scores of -inf in float32, of keys that are finite, would turn the rows that have them into NaN."""
+    (q, k_cache, *rest), longest, _ = make([(2, 40)], dtype=torch.float32, block_size=8)
+    q, table = torch.full_like(q, 1e30), rest[1]
+    k_cache[table[0, :5].long()] = -1e30
+    k_cache[table[0, 4].long(), 5:] = 0.0  # tokens 37 to 39
+    out, lse = kernel(q, k_cache, *rest, **longest)
+    v = rest[0][table[0, 4].long(), :, 0]
+    torch.testing.assert_close(out, torch.stack([v[5:7].mean(0), v[5:8].mean(0)])[:, None].expand_as(out))
+    torch.testing.assert_close(lse, torch.tensor([[2.0], [3.0]]).log().expand_as(lse))
+
+
+@pytest.mark.parametrize("num_decodes", [1, 2, 3])
+@pytest.mark.parametrize("static_grid", [False, True])
+def test_decodes_that_come_first_are_launched_apart(
+    num_decodes: int, static_grid: bool, make: Make, check: Make
+) -> None:
+    """A long decode beside a prompt would run in one program, or rows of the two launches be mixed up."""
+    args, longest, expected = make([(1, 70), (1, 1), (1, 33), (5, 20), (1, 6), (0, 2)], heads=(4, 2))
+    check(q_block_attention(*args, **longest, tile=16, num_decodes=num_decodes, static_grid=static_grid), expected)
+
+
+def test_all_are_decodes(make: Make, check: Make) -> None:
+    """A launch for the rest, of which there is none, would fail."""
+    args, longest, expected = make([(1, 70), (1, 3)])
+    check(q_block_attention(*args, **longest, num_decodes=2), expected)
+    with pytest.raises(ValueError, match="num_decodes=3 must be at most 2, since the batch has num_seqs=2"):
+        q_block_attention(*args, **longest, num_decodes=3)
+
+
+def test_long_decodes_beside_a_prompt_get_segments(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take as long as one program takes for all of their tokens, while the rest of the GPU is idle."""
+    launches: list[Launch] = []
+    attend = q_block_launch._attend
+
+    def watched(*args: Any) -> None:
+        launches.append(args[6])
+        attend(*args)
+
+    monkeypatch.setattr(q_block_launch, "_attend", watched)
+    monkeypatch.setattr(q_block_launch, "_SMS_OF_A_CPU", 8)
+    args, _, _ = make([(1, 5), (3, 3)])
+    q_block_attention(*args, max_query_len=600, max_seq_len=32768, num_decodes=1)
+    assert [(launch.block_m, launch.num_segments > 1) for launch in launches] == [(16, True), (128, False)]
+
+
 def test_nothing_to_do(make: Make) -> None:
     """A launch without programs would be an error."""
     args, _, _ = make([(0, 4), (0, 0)])
@@ -235,6 +318,7 @@ def test_nothing_to_do(make: Make) -> None:
         ({"num_segments": 65}, "num_segments=65 must be at most 64"),
         ({"num_segments": 0}, "num_segments=0 must be an integer of at least 1"),
         ({"num_warps": 3}, "num_warps=3 must be one of"),
+        ({"num_combined": 3}, "num_combined=3 must be a power of two"),
         ({"num_programs": 0}, "num_programs=0 must be an integer of at least 1"),
     ],
 )
