@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 __all__ = ["Gpu", "count_sms", "gpu_at", "on_device_of"]
 
 _AS_IT_IS = nullcontext()
 _HOPPER = (9, 0)
+_KEPT_BYTES = 1 << 10
 
 
 class Gpu(NamedTuple):
@@ -31,16 +31,17 @@ class Gpu(NamedTuple):
 def gpu_at(device: torch.device) -> Gpu | None:
     """The GPU; None for a CPU, where the interpreter runs one program at a time and has no shared memory to run out of.
 
-    The limit of shared memory is what Triton compares a compiled kernel with before it launches it.
+    Of NVIDIA's multiprocessors a program may have all shared memory but 1 KiB, which the system keeps (CUDA C++
+    Programming Guide, "Shared Memory" of each capability); of AMD's, what a program may have is said.
     """
     if device.type != "cuda":
         return None
-    index = torch.cuda.current_device() if device.index is None else device.index
-    limits = triton.runtime.driver.active.utils.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(device)
     is_amd = torch.version.hip is not None
+    shared = properties.shared_memory_per_block if is_amd else properties.shared_memory_per_multiprocessor - _KEPT_BYTES
     # Capabilities of ROCm's devices are other numbers, (9, 4) for one that has nothing of Hopper's.
     is_hopper = not is_amd and torch.cuda.get_device_capability(device) >= _HOPPER
-    return Gpu(limits["multiprocessor_count"], limits["max_shared_mem"], is_amd, is_hopper)
+    return Gpu(properties.multi_processor_count, shared, is_amd, is_hopper)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
