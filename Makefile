@@ -4,7 +4,7 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test test-all lint types unit quality audit format clean
+.PHONY: explore test test-all lint types unit quality audit docs format clean
 
 PYTHON ?= python3
 BUDGET ?= 60s
@@ -41,6 +41,10 @@ quality: $(TESTABLE)
 # Tens of thousands of hostile files, settings and entries, and kills at random moments: for the night.
 audit: $(TESTABLE)
 	$(BIN)/python -m tests.audit
+
+# The site of docs/, in build/docs; a warning is an error.
+docs: $(TESTABLE)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/docs
 
 format: $(TESTABLE)
 	$(BIN)/python -m ruff check --fix .

@@ -37,6 +37,7 @@ def command_called(name: str) -> click.Command:
     """One of the commands. Raises KeyError for any other name."""
     module, _, function = _COMMANDS[name].partition(":")
     command: click.Command = getattr(importlib.import_module(module), function or "command")
+    command.name = name  # where the function is called something else
     return command
 
 

@@ -28,8 +28,10 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
 
     Each case stands for a feature of inputs: a dtype, a head size, an empty sequence. It is described in the kernel's
     way, and what a kernel does not declare to support is no failure. The exit status is 1 if any kernel fails.
+    Stopped by Ctrl-C or SIGTERM, it writes what it knows by then.
     """
     with refusing():
+        from attnfuzz.campaign.stopping import Interrupts
         from attnfuzz.conformance import examine, load_set
         from attnfuzz.judging.runner import Runner
         from attnfuzz.report.conformance import (
@@ -50,19 +52,23 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
         with Runner(device=device) as runner:
             declarations, absent = _asked(kernels, runner)
             print_absent(console, absent)
-            result = examine(
-                declarations,
-                runner,
-                load_set(),
-                absent=absent,
-                done=lambda kernel: print_examined(console, kernel),
-                note=note,
-            )
+            with Interrupts() as interrupts:
+                result = examine(
+                    declarations,
+                    runner,
+                    load_set(),
+                    absent=absent,
+                    done=lambda kernel: print_examined(console, kernel),
+                    note=note,
+                    stopped=lambda: interrupts.count > 0,
+                )
         with while_anyone_reads():
             print_causes(console, result)
     write_asked(
         ("--json", json_file, partial(write_conformance, result)), ("--html", html_file, partial(write_page, result))
     )
+    if interrupts.first is not None:
+        return 128 + interrupts.first
     return 1 if result.failed else 0
 
 

@@ -111,6 +111,7 @@ _PATIENCE = 6.0
 """Times that of a search, whose cases are smaller."""
 _MOST_AT_ONCE = 8
 """Processes on one GPU, each with a context of its own."""
+_STOPPED = "the command was stopped before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +180,26 @@ def examine(
     absent: Sequence[str] = (),
     done: Callable[[Examined], None] = lambda kernel: None,
     note: Callable[[str], None] = lambda text: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Conformance:
     """Put the set to the kernels, several of them at once, each in a process of its own. ``done`` hears of each.
 
-    Kernels that compile themselves come after all others, one at a time: see `attnfuzz.campaign.readiness`.
+    Kernels that compile themselves come after all others, one at a time: see `attnfuzz.campaign.readiness`. Once
+    ``stopped`` says so, no case is judged any more: what is left is told as not run.
 
     Raises what ``Runner.judge`` raises, but for a case that is too large.
     """
-    over, lock = threading.Event(), threading.Lock()
+    failed, lock = threading.Event(), threading.Lock()
 
-    def put_to(declaration: Declaration, give_up: GiveUp = never) -> Examined:
+    def is_over() -> bool:
+        return failed.is_set() or stopped()
+
+    def put_to(declaration: Declaration, give_up: GiveUp) -> Examined:
+        if is_over():
+            return Examined(declaration, tuple(_outcomes(declaration, runner, cases, is_over)))
         with runner.sibling() as own:
-            own.give_up_builds(give_up)
-            return Examined(declaration, tuple(_outcomes(declaration, own, cases, over)))
+            own.give_up_builds(lambda builds: is_over() or give_up(builds))
+            return Examined(declaration, tuple(_outcomes(declaration, own, cases, is_over)))
 
     def unless_it_compiles(declaration: Declaration) -> Examined | None:
         compilers = OwnCompilers()
@@ -207,13 +215,14 @@ def examine(
     with ThreadPoolExecutor(max(1, min(len(declarations), cores(), _MOST_AT_ONCE))) as pool:
         try:
             examined = list(pool.map(unless_it_compiles, declarations))
-        except BaseException:  # an interrupt, say: the other threads need not go on
-            over.set()
+        except BaseException:  # the other threads need not go on
+            failed.set()
             raise
     for place, declaration in enumerate(declarations):
         if examined[place] is None:
-            note(f"{declaration.target} compiles itself, which may take minutes")
-            examined[place] = kernel = put_to(declaration)
+            if not is_over():
+                note(f"{declaration.target} compiles itself, which may take minutes")
+            examined[place] = kernel = put_to(declaration, never)
             done(kernel)
     environment = runner.environment
     return Conformance(
@@ -227,11 +236,9 @@ def examine(
 
 
 def _outcomes(
-    declaration: Declaration, runner: Runner, cases: ConformanceSet, over: threading.Event
+    declaration: Declaration, runner: Runner, cases: ConformanceSet, is_over: Callable[[], bool]
 ) -> Iterator[ConformanceOutcome]:
     for entry in cases.entries:
-        if over.is_set():
-            return
         found = translate(entry.case, declaration.problem, declaration.supports, declaration.options)
         if found is None:
             continue
@@ -241,18 +248,18 @@ def _outcomes(
         if why is not None:
             yield ConformanceOutcome(entry, found.case, "unsupported", found.changes, why=why)
             continue
+        why, failure = _STOPPED, None
         try:
-            verdict = _judge(declaration, runner, entry, found.case)
-        except DeadlinePassed:  # it is to come later
-            return
+            if not is_over():
+                verdict = _judge(declaration, runner, entry, found.case)
+                why, failure = verdict.not_runnable, verdict.failure
+        except DeadlinePassed:
+            if not is_over():  # it is to come later
+                return
         except CaseTooLarge as error:
-            yield ConformanceOutcome(entry, found.case, "not_run", found.changes, why=str(error))
-            continue
-        if verdict.not_runnable:
-            yield ConformanceOutcome(entry, found.case, "not_run", found.changes, why=verdict.not_runnable)
-        else:
-            status: Status = "pass" if verdict.failure is None else "fail"
-            yield ConformanceOutcome(entry, found.case, status, found.changes, failure=verdict.failure)
+            why = str(error)
+        status: Status = "not_run" if why else "pass" if failure is None else "fail"
+        yield ConformanceOutcome(entry, found.case, status, found.changes, failure=failure, why=why)
 
 
 def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, case: Case) -> Verdict:

@@ -7,9 +7,11 @@ softmax functions, IMA J. Numer. Anal. 41 (2021).
 Three sources of the average's error are added up in `weighted_average_error`:
 
 1. Score errors change numerator and denominator alike. That moves o by at most the smallest of
+
        sum_i c_i |v_i - o|                (first order, `PerturbedSoftmax.first_order`)
        sum_i |p'_i - p_i| |v_i - o|       (since the weights still sum to 1, `PerturbedSoftmax.interval`)
        the convex hull: the largest |v_i - o| of any token that can have weight, plus what the others can add.
+
    The last one keeps the bound meaningful where scores are so large that float32 cannot order them.
 2. Errors of the numerator alone: weights from other copies of the scores than in the denominator
    (`scores.score_copies_error`), weights rounded before they multiply V, the n-term sum, rescaling.

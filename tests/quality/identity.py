@@ -249,6 +249,7 @@ def rules() -> list[Rule]:
             "_look_beneath_rounding",
             _nothing,
         ),
+        Rule("look past shared pages (`_look_past_shared_pages`)", Investigation, "_look_past_shared_pages", _nothing),
         Rule("try K's strides for V's (`_look_beside`)", Investigation, "_look_beside", _nothing),
         Rule("try other values (`_generalise`)", Investigation, "_generalise", _nothing),
         Rule("what a known cause may give", KnownFindings, "may_cause", lambda self, kernel, failure: False),

@@ -15,16 +15,18 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, decode_case
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.recipes import LseKind
+from attnfuzz.problems.features import SHARED_PAGES
+from attnfuzz.problems.recipes import LseKind, Pages
+from attnfuzz.problems.supports import Supports
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted
@@ -123,6 +125,60 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     )
     assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2"}
     assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
+
+
+DEAD = Failure(
+    oracle="dead_memory", kind="out", message="out changes with memory that holds no token", cause="nan_load"
+)
+LEAKS = Failure(oracle="containment", kind="nan in V", message="out is nan with nan in V at another sequence's token")
+PAGED = Declaration(
+    name="paged",
+    problem="paged_decode",
+    supports=Supports(head_sizes=(16,), block_sizes=(16,), layouts=("NHD",), strides="contiguous", lse="none"),
+    target="kernels.py:paged",
+)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("reads_past_its_end", [True, False])
+def test_another_sequence_s_token_on_a_shared_page_is_a_read_past_the_end(
+    reads_past_its_end: bool, is_known: bool
+) -> None:
+    """A kernel that forgets one mask would have two findings: the second where a live token lies past the end."""
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        assert isinstance(case, PagedDecodeCase)
+        if case.num_seqs == 1:
+            return Verdict(failure=DEAD if reads_past_its_end else None)
+        is_shared = case.pages.shared_blocks or not reads_past_its_end
+        return Verdict(failure=LEAKS if is_shared else DEAD)
+
+    case = PagedDecodeCase(
+        num_q_heads=1,
+        head_size=16,
+        num_kv_heads=1,
+        seq_lens=(1, 16),
+        block_size=16,
+        pages=Pages(shared_blocks=1),
+        scale=0.25,
+    )
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    known = KnownFindings()
+    if is_known:
+        known.add(Signature(Symptom.of(PAGED.target, DEAD), frozenset()))
+    is_bug, sent = looked_into(FailingCase(PAGED, case, LEAKS), timed, known)
+    assert is_bug
+    if not reads_past_its_end:
+        assert last(sent, Minimised).shown_as == (("containment", "nan in V"),)
+    elif is_known:
+        assert last(sent, Duplicate).features == {SHARED_PAGES}
+        later = case_features(PAGED, msgspec.structs.replace(case, seq_lens=(3, 16, 2)))
+        assert known.explains(Symptom.of(PAGED.target, LEAKS), later)
+    else:
+        assert last(sent, Minimised).shown_as == (("dead_memory", "out"),)
+        assert last(sent, Smaller).failure == DEAD
 
 
 def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:

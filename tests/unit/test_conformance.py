@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -101,6 +103,34 @@ def test_kernels_that_compile_themselves_come_after_all_others(tmp_path: Path, m
     (built, ready) = json.loads((tmp_path / "c.json").read_text())["kernels"]
     assert built["passed"] == ready["passed"] > 0
     assert built["not_run"] == ready["not_run"] == 0
+
+
+@pytest.mark.night
+def test_a_page_that_was_stopped_says_what_was_not_run(tmp_path: Path) -> None:
+    """Twenty minutes of a GPU would be lost with the engine whose builds took too long."""
+    slow = KERNEL.replace("def attend(inputs, dropped):", "def attend(inputs, dropped):\n    time.sleep(1)")
+    (tmp_path / "mine.py").write_text(f"import time\n{KERNEL}", encoding="utf-8")
+    (tmp_path / "slow.py").write_text(f"import time\n{slow}", encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("attnfuzz")), "conformance", "mine.py:right", "slow.py:right"]
+    process = subprocess.Popen(
+        [*command, "--json", "c.json", "--html", "c.html", "--device", "cpu"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "mine.py:right" in process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    quick, slow_one = json.loads((tmp_path / "c.json").read_text())["kernels"]
+    assert (quick["not_run"], slow_one["failed"]) == (0, 0)
+    assert slow_one["not_run"] > 0
+    assert quick["passed"] == slow_one["passed"] + slow_one["not_run"]
+    assert {one["why"] for one in slow_one["outcomes"] if one["status"] == "not_run"} == {
+        "the command was stopped before"
+    }
+    assert "slow.py:right" in (tmp_path / "c.html").read_text()
 
 
 @pytest.mark.night

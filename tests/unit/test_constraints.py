@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 OF_TORCH = ("nvidia-", "cuda-", "pytorch-triton", "triton-")
 """What builds of torch for a GPU bring, in versions that they ask for themselves."""
 
@@ -31,9 +32,9 @@ def needed(requirements: list[str], extras: frozenset[str] = frozenset()) -> Ite
 
 def reached() -> set[str]:
     """All packages that the project and its extras lead to, as far as they are installed."""
-    own = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
-    queue = [("setuptools", frozenset[str]())]
-    queue += [(canonicalize_name(one.name), frozenset(one.extras)) for one in needed(own) if one.name != "attnfuzz"]
+    own = [*PYPROJECT["build-system"]["requires"], *PROJECT["dependencies"]]
+    own += [one for extra in PROJECT["optional-dependencies"].values() for one in extra]
+    queue = [(canonicalize_name(one.name), frozenset(one.extras)) for one in needed(own) if one.name != "attnfuzz"]
     found: set[str] = set()
     while queue:
         name, extras = queue.pop()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -18,6 +19,7 @@ from attnfuzz.config import RULES, read_settings
 DOCS = Path(__file__).parents[2] / "docs"
 TEMPLATES = sorted((DOCS / "templates").iterdir())
 PAGES = [DOCS / name for name in ("configuration.md", "cluster.md", "ci.md")]
+ALL_PAGES = [*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]
 YAML = [path for path in TEMPLATES if path.suffix in (".yml", ".yaml")]
 SCRIPTS = [path for path in TEMPLATES if path.suffix == ".sh"]
 
@@ -42,14 +44,21 @@ def texts() -> Iterator[tuple[str, str]]:
     for path in YAML:
         for document in documents(path.name):
             yield from ((path.name, text) for text in strings(document))
-    for path in [*SCRIPTS, *PAGES]:
+    for path in SCRIPTS:
         yield path.name, path.read_text(encoding="utf-8")
+    for path in ALL_PAGES:
+        yield (
+            path.name,
+            "\n".join(re.findall(r"```(?:sh|console)\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)),
+        )
 
 
 def commands() -> Iterator[tuple[str, str, list[str]]]:
     """File, command and arguments of every attnfuzz command line."""
     for name, text in texts():
-        for match in re.finditer(r"^\s*(?:srun |run: |xargs -0 -r )?attnfuzz (\w+)((?:[^\n|<\\]|\\\n)*)", text, re.M):
+        for match in re.finditer(
+            r"^\s*(?:srun |run: |xargs -0 -r |\$ )?attnfuzz (\w+)((?:[^\n|<\\]|\\\n)*)", text, re.M
+        ):
             yield name, match[1], shlex.split(match[2].replace("\\\n", " "), comments=True)
 
 
@@ -87,8 +96,10 @@ def test_the_templates_have_the_commands_that_they_are_for() -> None:
 @pytest.mark.parametrize(("name", "command", "arguments"), COMMANDS, ids=lambda value: str(value)[:40])
 def test_commands_and_options_exist(name: str, command: str, arguments: list[str]) -> None:
     """Options are renamed, and templates are forgotten."""
-    parameters = command_called(command).params
-    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    called = command_called(command)
+    if isinstance(called, click.Group):
+        called = called.commands[arguments[0]]
+    options = {option for parameter in called.params for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {argument.partition("=")[0] for argument in arguments if re.match(r"-{1,2}[a-z]", argument)}
     assert given - options == set()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from attnfuzz.corpus import decode_regression
 from tests.unit.in_process import attnfuzz
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "regressions").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "regressions").glob("*.md")]
 
 
 def block(page: str, language: str, first_line: str = "") -> str:
@@ -74,6 +77,38 @@ def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
     assert " ".join(block("docs/testing.md", "text", "AssertionError").split()) in " ".join(run.stdout.split())
 
 
+def assert_script_says_what_is_shown(folder: Path, saved: Path) -> None:
+    """The script stands alone: it is run where there is nothing else."""
+    (folder / "elsewhere").mkdir()
+    made = attnfuzz("repro", str(saved), "-o", "elsewhere/script.py", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-P", "script.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        command, cwd=folder / "elsewhere", env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.returncode == 1
+    shown = block("docs/first-finding.md", "console", "$ attnfuzz repro").splitlines()[2:]
+    versions, *_ = (line for line in run.stdout.splitlines() if line.startswith("torch "))
+    shown = [versions if line.startswith("torch ") else line for line in shown]
+    assert " ".join(shown).split() == run.stdout.split()
+
+
+def assert_explanation_is_what_is_shown(folder: Path) -> None:
+    """The picture, too. To be called when the kernel is repaired; it is as it was afterwards."""
+    (folder / "heads.json").write_text(block("docs/first-finding.md", "json"), encoding="utf-8")
+    kernel_file = folder / "my_decode.py"
+    source = kernel_file.read_text(encoding="utf-8")
+    assert source.count("head // group_size") == 1
+    kernel_file.write_text(source.replace("head // group_size", "head % num_kv_heads"), encoding="utf-8")
+    told = attnfuzz("explain", "heads.json", "-o", "weights.svg", cwd=folder).stdout
+    kernel_file.write_text(source, encoding="utf-8")
+    shown = block("docs/first-finding.md", "console", "$ attnfuzz explain").splitlines()[1:]
+    assert [line for line in shown if line != "..." and line not in told.splitlines()] == []
+    picture = ROOT / "docs" / "pictures" / "weights.svg"
+    assert (folder / "weights.svg").read_text(encoding="utf-8") == picture.read_text(encoding="utf-8")
+
+
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
     explored = attnfuzz("explore", "my_decode.py", "--budget", "60s", "--fail-fast", cwd=folder)
@@ -81,9 +116,14 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     saved = list((folder / "regressions").iterdir())  # another symptom may be on its way when the search ends
     assert [path.name for path in saved if "dead_memory" in path.name], saved
     for page in ("README.md", "docs/first-finding.md"):
-        shown = [line for line in block(page, "console").splitlines() if "..." not in line and line[0] != "$"]
+        shown = [
+            line
+            for line in block(page, "console", "$ attnfuzz explore").splitlines()
+            if "..." not in line and line[0] != "$"
+        ]
         assert [line for line in shown if line.strip() not in explored.stdout] == []
     assert attnfuzz("replay", cwd=folder).returncode == 1
+    assert_script_says_what_is_shown(folder, next(path for path in saved if "dead_memory" in path.name))
 
     kernel_file = folder / "my_decode.py"
     before, after = (
@@ -96,6 +136,7 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     assert source.count(before[1]) == 1
     kernel_file.write_text(source.replace(before[1], after[1]), encoding="utf-8")
     assert attnfuzz("replay", cwd=folder).returncode == 0
+    assert_explanation_is_what_is_shown(folder)
 
     for path in saved:
         path.write_text(path.read_text(encoding="utf-8").replace('"open"', '"fixed"'), encoding="utf-8")
@@ -105,6 +146,45 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
         cwd=folder, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert tests.returncode == 0, tests.stdout
+
+
+@pytest.mark.night
+def test_a_backend_with_state_is_found_to_mix_up_calls(tmp_path: Path) -> None:
+    """The page would promise what does not happen, or its repair would not be one."""
+    source = block("docs/stateful.md", "python")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "my_backend.py").write_text(source, encoding="utf-8")
+    assert attnfuzz("explore", "my_backend.py", "--budget", "60s", "--fail-fast", cwd=tmp_path).returncode == 1
+    saved = [decode_regression(path.read_bytes(), path.name) for path in (tmp_path / "regressions").iterdir()]
+    assert any(one.preceding or one.finding.oracle == "call_sequence" for one in saved)
+    before, after = (re.search(rf"^\{sign}(.*)$", block("docs/stateful.md", "diff"), re.MULTILINE) for sign in "-+")
+    assert before is not None
+    assert after is not None
+    assert source.count(before[1]) == 1
+    (tmp_path / "my_backend.py").write_text(source.replace(before[1], after[1]), encoding="utf-8")
+    assert attnfuzz("replay", cwd=tmp_path).returncode == 0
+
+
+def test_what_allclose_does_not_see_is_seen(tmp_path: Path) -> None:
+    """The page that says why bounds are derived would show what does not happen."""
+    (tmp_path / "it.py").write_text(block("docs/bounds.md", "python"), encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "it.py"], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.stdout == block("docs/bounds.md", "text")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_on_a_page_parses(page: Path) -> None:
+    """What a reader pastes would be refused before it does anything."""
+    text = page.read_text(encoding="utf-8")
+    for language, shown in re.findall(r"^ *```(\w+)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        code = textwrap.dedent(shown)
+        if language == "python":
+            ast.parse(code)
+        elif language == "sh":
+            run = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True, check=False, timeout=30)
+            assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_regression_file_is_valid() -> None:

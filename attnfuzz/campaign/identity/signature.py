@@ -19,7 +19,14 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, NARROW_OFFSETS, Diagnosed, Failure, ends_process, is_fault
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import CACHE_TENSORS
-from attnfuzz.problems.features import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, features, general_features
+from attnfuzz.problems.features import (
+    CACHE_STRIDES,
+    DEAD_ROWS,
+    KV_STRIDES_DIFFER,
+    SHARED_PAGES,
+    features,
+    general_features,
+)
 
 __all__ = [
     "ADDRESS_ORACLES",
@@ -81,7 +88,7 @@ _SIZES = frozenset(
         "seq_len>1",
         "seq_len>block_size",
         "seq_len>window",
-        "shared pages",
+        SHARED_PAGES,
         "spare blocks",
         "v_head_size>head_size",
     }
@@ -89,7 +96,7 @@ _SIZES = frozenset(
 _RECIPES = ("keys", "values")
 _VALUES = (*_RECIPES, "logit_exponent")
 """Recipes for numbers make an error visible more often than they cause it."""
-_PLACES = frozenset({"pages=reversed", "pages=shuffled", "shared pages", "spare blocks"})
+_PLACES = frozenset({"pages=reversed", "pages=shuffled", SHARED_PAGES, "spare blocks"})
 _MOVED = "pages moved"
 _SURROUNDINGS = _PLACES | {"extra columns", "extra rows", "needles"}
 """They decide what lies at a wrong address: another token, another sequence's, dead memory."""

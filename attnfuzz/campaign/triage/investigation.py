@@ -48,7 +48,7 @@ from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.features import KV_STRIDES_DIFFER
+from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
 
 __all__ = ["Investigation"]
 
@@ -126,6 +126,7 @@ class Investigation:
             return True
         try:
             self._look_beneath_rounding()
+            self._look_past_shared_pages()
             self._recognise()
             self._shrink()
         except _SameBug:
@@ -209,6 +210,26 @@ class Investigation:
             self._step_to(found)
         elif is_statistics:
             raise _SameBug
+
+    def _look_past_shared_pages(self) -> None:
+        """What lies past the end of a sequence is a token of another one on a page that both share, else dead memory.
+
+        So a row that shows another's token is the bug that the case with no shared page shows in dead memory.
+        """
+        if self._cannot_be_compared() or self._now.symptom.oracle != "containment":
+            return
+        for alone in without(SHARED_PAGES, self._now.declaration, self._now.case):
+            try:
+                found = self._failing_one(alone)
+            except OutOfTime:
+                return
+            if found is None or found.symptom.oracle != "dead_memory":
+                continue
+            if self._known.explains(found.symptom, found.features):
+                self._needed = frozenset({SHARED_PAGES})
+                raise _SameBug
+            self._needed, self._symptoms = found.features, []
+            self._step_to(found)
 
     def _recognise(self) -> None:
         """Ask whether a known bug is behind it that shows in another way here: not if a relative fails without it."""

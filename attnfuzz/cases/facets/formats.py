@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, get_args
 
+import msgspec
+
 from attnfuzz.cases.facets.facet import (
     Axis,
     Change,
@@ -58,6 +60,7 @@ __all__ = [
     "CACHE_STRIDES",
     "DEAD_ROWS",
     "KV_STRIDES_DIFFER",
+    "SHARED_PAGES",
     "BlockSize",
     "CacheLayout",
     "Dtype",
@@ -74,6 +77,7 @@ __all__ = [
 
 CACHE_STRIDES = "cache strides"
 KV_STRIDES_DIFFER = "K and V strides differ"
+SHARED_PAGES = "shared pages"
 DEAD_ROWS = "dead rows"
 
 _MOST_RESCALED = 4
@@ -267,14 +271,18 @@ class PageMap(Facet[PagedDecodeCase]):
     parts = (
         Part("pages.order", Choice(_PAGE_ORDERS), Place.STORAGE, "pages={}", "page order {}"),
         Part("pages.padding", Choice(_PADDINGS), Place.STORAGE, "padding={}", "unused table entries {}"),
-        Part("pages.shared_blocks", _COUNTED, Place.STORAGE, "shared pages", "shared pages {}"),
+        Part("pages.shared_blocks", _COUNTED, Place.STORAGE, SHARED_PAGES, "shared pages {}"),
         Part("pages.spare_blocks", _COUNTED, Place.STORAGE, "spare blocks", "spare pages {}"),
         Part("pages.extra_columns", _COUNTED, Place.STORAGE, "extra columns", "unused table columns {}"),
         Part("pages.seed", Seed(), Place.STORAGE),
     )
 
     def features(self, case: PagedDecodeCase) -> Iterator[str]:
-        yield from (one for one in super().features(case) if one != "shared pages" or case.num_seqs > 1)
+        yield from (one for one in super().features(case) if one != SHARED_PAGES or case.num_seqs > 1)
+
+    def without(self, feature: str, case: PagedDecodeCase, domain: Domain) -> Iterator[Changes]:
+        if feature == SHARED_PAGES and case.pages.shared_blocks:
+            yield {"pages": msgspec.structs.replace(case.pages, shared_blocks=0)}
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("page order", (*_PAGE_ORDERS, "shared"), _orders)
