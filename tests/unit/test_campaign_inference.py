@@ -76,6 +76,7 @@ def test_what_a_kernel_takes_is_found_out(runner: Runner, kernel: str, supports:
         ("wrong_lse_of_empty", Supports()),
     ],
 )
+@pytest.mark.by_day("triton_decode_wrong_head-*", "textbook_merge_*", "forgets_a_mask-*", "refuses_one_length-*")
 def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: Supports) -> None:
     """The contract would leave out just what is wrong, and nobody would ever hear of the bug."""
     assert inferred(runner, kernel).supports == supports
@@ -116,6 +117,7 @@ WEIGHTS = {"probabilities": "float32", "partials": "float32"}
         ("rounded_products", [], []),
     ],
 )
+@pytest.mark.by_day("exact_products-*", "rounded_partials-*")
 def test_what_a_kernel_does_not_round_is_told(
     runner: Runner, kernel: str, held: list[dict[str, str]], exceeded: list[dict[str, str]]
 ) -> None:
@@ -312,6 +314,7 @@ def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None
     assert "Possibly outside" not in done.stdout
 
 
+@pytest.mark.night
 def test_declare_prints_what_is_true(tmp_path: Path) -> None:
     """A declaration that is pasted would not be the end of it."""
     done = attnfuzz(tmp_path, "declare", f"{KERNELS}:eager_split_decode", "--budget", "3s", "--device", "cpu")

@@ -113,6 +113,7 @@ def test_kernels_that_compile_themselves_come_after_all_others(tmp_path: Path, m
     assert built["not_run"] == ready["not_run"] == 0
 
 
+@pytest.mark.night
 def test_a_page_that_was_stopped_says_what_was_not_run(tmp_path: Path) -> None:
     """Twenty minutes of a GPU would be lost with the engine whose builds took too long."""
     slow = KERNEL.replace("def attend(inputs, dropped):", "def attend(inputs, dropped):\n    time.sleep(1)")

@@ -128,7 +128,7 @@ def has_cases(problem: Problem, combination: Any) -> bool:
     max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
 )
 @given(data=st.data())
-@pytest.mark.by_day("paged_decode")
+@pytest.mark.by_day("merge_states")
 def test_cases_shrink_to_the_simplest_that_is_supported(problem: Problem, data: st.DataObject) -> None:
     """Where nothing stops it, a reduction would end in another combination each time, and a bug have two features."""
     supports = Supports(where=data.draw(tables(problem)), **cast(Any, ANY))

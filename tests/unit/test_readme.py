@@ -80,7 +80,7 @@ def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
 def assert_script_says_what_is_shown(folder: Path, saved: Path) -> None:
     """The script stands alone: it is run where there is nothing else."""
     (folder / "elsewhere").mkdir()
-    made = attnfuzz("repro", saved, "-o", "elsewhere/script.py", cwd=folder)
+    made = attnfuzz("repro", str(saved), "-o", "elsewhere/script.py", cwd=folder)
     assert made.returncode == 0, made.stderr
     command = [sys.executable, "-P", "script.py"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
