@@ -23,15 +23,15 @@ from attnfuzz.data_files import is_regular_file
 from attnfuzz.environment import TRITON_REMEDY
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Problem
+from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.open_cases import OpenProblem, implemented, narrowed
 from attnfuzz.problems.own import Problem as OwnProblem
 from attnfuzz.problems.own import describe, moved
 from attnfuzz.problems.simplest import check_combinations
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
-from attnfuzz.problems.where import settled
 from attnfuzz.project import search_path, why_foreign
-from attnfuzz.said import check_text, places, printable, text_of, type_name
+from attnfuzz.untrusted_text import check_text, places, printable, text_of, type_name
 
 __all__ = [
     "BUNDLED_MODULE",

@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 from attnfuzz import safe_start
 from attnfuzz.environment import OLDEST, TRITON_REMEDY, installed, interpreter_problem, version_numbers
+from attnfuzz.internal_errors import in_one_sentence
 from attnfuzz.isolation import memory_faults as fault_record
 from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import SERVICE
 from attnfuzz.memory.address_space import why_unavailable
-from attnfuzz.own_errors import in_one_sentence
 
 __all__ = ["Line", "examine"]
 

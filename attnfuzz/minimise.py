@@ -19,11 +19,11 @@ from attnfuzz.cases.facets.sequences import keep_sequences
 from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, encode_case
 from attnfuzz.problems.choices import gqa_ratios_of
+from attnfuzz.problems.combinations import fields_of, fits
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, Values
 from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Combination, Supports
-from attnfuzz.problems.where import fields_of, fits
 
 __all__ = ["minimise", "simplifications", "size_key"]
 
@@ -94,7 +94,7 @@ def simplifications(case: Case, *, supports: Supports, options: Options) -> Iter
 def _proposals(case: Case) -> Iterator[Callable[[Any, Domain], Proposal[Any]]]:
     """Big jumps, then one facet after another, then other numbers."""
     yield _jump
-    yield from (facet.lower for facet in facets_of(type(case)))
+    yield from (facet.shrink for facet in facets_of(type(case)))
     yield _renumber
 
 

@@ -171,8 +171,8 @@ class RegressionFile(pytest.File):
         from attnfuzz.campaign.saved.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
         from attnfuzz.declaration import KernelLoadError
+        from attnfuzz.internal_errors import in_one_sentence
         from attnfuzz.isolation.outcomes import ExecutorUnavailable
-        from attnfuzz.own_errors import in_one_sentence
         from attnfuzz.project import project_root
 
         try:
@@ -217,8 +217,8 @@ class RegressionItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The oracle's words and the command that replays the case, or what keeps it from running, not a traceback."""
+        from attnfuzz.internal_errors import in_one_sentence, own_error
         from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
-        from attnfuzz.own_errors import in_one_sentence, own_error
         from attnfuzz.testing.kernel_failure import KernelFailure, failure_report
 
         error = excinfo.value

@@ -24,12 +24,12 @@ from attnfuzz.problems.choices import (
     v_head_sizes_of,
     variants_of,
 )
+from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.formats import Format, format_key
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors
-from attnfuzz.problems.where import settled
 from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.strategies.heads import decide_gqa_heads, decide_head_counts
 from attnfuzz.strategies.launch import decide_options

@@ -15,7 +15,7 @@ from attnfuzz.declaration import Absent, Kernel, KernelFunction, Numerics, Suppo
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import BundledProblem
 from attnfuzz.problems.supports import OptionValue
-from attnfuzz.said import text_of, type_name
+from attnfuzz.untrusted_text import text_of, type_name
 
 __all__ = ["Engine"]
 

@@ -40,7 +40,7 @@ from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import CampaignState, StateWriter
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
-from attnfuzz.own_errors import in_one_sentence
+from attnfuzz.internal_errors import in_one_sentence
 
 __all__ = ["Coordinator", "Orphans"]
 

@@ -21,7 +21,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import SavedFinding
-from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
+from attnfuzz.campaign.triage.contract_gaps import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key

@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.campaign.inference import Inferred, infer, with_declared
+from attnfuzz.campaign.declaration_inference import Inferred, infer, with_declared
 from attnfuzz.campaign.messages import Join
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -30,11 +30,11 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
+from attnfuzz.problems.combinations import alternatives
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
-from attnfuzz.problems.where import alternatives
 
 __all__ = ["Readiness"]
 

@@ -16,9 +16,9 @@ from typing import Literal, cast
 import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
+from attnfuzz.campaign.declaration_inference import Inferred
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import FindingLike, are_same_bug
-from attnfuzz.campaign.inference import Inferred
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration

@@ -23,10 +23,10 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.draw.drawing import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
+from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.identity.finding import FailingCase
+from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Pipeline, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import GRACE_S, CaseJudge, OutOfTime, Pipeline, Unjudged
 from attnfuzz.campaign.judge.process_memory import MemoryWatch
 from attnfuzz.campaign.messages import (
     Begin,
@@ -45,7 +45,7 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
-from attnfuzz.campaign.triage.failures import Failures
+from attnfuzz.campaign.triage.failure_queue import FailureQueue
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -98,7 +98,7 @@ class WorkerLoop:
         targets = [declaration.target for declaration in setup.kernels]
         self._schedule = Schedule(targets, worker=setup.worker, num_workers=setup.num_workers)
         self._meter = ProgressMeter(channel.send, device=setup.device_label)
-        self._failures = Failures(
+        self._failures = FailureQueue(
             setup.worker,
             deadline=setup.deadline,
             judge=judge,

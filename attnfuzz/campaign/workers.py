@@ -34,7 +34,7 @@ from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = [
     "PROBE_KERNEL",

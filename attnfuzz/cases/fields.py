@@ -69,7 +69,7 @@ class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Other values that tell whether this one matters."""
         raise NotImplementedError
 
-    def lower(self, case: C, value: Any, put: Put[C]) -> Proposal[C]:
+    def shrink(self, case: C, value: Any, put: Put[C]) -> Proposal[C]:
         """Propose simpler values in place of ``value``."""
         return (yield from first_of(case, (put(case, simpler) for simpler in self.simpler(value))))
 
@@ -125,7 +125,7 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     def others(self, value: int) -> Iterator[int]:
         yield from (near for near in (value - 1, value + 1) if self.low <= near <= self.high)
 
-    def lower(self, case: C, value: int, put: Put[C]) -> Proposal[C]:
+    def shrink(self, case: C, value: int, put: Put[C]) -> Proposal[C]:
         return (yield from lower_integer(case, value, self.low, put, likely=self.drawn))
 
     def traits(self, name: str, value: int) -> Iterator[str]:

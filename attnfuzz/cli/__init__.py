@@ -125,7 +125,7 @@ def _why_unwritten(error: OSError) -> str:
 
 
 def _why_failed(error: Exception) -> str:
+    from attnfuzz.internal_errors import own_error
     from attnfuzz.isolation.process import why_starved
-    from attnfuzz.own_errors import own_error
 
     return why_starved(error) or own_error(error)

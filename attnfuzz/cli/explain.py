@@ -55,7 +55,7 @@ def command(
     the case make it pass. The exit status is 1 if the case fails.
     """
     with refusing():
-        from attnfuzz.campaign.across import naming
+        from attnfuzz.campaign.compared_environments import naming
         from attnfuzz.campaign.saved.replay import SavedCase
         from attnfuzz.corpus import load_regression
         from attnfuzz.isolation.pythons import examine

@@ -186,7 +186,7 @@ def exit_status(result: CampaignResult) -> int:
 
 
 def _explore(request: CampaignRequest, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
-    from attnfuzz.campaign.across import naming, search_across
+    from attnfuzz.campaign.compared_environments import naming, search_across
     from attnfuzz.campaign.startup import run_campaign
     from attnfuzz.report.terminal import make_console, make_reporter, print_environment, print_result
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = [
     "Refusal",
@@ -108,9 +108,9 @@ def refusing() -> Iterator[None]:
     from attnfuzz.config import ConfigurationError
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.internal_errors import in_one_sentence
     from attnfuzz.isolation.outcomes import ExecutorUnavailable
     from attnfuzz.isolation.pythons import PythonError
-    from attnfuzz.own_errors import in_one_sentence
     from attnfuzz.problems.limits import CaseTooLarge
 
     try:

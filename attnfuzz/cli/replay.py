@@ -88,7 +88,7 @@ def command(
         raise Refusal("--python does not go with --sanitizer, which starts this environment's Python; leave one out")
     with refusing():
         saved = load_saved(paths, configured().regressions)
-        from attnfuzz.campaign.across import naming
+        from attnfuzz.campaign.compared_environments import naming
         from attnfuzz.campaign.judge.journal import forget
         from attnfuzz.campaign.saved.replay import cleared, replay
         from attnfuzz.isolation.pythons import examine_all
@@ -222,7 +222,7 @@ def _outcome(
     """What comes of the case in one environment. Not to have the kernel is an outcome: older ones often have not."""
     from dataclasses import replace
 
-    from attnfuzz.campaign.across import naming, outcome_of
+    from attnfuzz.campaign.compared_environments import naming, outcome_of
     from attnfuzz.campaign.environments import EnvironmentOutcome
     from attnfuzz.campaign.saved.replay import replay
     from attnfuzz.declaration import KernelLoadError

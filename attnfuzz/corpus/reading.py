@@ -26,7 +26,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
-from attnfuzz.said import SENTENCE_BYTES, printable
+from attnfuzz.untrusted_text import SENTENCE_BYTES, printable
 
 __all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression", "what_is_wrong"]
 

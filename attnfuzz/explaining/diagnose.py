@@ -20,7 +20,7 @@ from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.told import row_words
+from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
 
 __all__ = [

@@ -28,9 +28,9 @@ from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.told import number, ranges
-from attnfuzz.said import text_of, type_name
+from attnfuzz.problems.wording import number, ranges
 from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
 

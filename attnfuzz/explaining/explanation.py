@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from attnfuzz.oracles.verdict import Blame, SourceLine, where_to_look
-from attnfuzz.said import NAME_BYTES, printable, printable_lines
+from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
 

@@ -22,7 +22,7 @@ from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
-from attnfuzz.problems.told import number
+from attnfuzz.problems.wording import number
 
 __all__ = [
     "column_mistakes",

@@ -19,7 +19,7 @@ from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.words import row_name
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.told import ranges, shape_of
+from attnfuzz.problems.wording import ranges, shape_of
 from attnfuzz.trials.comparison import axes_of
 
 __all__ = ["Unwritten", "dead_influences", "find_unwritten", "foreign_influences", "table_influences"]

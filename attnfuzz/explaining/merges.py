@@ -29,7 +29,7 @@ from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
 from attnfuzz.problems.cases import MergeStatesCase
-from attnfuzz.problems.told import number
+from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 

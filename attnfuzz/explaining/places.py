@@ -20,7 +20,7 @@ from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views
-from attnfuzz.problems.told import plural
+from attnfuzz.problems.wording import plural
 
 __all__ = ["Places", "name_of"]
 

@@ -23,8 +23,8 @@ from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.words import descriptions, row_name, weight
 from attnfuzz.problems.block_table import block_table_rows, num_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.told import number
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.problems.wording import number
 
 __all__ = ["RULES", "another_page", "read_row", "split_mistakes"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
-from attnfuzz.problems.told import tokens_name
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.problems.wording import tokens_name
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["AttentionRow", "AveragedRow", "Query", "softmax_average"]

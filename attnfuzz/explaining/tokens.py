@@ -13,7 +13,7 @@ from attnfuzz.explaining.mistakes import Family
 from attnfuzz.explaining.row import AttentionRow, Query, softmax_average
 from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.told import row_words
+from attnfuzz.problems.wording import row_words
 
 __all__ = [
     "another_head",

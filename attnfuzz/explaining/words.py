@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase, VarlenCase
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.told import number, ranges, row_words
+from attnfuzz.problems.wording import number, ranges, row_words
 
 __all__ = ["descriptions", "joined", "row_name", "scope", "weight"]
 

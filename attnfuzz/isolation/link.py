@@ -26,7 +26,7 @@ from attnfuzz.isolation.messages import (
     Signal,
 )
 from attnfuzz.isolation.process import descendant_bytes, kill_group, resident_bytes, start_time
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["OUTPUT_TAIL_BYTES", "Link", "strip_framework_frames"]
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from attnfuzz.said import DETAILS_BYTES, printable
+from attnfuzz.untrusted_text import DETAILS_BYTES, printable
 
 __all__ = [
     "MAX_CONTROL_BYTES",

@@ -14,7 +14,7 @@ import msgspec
 
 from attnfuzz import safe_start
 from attnfuzz.isolation.process import kill_group
-from attnfuzz.said import NAME_BYTES, only_printable, printable
+from attnfuzz.untrusted_text import NAME_BYTES, only_printable, printable
 
 __all__ = ["OLDEST_PYTHON", "Python", "PythonError", "examine", "examine_all"]
 

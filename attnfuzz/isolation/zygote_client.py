@@ -18,7 +18,7 @@ from attnfuzz import safe_start
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.process import why_no_proc
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["DEFAULT_PRELOAD", "Zygote", "ZygoteProcess"]
 

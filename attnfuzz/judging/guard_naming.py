@@ -19,7 +19,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.told import plural, shape_of
+from attnfuzz.problems.wording import plural, shape_of
 
 __all__ = ["GuardedRuns", "NamedAccess", "named_access", "with_name"]
 

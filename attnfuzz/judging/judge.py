@@ -30,10 +30,10 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.said import text_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.symptoms import Symptoms
 from attnfuzz.trials.trial import Trial
+from attnfuzz.untrusted_text import text_of
 
 __all__ = ["BatchLost", "Judging", "judge", "judge_many"]
 

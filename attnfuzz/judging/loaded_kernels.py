@@ -19,7 +19,7 @@ from attnfuzz.isolation.outcomes import (
     ServiceError,
     TimedOut,
 )
-from attnfuzz.judging.failures import failure_of
+from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.messages import (
     Contract,
     DeclarationsReply,

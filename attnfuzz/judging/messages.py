@@ -14,7 +14,7 @@ from attnfuzz.oracles.verdict import OracleName, Relations, Verdict
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.said import NAME_BYTES, printable
+from attnfuzz.untrusted_text import NAME_BYTES, printable
 
 __all__ = [
     "CauseLinesRequest",

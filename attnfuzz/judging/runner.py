@@ -15,7 +15,7 @@ from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import Died, ExecutorUnavailable, Reply, TimedOut
 from attnfuzz.isolation.process import resident_bytes
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.failures import failure_of
+from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.leaks import MemoryUse, find_leak
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (

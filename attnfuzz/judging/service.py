@@ -38,9 +38,9 @@ from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.open_cases import ProblemError
-from attnfuzz.said import printable, text_of, type_name
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
+from attnfuzz.untrusted_text import printable, text_of, type_name
 
 __all__ = ["JudgingService"]
 

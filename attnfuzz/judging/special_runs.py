@@ -31,10 +31,10 @@ from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.said import code_line, text_of, type_name
 from attnfuzz.trials.observation import KernelRaised, call_options
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import interpreter_operations
+from attnfuzz.untrusted_text import code_line, text_of, type_name
 
 __all__ = ["GrowthTrial", "cause_lines", "guarded_reply"]
 

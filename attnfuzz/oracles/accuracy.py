@@ -19,7 +19,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
-from attnfuzz.problems.told import element, number, ratio
+from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial

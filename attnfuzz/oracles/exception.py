@@ -10,8 +10,8 @@ import torch
 import attnfuzz
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
-from attnfuzz.said import Frame, cause_of, places, text_of, type_name
 from attnfuzz.trials.observation import KernelRaised, ResultError
+from attnfuzz.untrusted_text import Frame, cause_of, places, text_of, type_name
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 

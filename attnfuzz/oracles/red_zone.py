@@ -2,7 +2,7 @@
 
 from attnfuzz.memory.arena import Violation, violations
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.told import plural, shape_of
+from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.trials.comparison import place_of
 from attnfuzz.trials.trial import Trial
 

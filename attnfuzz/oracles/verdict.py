@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from attnfuzz.said import NAME_BYTES, printable, printable_lines
+from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
     "BY_BOUNDS",

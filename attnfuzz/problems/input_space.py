@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from attnfuzz.cases.facets import Axis, Domain, facets_of
 from attnfuzz.problems.cases import Case, Problem, case_type_of
+from attnfuzz.problems.combinations import narrowed
 from attnfuzz.problems.supports import OptionValue, Supports
-from attnfuzz.problems.where import narrowed
 
 __all__ = ["CaseLevels", "InputSpace", "levels_of", "pair_number"]
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.problems import paged_decode, told
+from attnfuzz.problems import paged_decode, wording
 from attnfuzz.problems.cases import MaskedAttentionCase
 from attnfuzz.problems.masks import parents_of
 from attnfuzz.problems.paged_attention import varlen_arguments
@@ -82,10 +82,10 @@ def inputs_of(case: MaskedAttentionCase, tensors: dict[str, Tensor]) -> MaskedAt
 
 def keys_seen(case: MaskedAttentionCase, row: int) -> list[str]:
     """Which keys the mask lets a row see, in words."""
-    seq, query = case.row_seqs[row], told.query_of_row(case, row)
+    seq, query = case.row_seqs[row], wording.query_of_row(case, row)
     seen = case.rows_seen[row]
-    keys = told.ranges(t for t, is_seen in enumerate(seen) if is_seen)
-    what = f"sees keys {keys} of {len(seen)}" if keys else f"sees none of {told.plural(len(seen), 'key')}"
+    keys = wording.ranges(t for t, is_seen in enumerate(seen) if is_seen)
+    what = f"sees keys {keys} of {len(seen)}" if keys else f"sees none of {wording.plural(len(seen), 'key')}"
     found = [f"token {row} of the batch is {query} and {what} (mask: {case.mask.kind})"]
     if case.mask.kind == "tree":
         number, query_len = row - case.rows_of(seq).start, case.query_lens[seq]

@@ -15,7 +15,7 @@ import msgspec
 
 from attnfuzz.cases.fields import Choice, Field, Integer, Integers, Seed
 from attnfuzz.problems.supports import OptionValue, Supports, check_option
-from attnfuzz.said import check_text, text_of, type_name
+from attnfuzz.untrusted_text import check_text, text_of, type_name
 
 __all__ = [
     "OpenCase",

@@ -17,7 +17,7 @@ from attnfuzz.problems.own import Expected, Problem
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
-from attnfuzz.said import text_of, type_name
+from attnfuzz.untrusted_text import text_of, type_name
 
 __all__ = ["OWN_TOLERANCES", "OpenValues", "Target"]
 

@@ -19,7 +19,7 @@ from attnfuzz.problems import (
     paged_attention,
     paged_decode,
     split_decode,
-    told,
+    wording,
 )
 from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
 from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeStatesCase, VarlenCase
@@ -201,8 +201,8 @@ def _no_seq(case: Any, row: int) -> tuple[int, ...]:
 
 
 def _keys_of_query(case: VarlenCase, row: int) -> list[str]:
-    keys = told.plural(case.row_lens[row], "key")
-    return [f"token {row} of the batch is {told.query_of_row(case, row)} and attends to {keys}"]
+    keys = wording.plural(case.row_lens[row], "key")
+    return [f"token {row} of the batch is {wording.query_of_row(case, row)} and attends to {keys}"]
 
 
 def _not_in_parts(*arguments: Any) -> Any:
@@ -236,14 +236,14 @@ _attention = partial(
     placement=_attention_placement,
     write=paged_decode.write,
     axes=_axes("seq", "head"),
-    dead_words=told.dead_pages,
-    length_words=told.length_of_row,
+    dead_words=wording.dead_pages,
+    length_words=wording.length_of_row,
     seqs_of=_own_seq,
 )
 """Attention over a paged cache, one query a sequence: other problems say in what they differ."""
 
 _PROBLEMS: dict[BundledProblem, ProblemModule] = {
-    "dense_decode": _attention(inputs=dense_decode.inputs_of, write=dense_decode.write, dead_words=told.dead_rows),
+    "dense_decode": _attention(inputs=dense_decode.inputs_of, write=dense_decode.write, dead_words=wording.dead_rows),
     "paged_decode": _attention(inputs=paged_decode.inputs_of),
     "split_decode": _attention(
         inputs=split_decode.inputs_of,
@@ -260,7 +260,7 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         write=merge_states.write,
         inputs=merge_states.inputs_of,
         axes=_merge_axes,
-        dead_words=told.dead_states,
+        dead_words=wording.dead_states,
         seqs_of=_no_seq,
     ),
     "paged_attention": _attention(

@@ -35,11 +35,11 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.combinations import alternatives, narrowed
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.open_cases import OpenProblem, simplest_open_case
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
-from attnfuzz.problems.where import alternatives, narrowed
 
 __all__ = ["check_combinations", "simplest_case", "simplest_cases"]
 

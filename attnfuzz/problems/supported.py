@@ -30,12 +30,12 @@ from attnfuzz.problems.choices import (
     paddings_of,
     split_counts_of,
 )
+from attnfuzz.problems.combinations import fits, narrowed, value_in
 from attnfuzz.problems.masks import CAUSAL_MASK
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import named_in_strides
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
-from attnfuzz.problems.where import fits, narrowed, value_in
 
 __all__ = ["Translated", "adapt_options", "supports_case", "translate", "why_unsupported"]
 

@@ -12,7 +12,7 @@ import msgspec
 from attnfuzz.problems.masks import MASK_KINDS, MaskKind
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype, KvGranularity
 from attnfuzz.problems.variants import VARIANTS, VariantName
-from attnfuzz.said import check_text
+from attnfuzz.untrusted_text import check_text
 
 __all__ = [
     "DTYPES",
@@ -83,9 +83,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       ``"any"``; or the sizes that may occur, each with any of ``head_sizes``: multi-head latent attention as DeepSeek
       has it is ``head_sizes=(192,), v_head_sizes=(128,)``.
     * ``where``: which of these values go together, if not each with each: a table of combinations, of which a case must
-      fit one, or a function of a case (``attnfuzz.problems.where``). ``where=({"head_size": (64, 128), "block_size":
-      16}, {"head_size": 256, "block_size": (32, 64), "dtype": "bfloat16"})``: what a combination leaves out may have
-      any value that the other fields permit.
+      fit one, or a function of a case (``attnfuzz.problems.combinations``). ``where=({"head_size": (64, 128),
+      "block_size": 16}, {"head_size": 256, "block_size": (32, 64), "dtype": "bfloat16"})``: what a combination
+      leaves out may have any value that the other fields permit.
     * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
       and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
       and sequences of a dense K and V may have a gap between them that keeps the alignment, of K and V the same;

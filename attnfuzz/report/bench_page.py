@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from attnfuzz.bench.kernels.measurements import Report, Result, State
 from attnfuzz.report.bench import states_of
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

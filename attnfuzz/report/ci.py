@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.report.findings import count
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["github_annotations", "summary_in_markdown"]
 

@@ -11,7 +11,7 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.report.charts import shade
 from attnfuzz.report.findings import count
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["TEMPLATES", "as_json", "rendered", "write_file", "write_json"]
 

@@ -36,7 +36,7 @@ from attnfuzz.report.findings import (
     told_findings,
     what_was_found,
 )
-from attnfuzz.said import text_of
+from attnfuzz.untrusted_text import text_of
 
 __all__ = ["Script", "html_page", "scripts_of", "write_html"]
 

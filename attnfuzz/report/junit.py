@@ -16,7 +16,7 @@ from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.report.files import write_file
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines, told_findings
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
 

@@ -38,8 +38,8 @@ from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.files import TEMPLATES
 from attnfuzz.report.findings import finding_lines
 from attnfuzz.report.sources import kernel_sources
-from attnfuzz.said import only_printable
 from attnfuzz.trials.expectations import bound_of
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = [
     "MAX_TENSOR_BYTES",

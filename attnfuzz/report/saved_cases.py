@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.across import Difference, differences
+from attnfuzz.campaign.compared_environments import Difference, differences
 from attnfuzz.campaign.environments import Bisection, Ending, EnvironmentOutcome
 from attnfuzz.campaign.judge.journal import was_running
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
@@ -21,7 +21,7 @@ from attnfuzz.oracles.verdict import NOT_EVERYWHERE
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count, remedy_lines
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = [
     "BISECTION_FORMAT",

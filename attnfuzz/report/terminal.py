@@ -19,7 +19,7 @@ from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.campaign.triage.undeclared import restriction_of
+from attnfuzz.campaign.triage.contract_gaps import restriction_of
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
@@ -30,7 +30,7 @@ from attnfuzz.report.findings import (
     told_findings,
     what_was_found,
 )
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 
 __all__ = [
     "kernel_table",

@@ -12,7 +12,7 @@ from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.told import plural
+from attnfuzz.problems.wording import plural
 from attnfuzz.sanitizer.report import SanitizerReport
 from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, TensorBytes
 from attnfuzz.sanitizer.tool import Tool
@@ -192,7 +192,7 @@ class Search:
 
     def _drawn(self, declaration: Declaration, turn: int) -> list[Case]:
         """A list of cases; the first that Hypothesis draws is of the simplest ones, the last one varies most."""
-        from attnfuzz.campaign.draw.drawing import derive_seed, run_round
+        from attnfuzz.campaign.draw.sampling import derive_seed, run_round
         from attnfuzz.strategies.cases import case_lists
         from attnfuzz.strategies.sizes import CPU_SIZES
 

@@ -21,9 +21,9 @@ from attnfuzz.overlay import install_overlay
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import filled, problem_of
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.said import text_of, type_name
 from attnfuzz.sanitizer.running import Note, TensorBytes, Work
 from attnfuzz.trials.observation import call_options
+from attnfuzz.untrusted_text import text_of, type_name
 
 __all__ = ["exact_tensors", "main"]
 

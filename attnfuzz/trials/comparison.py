@@ -17,8 +17,8 @@ from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.told import element, number, ranges
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.wording import element, number, ranges
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 from attnfuzz.trials.observation import Observation
 from attnfuzz.values.tokens import values_on

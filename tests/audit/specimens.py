@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnfuzz.campaign.draw.drawing import derive_seed, run_round
+from attnfuzz.campaign.draw.sampling import derive_seed, run_round
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, Case, encode_case
 from attnfuzz.strategies import case_lists

@@ -14,7 +14,7 @@ from tests.audit.yard import Fault, Yard, faults_of
 @pytest.mark.night
 def test_whatever_must_not_happen_is_noticed() -> None:
     """A night without a violation would say nothing."""
-    total = audit("planted", range(8), seed=0, place="tests.audit.planted:Planted")
+    total = audit("planted", range(8), seed=0, place="tests.audit.violations:Planted")
     noticed = [(violation.number, violation.fault.kind) for violation in total.violations]
     assert noticed == [
         (1, "traceback"), (2, "hang"), (3, "foreign"), (4, "foreign"), (5, "code"), (6, "other"), (7, "other"),

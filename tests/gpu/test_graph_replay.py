@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.draw.drawing import run_round
+from attnfuzz.campaign.draw.sampling import run_round
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import (

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.hacks.planted import HACKS, HONEST, UNSEEN, Hack, verified
+from tests.hacks.verified import HACKS, HONEST, UNSEEN, Hack, verified
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hacks.planted import HACKS, HONEST, Hack, verified
+from tests.hacks.verified import HACKS, HONEST, Hack, verified
 from tests.plain.pairs import PAIRS, Pair
 
 

@@ -157,7 +157,7 @@ def test_time_in_guarded_memory_counts(plant: Any, dense: Case) -> None:
 
 
 def test_without_a_guard_nothing_changes(plant: Any, dense: Case) -> None:
-    """Trials that relations and explanations make of a case would run in memory that may end the process."""
+    """Reruns that relations and explanations make of a case would run in memory that may end the process."""
     runs: list[bool] = []
     trial = Trial(plant(before=lambda inputs: runs.append(is_guarded())), dense, device="cpu", tolerance="bound")
     assert not trial.symptoms.any()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.problems.told import element, number, plural, ranges, ratio, shape_of
+from attnfuzz.problems.wording import element, number, plural, ranges, ratio, shape_of
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.draw.drawing import run_round
+from attnfuzz.campaign.draw.sampling import run_round
 from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
 from attnfuzz.oracles.verdict import OracleName

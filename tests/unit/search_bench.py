@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.draw.drawing import WorkingSets
+from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import (
     Channel,
     Confirmed,

@@ -50,10 +50,10 @@ RANKS = {
     "attnfuzz.doctor": 6,
     "attnfuzz.mutation": 6,
     "attnfuzz.overlay": 0,
-    "attnfuzz.own_errors": 0,  # text only
+    "attnfuzz.internal_errors": 0,  # text only
     "attnfuzz.project": 0,
     "attnfuzz.safe_start": 0,  # runs before anything else
-    "attnfuzz.said": 0,  # text only
+    "attnfuzz.untrusted_text": 0,  # text only
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.testing": 6,
     "attnfuzz.report": 6,

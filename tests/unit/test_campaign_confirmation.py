@@ -17,9 +17,9 @@ from attnfuzz.campaign.triage.confirmation import (
     find_preceding,
     first_death,
     rate_of,
+    reruns_of,
     simpler,
     still_fails_afresh,
-    trials_of,
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
@@ -153,7 +153,7 @@ def test_each_finding_is_pursued_with_its_own_relation() -> None:
     process = PretendedProcess(lambda case, earlier: None)
     bits = Failure(oracle="value_affinity", kind="bits", message="no")
     found = [
-        trials_of(process.suspect(a_case(), failure=failure), process.timed(), KnownDeaths()).relations
+        reruns_of(process.suspect(a_case(), failure=failure), process.timed(), KnownDeaths()).relations
         for failure in (bits, WRONG, CRASH)
     ]
     assert found == [("value_affinity",), (), ()]

@@ -16,8 +16,8 @@ import pytest
 
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom, case_features
+from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration

@@ -1,8 +1,8 @@
-"""attnfuzz.campaign.draw.drawing: every kernel gets its share of time, and batches grow while all goes well."""
+"""attnfuzz.campaign.draw.sampling: every kernel gets its share of time, and batches grow while all goes well."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.draw.drawing import BatchSize, Schedule
+from attnfuzz.campaign.draw.sampling import BatchSize, Schedule
 
 
 def run(schedule: Schedule, turns: int, seconds: dict[str, float] | None = None) -> list[str]:

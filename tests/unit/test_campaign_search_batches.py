@@ -11,9 +11,9 @@ from itertools import cycle
 
 import msgspec
 
-from attnfuzz.campaign.draw.drawing import WorkingSets
+from attnfuzz.campaign.draw.sampling import WorkingSets
+from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Stop, ToWorker, Trouble, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError

@@ -26,7 +26,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.summary import summarise
 from attnfuzz.report.terminal import print_result
-from attnfuzz.said import only_printable
+from attnfuzz.untrusted_text import only_printable
 from tests.unit.hostile_states import broken_bytes, changed_documents
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")

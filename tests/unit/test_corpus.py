@@ -28,7 +28,7 @@ from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.oracles.verdict import Failure, SourceLine
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
-from attnfuzz.said import printable
+from attnfuzz.untrusted_text import printable
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 

@@ -12,7 +12,7 @@ from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.findings import heading_of, in_order, kernels_in_order, one_line, severity_of
 from tests.unit.report_results import CASES, MERGE, a_result
-from tests.unit.test_campaign_undeclared import finding, paged
+from tests.unit.test_campaign_contract_gaps import finding, paged
 
 HEADS: dict[str, Any] = {"num_q_heads": 2, "head_size": 16}
 DENSE: dict[str, Any] = {**HEADS, "num_kv_heads": 1, "scale": 0.25, "seq_lens": [3, 0]}

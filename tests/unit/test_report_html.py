@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.counts import coverage_of
+from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.oracles.verdict import Blame

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.declaration import Declaration

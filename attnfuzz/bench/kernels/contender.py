@@ -21,11 +21,11 @@ from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.numerics import attention_bound, error_ratio, merge_bound
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
+from attnfuzz.problems.combinations import with_values
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.reference import merge_all
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
-from attnfuzz.problems.where import with_values
 from attnfuzz.trials.observation import named_results
 
 __all__ = [

@@ -32,7 +32,7 @@ from attnfuzz.isolation.devices import likely_device
 from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, Reply
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.failures import failure_of
+from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.problems.supports import OptionValue
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.inference import with_declared
+from attnfuzz.campaign.declaration_inference import with_declared
 from attnfuzz.campaign.judge.journal import is_in_journal, was_running
 from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.corpus import Regression

@@ -34,7 +34,7 @@ from attnfuzz.problems.cases import Problem, decode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.said import SENTENCE_BYTES, check_text, printable
+from attnfuzz.untrusted_text import SENTENCE_BYTES, check_text, printable
 
 __all__ = [
     "FALLBACK",

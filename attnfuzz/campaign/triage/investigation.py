@@ -18,7 +18,7 @@ from attnfuzz.campaign.identity.signature import (
     aspects,
     case_features,
 )
-from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Unjudged
+from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.relatives import (
     alternatives,
@@ -31,18 +31,18 @@ from attnfuzz.campaign.relatives import (
 )
 from attnfuzz.campaign.triage.confirmation import (
     Confirmation,
-    LeakTrials,
+    LeakReruns,
     confirm,
     ever_fails_afresh,
     fewer,
     leak_behind,
     rate_of,
+    reruns_of,
     simpler,
     still_fails_afresh,
-    trials_of,
 )
+from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.campaign.triage.undeclared import needed_limits
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
@@ -100,7 +100,7 @@ class Investigation:
         self._known = known
         self._deaths = KnownDeaths() if deaths is None else deaths
         self._judge = judge
-        self._trials = trials_of(failing, judge, self._deaths)
+        self._trials = reruns_of(failing, judge, self._deaths)
         self._is_over = is_over
         self._shrink_until = deadline
         self._tries = 1
@@ -171,7 +171,7 @@ class Investigation:
         if self._known.explains(leak.symptom, leak.features):
             raise _SameBug
         self._first = leak
-        self._trials = LeakTrials(self._judge, leak.declaration)
+        self._trials = LeakReruns(self._judge, leak.declaration)
         self._step_to(leak)
 
     def _look_at_flakiness(self, confirmation: Confirmation) -> None:
@@ -482,7 +482,7 @@ class Investigation:
         if case is None:
             return False
         try:
-            failure = trials_of(declared, self._judge, self._deaths).alone(case, patience="short")
+            failure = reruns_of(declared, self._judge, self._deaths).alone(case, patience="short")
         except OutOfTime:
             return False
         return failure is None or declared.as_(case, failure).symptom != now.symptom

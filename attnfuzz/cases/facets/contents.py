@@ -70,14 +70,14 @@ class Numbers(Facet[AttentionCase]):
         yield from super().size(case, options)
         yield Place.EACH_TOKEN, tuple((needle.kv_head, needle.seq, needle.position) for needle in case.values.needles)
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         case = yield from first_of(case, [_with_values(case, needles=())])
         for i in range(len(case.values.needles) - 1, -1, -1):
             needles = list(case.values.needles)
             first = msgspec.structs.replace(needles.pop(i), kv_head=0, position=0)
             others = (tuple(needles), tuple(sorted({*needles, first})))
             case = yield from first_of(case, [_with_values(case, needles=other) for other in others])
-        case = yield from super().lower(case, domain)
+        case = yield from super().shrink(case, domain)
         return (yield from lower_integer(case, abs(case.values.logit_exponent), 0, _with_exponent))
 
     def changes(self, case: AttentionCase, domain: Domain) -> Iterator[Change]:
@@ -139,7 +139,7 @@ class Scale(Facet[AttentionCase]):
     def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
         yield Place.CONTENTS, (case.scale != default_scale(case.head_size), case.scale != 1.0, case.scale)
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         return (yield from first_of(case, [changed(case, scale=one) for one in (default_scale(case.head_size), 1.0)]))
 
     def simplest(self, case: AttentionCase, domain: Domain) -> Changes:
@@ -194,7 +194,7 @@ class Variants(Facet[AttentionCase]):
         numbers = (variant.window or 0, cap is not None, cap != 1.0, cap or 0.0, alibi, sinks)
         yield Place.CONTENTS, (len(variant.names), variant.freed_pages, *numbers)
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         """One variant after another left out; then a smaller window, for shorter sequences too, and simpler numbers."""
         for name in case.variant.names:
             case = yield from first_of(case, [_with_variant(case, **{name: None})])
@@ -271,7 +271,7 @@ class CacheFormat(Facet[AttentionCase]):
         )  # fmt: skip
         yield Place.CONTENTS, ranks
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         """A plain cache; or scales that are simpler."""
         if case.kv is None:
             return case

@@ -130,8 +130,8 @@ class Part:
     def traits(self, case: Any) -> Iterator[str]:
         return self.kind.traits(self.path.rpartition(".")[2], self.value_in(case))
 
-    def lower(self, case: C) -> Proposal[C]:
-        return self.kind.lower(case, self.value_in(case), lambda case, value: changed(case, **self.put(case, value)))
+    def shrink(self, case: C) -> Proposal[C]:
+        return self.kind.shrink(case, self.value_in(case), lambda case, value: changed(case, **self.put(case, value)))
 
     def changes(self, case: Any) -> Iterator[Change]:
         now = self.value_in(case)
@@ -216,10 +216,10 @@ class Facet(Generic[C]):
         for part in self.parts:
             yield part.place, part.kind.rank(part.value_in(case))
 
-    def lower(self, case: C, domain: Domain) -> Proposal[C]:
+    def shrink(self, case: C, domain: Domain) -> Proposal[C]:
         """Propose simpler values; returns the smallest case that was accepted."""
         for part in self.parts:
-            case = yield from part.lower(case)
+            case = yield from part.shrink(case)
         return case
 
     def simplest(self, case: C, domain: Domain) -> Changes:

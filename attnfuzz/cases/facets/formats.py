@@ -123,7 +123,7 @@ class SplitCount(Facet[SplitDecodeCase]):
     def size(self, case: SplitDecodeCase, options: Options) -> Iterator[tuple[Place, object]]:
         yield Place.STORAGE, case.num_splits
 
-    def lower(self, case: SplitDecodeCase, domain: Domain) -> Proposal[SplitDecodeCase]:
+    def shrink(self, case: SplitDecodeCase, domain: Domain) -> Proposal[SplitDecodeCase]:
         """Fewer; or a few, of lengths that end at the same place of a split."""
         likely = split_counts_of(domain.supports) if domain.supports.combinations else ()
         found = yield from lower_integer(
@@ -177,7 +177,7 @@ class BlockSize(Facet[PagedDecodeCase]):
         yield Place.STORAGE, sum(case.blocks_of(i) for i in range(case.num_seqs))
         yield Place.STORAGE, block_size_rank(case.block_size)
 
-    def lower(self, case: PagedDecodeCase, domain: Domain) -> Proposal[PagedDecodeCase]:
+    def shrink(self, case: PagedDecodeCase, domain: Domain) -> Proposal[PagedDecodeCase]:
         """Fewer pages for the same tokens; or smaller pages with lengths that end at the same place of a page."""
         sizes = block_sizes_of(domain.supports)
         simplest: dict[tuple[int, bool], int] = {}
@@ -340,7 +340,7 @@ class TensorStrides(Facet[BundledCase]):
         yield Place.STRIDES, (len(strided), sum(kind for _, kind in strided))
         yield Place.EACH_STRIDE, strided
 
-    def lower(self, case: BundledCase, domain: Domain) -> Proposal[BundledCase]:
+    def shrink(self, case: BundledCase, domain: Domain) -> Proposal[BundledCase]:
         """Each tensor as near to contiguous as it can be, together with those that lie alike."""
         allowed = domain.supports.strides
         for names in self._alike(case, domain):
@@ -506,7 +506,7 @@ class KernelOptions(Facet[Any]):
         chosen = sorted(case.options.items())
         yield Place.OPTIONS, tuple(_option_rank(value, options.get(name, ())) for name, value in chosen)
 
-    def lower(self, case: Any, domain: Domain) -> Proposal[Any]:
+    def shrink(self, case: Any, domain: Domain) -> Proposal[Any]:
         """Each to an earlier choice; then again, if it is a number of tokens, with lengths that follow it."""
         for name, choices in sorted(domain.options.items()):
             case = yield from first_of(case, [changed(case, **_with_option(case, name, choice)) for choice in choices])

@@ -80,7 +80,7 @@ class Heads(Facet[AttentionCase]):
     def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
         yield Place.HEADS, (case.num_q_heads, case.num_kv_heads)
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         ratio = case.gqa_ratio
         if (counts := head_counts_of(domain.supports)) is not None:
             return (yield from first_of(case, [_with_heads(case, kv, q // kv) for q, kv in counts]))
@@ -137,7 +137,7 @@ class VHeadSize(Facet[AttentionCase]):
         yield Place.HEAD_SIZE, case.v_head_size is not None
         yield Place.HEAD_SIZE, (head_size_rank(case.head_size), head_size_rank(case.value_size))
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         """One size for K and V; else the other way round, both as small as can be, and then that of V."""
         if case.v_head_size is None:
             return case
@@ -202,7 +202,9 @@ class HeadSize(Facet[AttentionCase | MergeStatesCase]):
     def size(self, case: AttentionCase | MergeStatesCase, options: Options) -> Iterator[tuple[Place, object]]:
         yield Place.HEAD_SIZE, head_size_rank(case.head_size)
 
-    def lower(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Proposal[AttentionCase | MergeStatesCase]:
+    def shrink(
+        self, case: AttentionCase | MergeStatesCase, domain: Domain
+    ) -> Proposal[AttentionCase | MergeStatesCase]:
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]
         return (yield from first_of(case, [changed(case, head_size=size) for size in smaller]))
 

@@ -56,7 +56,7 @@ class MaskFacet(Facet[MaskedAttentionCase]):
                 if _sees_nothing(seen):
                     yield f"query token {row} sees no key, but the kernel declares empty_sequences=False"
 
-    def lower(self, case: MaskedAttentionCase, domain: Domain) -> Proposal[MaskedAttentionCase]:
+    def shrink(self, case: MaskedAttentionCase, domain: Domain) -> Proposal[MaskedAttentionCase]:
         """Another kind without numbers, the same numbers for all sequences, fewer of them, and smaller ones."""
         case = yield from first_of(case, [_with_mask(case, Mask(kind=kind)) for kind in domain.supports.masks])
         seqs = case.mask.seqs

@@ -151,7 +151,7 @@ class Sequences(Facet[AttentionCase]):
         yield Place.TOKENS, sum(ranks)
         yield Place.EACH_TOKEN, ranks
 
-    def lower(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         case = yield from _fewer(case)
         low = min_seq_len(domain.supports)
         if case.num_seqs > 2:
@@ -289,7 +289,7 @@ class QueryLens(Facet[VarlenCase]):
         yield Place.QUERIES, sum(ranks)
         yield Place.EACH_TOKEN, ranks
 
-    def lower(self, case: VarlenCase, domain: Domain) -> Proposal[VarlenCase]:
+    def shrink(self, case: VarlenCase, domain: Domain) -> Proposal[VarlenCase]:
         """Each sequence with fewer query tokens, or with less context before them."""
         case = yield from first_of(case, [changed(case, query_lens=tuple(min(1, n) for n in case.query_lens))])
         for seq in range(case.num_seqs):

@@ -29,13 +29,13 @@ class Tokens(Facet[MergeStatesCase]):
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("tokens", ("1", "2 to 16", "over 16"), _tokens)
 
-    def lower(self, case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCase]:
+    def shrink(self, case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCase]:
         """One token and one head, with each kind of pair in turn; else fewer tokens."""
         if case.num_tokens * case.num_q_heads > 1:
             pairs = dict.fromkeys(case.lse_pairs)
             alone = [changed(case, num_tokens=1, num_q_heads=1, lse_pairs=(pair,)) for pair in pairs]
             case = yield from first_of(case, alone)
-        return (yield from super().lower(case, domain))
+        return (yield from super().shrink(case, domain))
 
 
 def _tokens(case: MergeStatesCase) -> Levels:
@@ -96,7 +96,7 @@ class LsePairs(Facet[MergeStatesCase]):
         kinds = tuple((LSE_KINDS.index(prefix), LSE_KINDS.index(suffix)) for prefix, suffix in case.lse_pairs)
         yield Place.TOKENS, (len(kinds), sum(map(sum, kinds)), kinds)
 
-    def lower(self, case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCase]:
+    def shrink(self, case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCase]:
         """Fewer pairs, then simpler kinds on each side."""
         for i in range(len(case.lse_pairs) - 1, -1, -1):
             case = yield from first_of(case, [_with_pairs(case, [*case.lse_pairs[:i], *case.lse_pairs[i + 1 :]])])

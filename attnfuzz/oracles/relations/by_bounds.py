@@ -39,8 +39,8 @@ from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase, VarlenCase
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.told import element, number, ratio
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention

@@ -40,9 +40,9 @@ from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.said import text_of, type_name
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
+from attnfuzz.untrusted_text import text_of, type_name
 
 __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 

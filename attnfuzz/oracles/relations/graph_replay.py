@@ -37,7 +37,7 @@ from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.told import element, number, ratio
+from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
 from attnfuzz.trials.observation import (
     KernelRaised,

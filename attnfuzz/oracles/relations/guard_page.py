@@ -1,7 +1,7 @@
 """Accesses outside: each tensor ends right before memory that is not mapped, and in a second run begins right after.
 
 The results are those of the usual runs and are not looked at again. On a CPU, an access outside ends the process; the
-driver tells from the fault which tensor it was (`attnfuzz.judging.failures`). On a GPU it costs the process its
+driver tells from the fault which tensor it was (`attnfuzz.judging.executor_deaths`). On a GPU it costs the process its
 CUDA context, and CUDA tells no address. Which tensor it was is found out afterwards, for a finding that somebody is
 going to read: further runs, in fresh processes, guard some tensors and leave room beside them
 (`attnfuzz.judging.guard_naming`). Until then a failure says no more than at which edge. The search and the shrinking

@@ -52,11 +52,11 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import Layout
-from attnfuzz.problems.told import element, number, ratio
-from attnfuzz.said import text_of
+from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.trials.trial import Trial
+from attnfuzz.untrusted_text import text_of
 
 __all__ = [
     "PAGE_RELOCATION",

@@ -16,7 +16,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import Contents
-from attnfuzz.problems.told import element
+from attnfuzz.problems.wording import element
 from attnfuzz.trials.comparison import axes_of, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, observe
 from attnfuzz.trials.trial import Trial

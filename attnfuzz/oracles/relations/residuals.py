@@ -36,7 +36,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
-from attnfuzz.problems.told import number
+from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference, compare
 from attnfuzz.trials.expected_rows import arithmetic_of, changes_scores
 from attnfuzz.trials.trial import Trial

@@ -14,7 +14,7 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase
-from tests.oracles.relations.planted import objection
+from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("batch_invariance",)
 INVARIANT = attnfuzz.Supports(batch_invariant=True)

@@ -16,7 +16,7 @@ from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
-from tests.oracles.relations.planted import objection
+from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("block_table_slack",)
 

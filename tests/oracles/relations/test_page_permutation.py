@@ -15,7 +15,7 @@ from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Pages
-from tests.oracles.relations.planted import objection
+from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("page_permutation",)
 

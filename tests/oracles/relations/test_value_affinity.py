@@ -15,7 +15,7 @@ from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.tolerance import FixedTolerance
-from tests.oracles.relations.planted import objection
+from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("value_affinity",)
 SHORT = ("float16", "bfloat16", "float32")

@@ -10,13 +10,13 @@ import msgspec
 from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import ANY_CASE, KnownFindings, Signature, Symptom
-from attnfuzz.campaign.judge.judging import CaseJudge
+from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.oracles.verdict import ends_process
 
-__all__ = ["Failures"]
+__all__ = ["FailureQueue"]
 
 _MAX_WAITING = 16
 """Failures of one symptom; the latest are kept."""
@@ -24,7 +24,7 @@ _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
 
 
-class Failures:
+class FailureQueue:
     """The failures of worker ``worker``, which are investigated until ``deadline``.
 
     ``send`` tells the coordinator; ``is_over`` hears what it says, and whether the campaign has ended.

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.draw.drawing: rounds that can be repeated, within a working set that is refreshed."""
+"""attnfuzz.campaign.draw.sampling: rounds that can be repeated, within a working set that is refreshed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.draw.drawing import CaseSource, WorkingSets, derive_seed, run_round
+from attnfuzz.campaign.draw.sampling import CaseSource, WorkingSets, derive_seed, run_round
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_of

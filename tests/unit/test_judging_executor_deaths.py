@@ -6,7 +6,7 @@ import pytest
 
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import DeathReason, Died, TimedOut
-from attnfuzz.judging.failures import failure_of, guard_failure
+from attnfuzz.judging.executor_deaths import failure_of, guard_failure
 
 STACK = """Fatal Python error: Segmentation fault
 

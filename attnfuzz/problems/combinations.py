@@ -46,7 +46,7 @@ from attnfuzz.problems.supports import (
     OptionValue,
     Supports,
 )
-from attnfuzz.said import text_of, type_name
+from attnfuzz.untrusted_text import text_of, type_name
 
 __all__ = ["alternatives", "fields_of", "fits", "narrowed", "settled", "value_in", "with_values"]
 

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.judge.judging: journalled, timed, in batches, and never past the deadline."""
+"""attnfuzz.campaign.judge.case_judge: journalled, timed, in batches, and never past the deadline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.judge import judging as module
+from attnfuzz.campaign.judge import case_judge as module
+from attnfuzz.campaign.judge.case_judge import AdaptiveTimeout, CaseJudge, OutOfTime, Pipeline, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import AdaptiveTimeout, CaseJudge, OutOfTime, Pipeline, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError

@@ -18,10 +18,10 @@ from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.startup import run_campaign
 from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
+from attnfuzz.internal_errors import in_one_sentence
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.runner import Runner
-from attnfuzz.own_errors import in_one_sentence
 from attnfuzz.problems.limits import CaseTooLarge
 
 __all__ = ["Difference", "differences", "naming", "outcome_of", "search_across"]

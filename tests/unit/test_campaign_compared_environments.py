@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.across: campaigns in several environments, told as one."""
+"""attnfuzz.campaign.compared_environments: campaigns in several environments, told as one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign import across
-from attnfuzz.campaign.across import naming, search_across
+from attnfuzz.campaign.compared_environments import naming, search_across
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter
 from attnfuzz.declaration import KernelLoadError
@@ -38,8 +37,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Campaign], CampaignResult]
         def run_campaign(request: CampaignRequest, reporter: Reporter) -> CampaignResult:
             return campaign(request)
 
-        monkeypatch.setattr(across, "run_campaign", run_campaign)
-        monkeypatch.setattr(across, "Runner", Unstartable)
+        monkeypatch.setattr("attnfuzz.campaign.compared_environments.run_campaign", run_campaign)
+        monkeypatch.setattr("attnfuzz.campaign.compared_environments.Runner", Unstartable)
         return search_across(REQUEST, [OLD, NEW], lambda python: Reporter())
 
     return search

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.triage.undeclared: a finding says which declaration ends it, and a real bug never does."""
+"""attnfuzz.campaign.triage.contract_gaps: a finding says which declaration ends it, and a real bug never does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.triage.undeclared import needed_limits, restriction_of, with_remedy
+from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes

@@ -1,4 +1,4 @@
-"""attnfuzz.said: what code under test says is cleaned, cut, and never changed twice."""
+"""attnfuzz.untrusted_text: what code under test says is cleaned, cut, and never changed twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.said import (
+from attnfuzz.untrusted_text import (
     DETAILS_BYTES,
     TEXT_BYTES,
     Frame,

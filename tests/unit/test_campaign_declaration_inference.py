@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.inference: what a kernel takes is found out, and no bug is declared away."""
+"""attnfuzz.campaign.declaration_inference: what a kernel takes is found out, and no bug is declared away."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.inference import Inferred, infer, with_declared
+from attnfuzz.campaign.declaration_inference import Inferred, infer, with_declared
 from attnfuzz.campaign.saved.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.judging.runner import Runner

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import attnfuzz
 from attnfuzz.bench.kernels.contender import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.campaign.inference import infer
+from attnfuzz.campaign.declaration_inference import infer
 from attnfuzz.corpus import (
     FindingRecord,
     Regression,
@@ -37,11 +37,11 @@ from attnfuzz.oracles.relations.by_bounds import REPAGING, SPLIT_COUNT
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES
+from attnfuzz.problems.combinations import fits, settled
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case, why_unsupported
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports, as_call
-from attnfuzz.problems.where import fits, settled
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases
 from attnfuzz.strategies.formats import first_formats
 from tests.unit import combined_kernels
