@@ -18,7 +18,7 @@ from attnfuzz.campaign.draw.sampling import BatchSize, derive_seed, run_round
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.triage.confirmation import Reruns, confirm
+from attnfuzz.campaign.triage.confirmation import Retries, confirm
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
@@ -175,7 +175,7 @@ class Hunt:
         declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
         suspect = FailingCase(declaration, case, failure, self._judge.history.before(declaration, case))
         relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
-        trials = Reruns(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
+        trials = Retries(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
         confirmation = confirm(suspect, trials)
         if not confirmation.failures:
             return None

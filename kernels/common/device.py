@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Gpu", "count_sms", "gpu_at", "on_device_of"]
+__all__ = ["GpuLimits", "count_sms", "gpu_at", "on_device_of"]
 
 _AS_IT_IS = nullcontext()
 _HOPPER = (9, 0)
 _KEPT_BYTES = 1 << 10
 
 
-class Gpu(NamedTuple):
+class GpuLimits(NamedTuple):
     """``processors``: multiprocessors, or AMD's compute units. ``shared_bytes``: the most shared memory of a program.
     ``is_hopper``: of NVIDIA and of capability 9.0 at least, which brings warp groups and programmatic dependent launch.
     """
@@ -28,7 +28,7 @@ class Gpu(NamedTuple):
 
 
 @lru_cache
-def gpu_at(device: torch.device) -> Gpu | None:
+def gpu_at(device: torch.device) -> GpuLimits | None:
     """The GPU; None for a CPU, where the interpreter runs one program at a time and has no shared memory to run out of.
 
     Of NVIDIA's multiprocessors a program may have all shared memory but 1 KiB, which the system keeps (CUDA C++
@@ -41,7 +41,7 @@ def gpu_at(device: torch.device) -> Gpu | None:
     shared = properties.shared_memory_per_block if is_amd else properties.shared_memory_per_multiprocessor - _KEPT_BYTES
     # Capabilities of ROCm's devices are other numbers, (9, 4) for one that has nothing of Hopper's.
     is_hopper = not is_amd and torch.cuda.get_device_capability(device) >= _HOPPER
-    return Gpu(properties.multi_processor_count, shared, is_amd, is_hopper)
+    return GpuLimits(properties.multi_processor_count, shared, is_amd, is_hopper)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

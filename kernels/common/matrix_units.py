@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnfuzz.kernels.common.device import Gpu
+from attnfuzz.kernels.common.device import GpuLimits
 
 __all__ = ["LEAST_FOR_DOT", "as_operand", "block_columns", "num_tiles", "tiles_in_shared_memory"]
 
@@ -33,7 +33,7 @@ def block_columns(head_size: int, num_rows: int) -> int:
     return max(least, 1 << (head_size - 1).bit_length())
 
 
-def tiles_in_shared_memory(gpu: Gpu, *, rows: int, columns: int, tile: int, row_bytes: int, itemsize: int) -> int:
+def tiles_in_shared_memory(gpu: GpuLimits, *, rows: int, columns: int, tile: int, row_bytes: int, itemsize: int) -> int:
     """How many tiles of K with their tiles of V fit beside the queries; below 1 if none does.
 
     ``rows``: of queries, with ``columns`` of ``itemsize`` bytes. ``row_bytes``: of a token's K and V in a tile. What
@@ -49,7 +49,7 @@ def tiles_in_shared_memory(gpu: Gpu, *, rows: int, columns: int, tile: int, row_
     return (gpu.shared_bytes - beside) // (tile * row_bytes)
 
 
-def num_tiles(gpu: Gpu, *, rows: int, num_stages: int) -> int:
+def num_tiles(gpu: GpuLimits, *, rows: int, num_stages: int) -> int:
     """Tiles of K, and of V, that a launch of so many stages keeps in shared memory: all that warp groups multiply."""
     has_warp_groups = gpu.is_hopper and rows >= _ROWS_OF_WARP_GROUPS
     return num_stages if has_warp_groups else max(1, num_stages - 1)

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_grid, check_launch, check_positive, check_power_of_two
-from attnfuzz.kernels.common.device import Gpu, gpu_at, on_device_of
+from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
 from attnfuzz.kernels.common.launch_again import launch_again
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.common.prepare import prepare_paged
@@ -239,7 +239,7 @@ def _launch(
     )
 
 
-def _fits(gpu: Gpu, block_m: int, block_d: int, tile: int, token_bytes: int, num_stages: int) -> bool:
+def _fits(gpu: GpuLimits, block_m: int, block_d: int, tile: int, token_bytes: int, num_stages: int) -> bool:
     most = tiles_in_shared_memory(gpu, rows=block_m, columns=block_d, tile=tile, row_bytes=token_bytes, itemsize=2)
     return num_tiles(gpu, rows=block_m, num_stages=num_stages) <= most
 

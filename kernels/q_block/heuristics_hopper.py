@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attnfuzz.kernels.common.device import Gpu
+from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.common.matrix_units import num_tiles, tiles_in_shared_memory
 
 __all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
@@ -47,7 +47,7 @@ def choose(
     max_query_len: int,
     max_seq_len: int,
     num_sms: int,
-    gpu: Gpu | None = None,
+    gpu: GpuLimits | None = None,
 ) -> Launch:
     """The launch for a batch; ``itemsize``: bytes of an element of K and V. ``gpu``: as for ``fitting``."""
     group = num_q_heads // num_kv_heads
@@ -69,7 +69,7 @@ def choose(
     return launch._replace(num_segments=segments)
 
 
-def fitting(launch: Launch, *, head_size: int, itemsize: int, gpu: Gpu | None = None) -> Launch:
+def fitting(launch: Launch, *, head_size: int, itemsize: int, gpu: GpuLimits | None = None) -> Launch:
     """``launch`` with fewer rows, stages and keys per step, until it fits into registers and shared memory.
 
     Into those of ``gpu``, too, which may have less than an H100.
@@ -95,7 +95,7 @@ def fitting(launch: Launch, *, head_size: int, itemsize: int, gpu: Gpu | None = 
     return launch._replace(block_m=block_m, tile=tile, num_stages=num_stages)
 
 
-def _fits(gpu: Gpu | None, block_m: int, tile: int, num_stages: int, columns: int, itemsize: int) -> bool:
+def _fits(gpu: GpuLimits | None, block_m: int, tile: int, num_stages: int, columns: int, itemsize: int) -> bool:
     row_bytes = 2 * columns * itemsize
     return gpu is None or num_tiles(gpu, rows=block_m, num_stages=num_stages) <= tiles_in_shared_memory(
         gpu, rows=block_m, columns=columns, tile=tile, row_bytes=row_bytes, itemsize=itemsize

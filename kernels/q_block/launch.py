@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
-from attnfuzz.kernels.common.device import Gpu, gpu_at, on_device_of
+from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
 from attnfuzz.kernels.common.matrix_units import block_columns
 from attnfuzz.kernels.common.prepare import PagedCall, prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
@@ -198,7 +198,7 @@ def _launch(
     max_query_len: int,
     max_seq_len: int,
     num_sms: int,
-    gpu: Gpu | None,
+    gpu: GpuLimits | None,
 ) -> Launch:
     """What is given, and for the rest what the heuristics choose. Raises ValueError."""
     chosen = choose(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.kernels.common.device import Gpu
+from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 
 _H100: dict[str, Any] = {"num_sms": 132}
@@ -47,8 +47,10 @@ def test_what_fits_is_left_alone_and_the_rest_shrinks() -> None:
 def test_launches_shrink_on_a_gpu_with_less_shared_memory() -> None:
     """Prompts with large heads would not start on an RTX 4090, and those of any size not on an MI300X."""
     hopper, ada, cdna = (
-        Gpu(132, 227 << 10, False, True), Gpu(128, 99 << 10, False, False), Gpu(304, 64 << 10, True, False)
-    )  # fmt: skip
+        GpuLimits(132, 227 << 10, False, True),
+        GpuLimits(128, 99 << 10, False, False),
+        GpuLimits(304, 64 << 10, True, False),
+    )
     small = Launch(block_m=128, tile=64, num_warps=8, num_stages=3)
     large = small._replace(block_m=64, tile=32)
     for launch, head_size in ((small, 128), (large, 256)):

@@ -49,7 +49,7 @@ _TILES = {"b_k": "K", "b_latent": "K and V", "b_rope": "K", "b_v": "V", "tile": 
 
 
 class Target(NamedTuple):
-    """``arch`` and ``warp_size`` as of Triton's ``GPUTarget``, the others as of ``Gpu``."""
+    """``arch`` and ``warp_size`` as of Triton's ``GPUTarget``, the others as of ``GpuLimits``."""
 
     backend: str
     arch: int | str
@@ -204,7 +204,7 @@ class _Compiler:
         self._target = GPUTarget(it.backend, it.arch, it.warp_size)
         is_amd = it.backend == "hip"
         is_hopper = not is_amd and int(it.arch) >= 90
-        gpu = device.Gpu(it.processors, it.shared_kib << 10, is_amd, is_hopper)
+        gpu = device.GpuLimits(it.processors, it.shared_kib << 10, is_amd, is_hopper)
         for module in [*sys.modules.values()]:
             if getattr(module, "gpu_at", None) is device.gpu_at:
                 module.gpu_at = lambda _: gpu  # type: ignore[attr-defined]

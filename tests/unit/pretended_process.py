@@ -12,7 +12,7 @@ from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.triage.confirmation import Reruns
+from attnfuzz.campaign.triage.confirmation import Retries
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
@@ -88,8 +88,8 @@ class PretendedProcess:
     def timed(self, deadline: float = 1e12) -> CaseJudge:
         return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
-    def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Reruns:
-        return Reruns(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)
+    def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Retries:
+        return Retries(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)
 
     def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> FailingCase:
         return FailingCase(KERNEL, case, failure, preceding)

@@ -17,7 +17,7 @@ from attnfuzz.campaign.triage.confirmation import (
     find_preceding,
     first_death,
     rate_of,
-    reruns_of,
+    retries_of,
     simpler,
     still_fails_afresh,
 )
@@ -153,7 +153,7 @@ def test_each_finding_is_pursued_with_its_own_relation() -> None:
     process = PretendedProcess(lambda case, earlier: None)
     bits = Failure(oracle="value_affinity", kind="bits", message="no")
     found = [
-        reruns_of(process.suspect(a_case(), failure=failure), process.timed(), KnownDeaths()).relations
+        retries_of(process.suspect(a_case(), failure=failure), process.timed(), KnownDeaths()).relations
         for failure in (bits, WRONG, CRASH)
     ]
     assert found == [("value_affinity",), (), ()]

@@ -1,7 +1,7 @@
 """Whether a failure comes back: always, now and then (flaky), only after certain other cases, or never.
 
-Reruns run one kernel's cases alone, or after other cases in one fresh process. Of the cases that a failure needs before
-it, as few and as small are kept as can be found in time.
+Retries run one kernel's cases alone, or after other cases in one fresh process. Of the cases that a failure needs
+before it, as few and as small are kept as can be found in time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from attnfuzz.problems.simplest import simplest_case
 __all__ = [
     "MAX_RUNS",
     "Confirmation",
-    "LeakReruns",
-    "Reruns",
+    "LeakRetries",
+    "Retries",
     "confirm",
     "ever_fails_afresh",
     "fewer",
@@ -33,7 +33,7 @@ __all__ = [
     "first_death",
     "leak_behind",
     "rate_of",
-    "reruns_of",
+    "retries_of",
     "simpler",
     "still_fails_afresh",
 ]
@@ -41,7 +41,7 @@ __all__ = [
 _OF_WHAT_IS_REMEMBERED: Relations = ("call_sequence",)
 
 
-class Reruns:
+class Retries:
     """What runs of a case alone show is told to ``deaths`` as well.
 
     ``relations`` judge each case that passes otherwise; without any, the oracles that it takes two runs to ask. About
@@ -101,7 +101,7 @@ class Reruns:
             return None
 
 
-class LeakReruns(Reruns):
+class LeakRetries(Retries):
     """Each trial calls the kernel many times on one case, in a process of its own: nothing that ran before matters."""
 
     def __init__(self, judge: CaseJudge, declaration: Declaration) -> None:
@@ -119,12 +119,12 @@ class LeakReruns(Reruns):
         return self.alone(case)
 
 
-def reruns_of(failing: FailingCase, judge: CaseJudge, deaths: KnownDeaths) -> Reruns:
+def retries_of(failing: FailingCase, judge: CaseJudge, deaths: KnownDeaths) -> Retries:
     """How to run cases in order to see the failing case's failure again."""
     if failing.failure.kind == LEAK:
-        return LeakReruns(judge, failing.declaration)
+        return LeakRetries(judge, failing.declaration)
     oracle = failing.failure.oracle
-    return Reruns(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
+    return Retries(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
 
 
 def leak_behind(failing: FailingCase, judge: CaseJudge) -> FailingCase | None:
@@ -158,7 +158,7 @@ _VERIFICATIONS = 3
 _MAX_CALLS_PER_CASE = 40
 
 
-def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], trials: Reruns) -> FailingCase | None:
+def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], trials: Retries) -> FailingCase | None:
     """The failing case, or an earlier case of a history that fails like it, with the cases that have to run before.
 
     Each of ``histories`` is tried in a fresh process, in which the case alone does not fail. What it shows counts if it
@@ -261,7 +261,7 @@ class Confirmation:
         return len(alike) < self.runs
 
 
-def confirm(failing: FailingCase, trials: Reruns) -> Confirmation:
+def confirm(failing: FailingCase, trials: Retries) -> Confirmation:
     """Run the case again, in a fresh process first: the old one may have been damaged by another case.
 
     A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
@@ -278,7 +278,7 @@ def confirm(failing: FailingCase, trials: Reruns) -> Confirmation:
     return Confirmation(_alone(failing), [failure for failure in failures if failure is not None], len(failures))
 
 
-def _in_a_relation(failing: FailingCase, trials: Reruns) -> Failure | None:
+def _in_a_relation(failing: FailingCase, trials: Retries) -> Failure | None:
     """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
     if failing.failure.oracle not in LEARNED_ORACLES:
         return None
@@ -290,14 +290,14 @@ def _in_a_relation(failing: FailingCase, trials: Reruns) -> Failure | None:
     return next(filter(None, found), None) or _death_in(None, failing, trials)
 
 
-def _death_in(relations: Relations, failing: FailingCase, trials: Reruns) -> Failure | None:
+def _death_in(relations: Relations, failing: FailingCase, trials: Retries) -> Failure | None:
     """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
     trials.relations = relations
     failure = trials.alone(failing.case, patience="longest", afresh=True)
     return failure if ends_process(failure) else None
 
 
-def _between_calls(failing: FailingCase, trials: Reruns) -> Confirmation | None:
+def _between_calls(failing: FailingCase, trials: Retries) -> Confirmation | None:
     """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
 
     In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race has shown
@@ -317,7 +317,7 @@ def _between_calls(failing: FailingCase, trials: Reruns) -> Confirmation | None:
     return Confirmation(FailingCase(failing.declaration, failing.case, failures[0]), failures, len(failures))
 
 
-def rate_of(failing: FailingCase, trials: Reruns) -> Confirmation:
+def rate_of(failing: FailingCase, trials: Retries) -> Confirmation:
     """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
     until = time.monotonic() + _REPEATING_LIMIT_S
     failures: list[Failure | None] = []
@@ -326,7 +326,7 @@ def rate_of(failing: FailingCase, trials: Reruns) -> Confirmation:
     return Confirmation(failing, [failure for failure in failures if failure is not None], len(failures))
 
 
-def still_fails_afresh(failing: FailingCase, trials: Reruns) -> bool:
+def still_fails_afresh(failing: FailingCase, trials: Retries) -> bool:
     """Whether the case fails alike in a fresh process, and then in others or the same. Raises OutOfTime.
 
     A kernel that fails in every second run would pass for one that always does one time in 16 with two runs here,
@@ -339,18 +339,18 @@ def still_fails_afresh(failing: FailingCase, trials: Reruns) -> bool:
     return True
 
 
-def ever_fails_afresh(failing: FailingCase, trials: Reruns) -> bool:
+def ever_fails_afresh(failing: FailingCase, trials: Retries) -> bool:
     """Whether the case fails in any of a few fresh processes. Raises OutOfTime."""
     return any(_run(failing, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
 
 
-def _run(failing: FailingCase, trials: Reruns, *, afresh: bool) -> Failure | None:
+def _run(failing: FailingCase, trials: Retries, *, afresh: bool) -> Failure | None:
     if failing.preceding:
         return trials.after(failing.preceding, failing.case)
     return trials.alone(failing.case, afresh=afresh)
 
 
-def _look_further(failing: FailingCase, trials: Reruns) -> Confirmation:
+def _look_further(failing: FailingCase, trials: Retries) -> Confirmation:
     """The case passes in a fresh process: does it fail when repeated, or after others?"""
     repeats, failure = _repeat(failing, trials)
     histories = [(failing.case,) * (repeats - 1)] if failure is not None else []
@@ -363,7 +363,7 @@ def _look_further(failing: FailingCase, trials: Reruns) -> Confirmation:
     return Confirmation(kept, [kept.failure] * 2, 2)
 
 
-def _only_needed(failing: FailingCase, trials: Reruns) -> FailingCase:
+def _only_needed(failing: FailingCase, trials: Retries) -> FailingCase:
     def fails(preceding: Sequence[Case]) -> bool:
         failure = trials.after(preceding, failing.case)
         return failure is not None and failing.as_(failing.case, failure).symptom == failing.symptom
@@ -372,7 +372,7 @@ def _only_needed(failing: FailingCase, trials: Reruns) -> FailingCase:
     return FailingCase(failing.declaration, failing.case, failing.failure, kept)
 
 
-def _repeat(failing: FailingCase, trials: Reruns) -> tuple[int, Failure | None]:
+def _repeat(failing: FailingCase, trials: Retries) -> tuple[int, Failure | None]:
     """How many runs there have been when it failed again, or in all."""
     runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
     if failing.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then

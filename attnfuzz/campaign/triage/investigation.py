@@ -31,13 +31,13 @@ from attnfuzz.campaign.relatives import (
 )
 from attnfuzz.campaign.triage.confirmation import (
     Confirmation,
-    LeakReruns,
+    LeakRetries,
     confirm,
     ever_fails_afresh,
     fewer,
     leak_behind,
     rate_of,
-    reruns_of,
+    retries_of,
     simpler,
     still_fails_afresh,
 )
@@ -100,7 +100,7 @@ class Investigation:
         self._known = known
         self._deaths = KnownDeaths() if deaths is None else deaths
         self._judge = judge
-        self._trials = reruns_of(failing, judge, self._deaths)
+        self._trials = retries_of(failing, judge, self._deaths)
         self._is_over = is_over
         self._shrink_until = deadline
         self._tries = 1
@@ -171,7 +171,7 @@ class Investigation:
         if self._known.explains(leak.symptom, leak.features):
             raise _SameBug
         self._first = leak
-        self._trials = LeakReruns(self._judge, leak.declaration)
+        self._trials = LeakRetries(self._judge, leak.declaration)
         self._step_to(leak)
 
     def _look_at_flakiness(self, confirmation: Confirmation) -> None:
@@ -482,7 +482,7 @@ class Investigation:
         if case is None:
             return False
         try:
-            failure = reruns_of(declared, self._judge, self._deaths).alone(case, patience="short")
+            failure = retries_of(declared, self._judge, self._deaths).alone(case, patience="short")
         except OutOfTime:
             return False
         return failure is None or declared.as_(case, failure).symptom != now.symptom
