@@ -310,11 +310,28 @@ def page(compiled: Sequence[Compiled]) -> list[str]:
             shared, registers = (max((getattr(one, field) for one in there), default=0) for field in _FIELDS)
             cells.append(f"{shared / 1024:.0f}, {registers}" if there else "")
         lines.append(f"| `{kernel}` | {', '.join(widths)} | {' | '.join(cells)} |")
-    told = complaints(compiled)
-    lines += [
-        "",
-        *([f"- {one}" for one in told] or ["Everything fits, nothing spills, K and V are loaded by 16 bytes."]),
+    told = [f"- {one}" for one in complaints([msgspec.structs.replace(one, spilled=0) for one in compiled])]
+    lines += ["", *(told or ["Everything fits, K and V are loaded by 16 bytes."]), ""]
+    return lines + _spills(compiled, targets)
+
+
+def _spills(compiled: Sequence[Compiled], targets: Sequence[str]) -> list[str]:
+    """A table of what spills: bytes of a thread, the most of all head sizes, and at which."""
+    spilling = [one for one in compiled if one.spilled]
+    if not spilling:
+        return ["Nothing spills."]
+    lines = [
+        f"| spills: bytes (head size) | {' | '.join(targets)} |",
+        f"|---|{'---:|' * len(targets)}",
     ]
+    for kernel, declared, launch in dict.fromkeys((one.kernel, one.declared, one.launch) for one in spilling):
+        cells = []
+        for target in targets:
+            own = [one for one in spilling if (one.kernel, one.declared, one.launch) == (kernel, declared, launch)]
+            worst = max((one for one in own if one.target == target), key=lambda one: one.spilled, default=None)
+            cells.append("" if worst is None else f"{worst.spilled:,} ({worst.head_size})")
+        what = f"`{declared}`, {launch}" if launch else f"`{declared}`"
+        lines.append(f"| `{kernel}` of {what} | {' | '.join(cells)} |")
     return lines
 
 
