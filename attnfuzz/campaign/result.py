@@ -70,8 +70,8 @@ class Earlier:
 
     A bug is known by its kernel and its cause. Where the summary is of a version that wrote no causes, and where only
     another machine has found it, the signature stands for the cause; in a summary without files of kernels, the name
-    of a kernel stands for all of that name. ``saved``: bugs that are known from files of their
-    cases, each with the address of its issue, or nothing.
+    of a kernel stands for all of that name. ``saved``: bugs that are known from files of their cases, each with
+    the address of its issue, or nothing.
     """
 
     name: str

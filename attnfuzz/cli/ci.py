@@ -65,14 +65,8 @@ def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | N
             "--save-dir",
             f"{folder}/findings",
         ]
-        preset += [
-            "--json",
-            f"{folder}/explore.json",
-            "--junit",
-            f"{folder}/junit.xml",
-            "--html",
-            f"{folder}/report.html",
-        ]
+        for option, name in (("--json", "explore.json"), ("--junit", "junit.xml"), ("--html", "report.html")):
+            preset += [option, f"{folder}/{name}"]
         if known is not None and settings.against is None:
             preset += ["--against", str(known)]
         statuses.append(_run("explore", *preset, *both, *rest))

@@ -175,8 +175,8 @@ class Hunt:
         declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
         suspect = FailingCase(declaration, case, failure, self._judge.history.before(declaration, case))
         relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
-        trials = Retries(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
-        confirmation = confirm(suspect, trials)
+        retries = Retries(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
+        confirmation = confirm(suspect, retries)
         if not confirmation.failures:
             return None
         confirmed = confirmation.failures[0]

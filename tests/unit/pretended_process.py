@@ -88,7 +88,7 @@ class PretendedProcess:
     def timed(self, deadline: float = 1e12) -> CaseJudge:
         return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
-    def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Retries:
+    def retries(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Retries:
         return Retries(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)
 
     def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> FailingCase:

@@ -48,7 +48,7 @@ def test_a_case_that_always_fails_is_run_a_few_times() -> None:
     """Each further run of a crash costs a process."""
     for failure, runs in ((WRONG, 3), (CRASH, 2)):
         process = now_and_then(failure, rate=1.0)
-        found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials())
+        found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.retries())
         assert (len(found.failures), found.runs, found.is_flaky) == (runs, runs, False)
         assert found.failing.preceding == ()
 
@@ -57,7 +57,7 @@ def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() ->
     """It would be dropped as not reproducible, and the one bug that users never manage to report stays in."""
     process = PretendedProcess(after_wide)
     suspect = process.suspect(a_case(num_q_heads=3), *OTHERS[:7], WIDE, *OTHERS[7:])
-    found = confirm(suspect, process.trials())
+    found = confirm(suspect, process.retries())
     assert (found.failing.case, found.failing.preceding) == (suspect.case, (WIDE,))
     assert (len(found.failures), found.is_flaky) == (2, False)
 
@@ -82,18 +82,18 @@ class DiesInOneRelation(PretendedProcess):
 def test_a_death_in_a_relation_is_looked_for_there_from_then_on() -> None:
     """Smaller cases draw other relations and would pass: the crash could not be shrunk, or not even be confirmed."""
     process = DiesInOneRelation(lambda case, earlier: None)
-    trials = process.trials()
-    found = confirm(process.suspect(a_case()), trials)
+    retries = process.retries()
+    found = confirm(process.suspect(a_case()), retries)
     assert (len(found.failures), found.is_flaky) == (2, False)
-    assert trials.relations == ("value_affinity",)
+    assert retries.relations == ("value_affinity",)
 
 
 def test_a_death_that_does_not_come_back_is_not_looked_for_in_relations() -> None:
     """Each further run would take all relations along."""
     process = PretendedProcess(lambda case, earlier: None)
-    trials = process.trials()
-    assert not confirm(process.suspect(a_case()), trials).failures
-    assert trials.relations == ()
+    retries = process.retries()
+    assert not confirm(process.suspect(a_case()), retries).failures
+    assert retries.relations == ()
 
 
 DIFFERS = Failure(oracle="determinism", kind="out", message="out differs between two runs")
@@ -129,11 +129,11 @@ class Remembers(PretendedProcess):
 def test_bits_that_other_calls_change_are_looked_for_in_a_sequence_of_calls(seen: Failure) -> None:
     """In a batch other cases run between two runs of one; alone it never fails again, and the bug would be dropped."""
     process = Remembers(lambda case, earlier: None)
-    trials = process.trials()
-    found = confirm(process.suspect(a_case(), *OTHERS, failure=seen), trials)
+    retries = process.retries()
+    found = confirm(process.suspect(a_case(), *OTHERS, failure=seen), retries)
     assert (found.failing.failure, len(found.failures), found.is_flaky) == (REMEMBERED, 3, False)
     assert found.failing.preceding == ()
-    assert trials.relations == ("call_sequence",)
+    assert retries.relations == ("call_sequence",)
     finished, sent = looked_into(process.suspect(a_case(), failure=seen), process.timed())
     assert finished
     assert REMEMBERED in [message.failure for message in sent if isinstance(message, Smaller)]
@@ -143,9 +143,9 @@ def test_bits_that_other_calls_change_now_and_then_are_not_blamed_on_them() -> N
     """A race would be told as something that the kernel remembers."""
     process = Remembers(lambda case, earlier: None)
     process.objections = 2
-    trials = process.trials()
-    assert not confirm(process.suspect(a_case(), failure=DIFFERS), trials).failures
-    assert trials.relations == ()
+    retries = process.retries()
+    assert not confirm(process.suspect(a_case(), failure=DIFFERS), retries).failures
+    assert retries.relations == ()
 
 
 def test_each_finding_is_pursued_with_its_own_relation() -> None:
@@ -162,14 +162,14 @@ def test_each_finding_is_pursued_with_its_own_relation() -> None:
 def test_a_counter_of_calls_is_found_as_a_sequence() -> None:
     """Here no case matters, only how many there were."""
     process = PretendedProcess(lambda case, earlier: CRASH if len(earlier) == 4 else None)
-    found = confirm(process.suspect(a_case(), *OTHERS), process.trials())
+    found = confirm(process.suspect(a_case(), *OTHERS), process.retries())
     assert len(found.failing.preceding) == 4
 
 
 def test_a_failure_of_the_second_run_in_a_process_is_no_chance() -> None:
     """What a kernel leaves behind for its own next call is a bug of every call but the first, and not a flaky one."""
     process = PretendedProcess(lambda case, earlier: WRONG if case in earlier else None)
-    found = confirm(process.suspect(a_case(), failure=WRONG), process.trials())
+    found = confirm(process.suspect(a_case(), failure=WRONG), process.retries())
     assert not found.is_flaky
     assert found.failing.preceding == (a_case(),)
 
@@ -180,7 +180,7 @@ def test_what_fails_now_and_then_is_flaky() -> None:
         found = []
         for seed in range(20):
             process = now_and_then(failure, seed)
-            found.append(confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials()))
+            found.append(confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.retries()))
         assert sum(bool(one.failures) and one.is_flaky for one in found) >= 18
         assert not any(one.failing.preceding for one in found)
 
@@ -188,7 +188,7 @@ def test_what_fails_now_and_then_is_flaky() -> None:
 def test_the_rate_is_that_of_twenty_runs() -> None:
     """A rate of three runs says nothing."""
     process = now_and_then(WRONG)
-    rate = rate_of(process.suspect(a_case(), failure=WRONG), process.trials())
+    rate = rate_of(process.suspect(a_case(), failure=WRONG), process.retries())
     assert (rate.runs, rate.is_flaky) == (20, True)
     assert 1 <= len(rate.failures) <= 10
 
@@ -196,7 +196,7 @@ def test_the_rate_is_that_of_twenty_runs() -> None:
 def test_what_never_comes_back_is_not_confirmed() -> None:
     """A disturbance of the machine is no bug of the kernel."""
     process = PretendedProcess(lambda case, earlier: None)
-    found = confirm(process.suspect(a_case(), *OTHERS), process.trials())
+    found = confirm(process.suspect(a_case(), *OTHERS), process.retries())
     assert (found.failures, found.runs) == ([], 20)
 
 
@@ -204,14 +204,14 @@ def test_a_hang_that_does_not_come_back_is_not_waited_for() -> None:
     """A slow machine is the likeliest reason for it."""
     process = PretendedProcess(lambda case, earlier: None)
     hang = Failure(oracle="hang", kind="timeout", message="still running")
-    assert confirm(process.suspect(a_case(), failure=hang), process.trials()).runs == 1
+    assert confirm(process.suspect(a_case(), failure=hang), process.retries()).runs == 1
 
 
 def test_what_is_left_of_a_case_has_to_fail_in_a_fresh_process() -> None:
     """While a case is shrunk, what the last one left behind may take the place of the bug."""
     process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
-    assert not still_fails_afresh(process.suspect(a_case(), failure=WRONG), process.trials())
-    assert still_fails_afresh(process.suspect(a_case(), a_case(2), failure=WRONG), process.trials())
+    assert not still_fails_afresh(process.suspect(a_case(), failure=WRONG), process.retries())
+    assert still_fails_afresh(process.suspect(a_case(), a_case(2), failure=WRONG), process.retries())
 
 
 A, B, C = a_case(1), a_case(2), a_case(3)
@@ -220,34 +220,34 @@ A, B, C = a_case(1), a_case(2), a_case(3)
 def test_a_sequence_runs_in_one_fresh_process() -> None:
     """A case left over from before would be part of what the failure needs, and not of what is saved."""
     process = PretendedProcess(lambda case, earlier: WRONG if earlier == (A, B) else None)
-    trials = process.trials()
-    trials.alone(C)
-    assert trials.after([A, B], C) == WRONG
+    retries = process.retries()
+    retries.alone(C)
+    assert retries.after([A, B], C) == WRONG
     assert process.processes[-1] == [A, B, C]
-    assert trials.after([B], C) is None
+    assert retries.after([B], C) is None
 
 
 def test_a_case_before_that_ends_the_process_ends_the_sequence() -> None:
     """What follows would run in another process, where nothing has run."""
     process = PretendedProcess(lambda case, earlier: CRASH)
-    assert process.trials().after([A, B], C) is None
+    assert process.retries().after([A, B], C) is None
     assert sum(map(len, process.processes)) == 1
 
 
 def test_the_first_that_shows_the_symptom_is_found() -> None:
     """Later ones tell nothing: the process is damaged then."""
     process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
-    assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, WRONG)) == (1, WRONG)
-    assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, CRASH)) is None
+    assert process.retries().first_alike([A, B, C], Symptom.of(KERNEL.target, WRONG)) == (1, WRONG)
+    assert process.retries().first_alike([A, B, C], Symptom.of(KERNEL.target, CRASH)) is None
 
 
 def test_a_result_that_depends_on_other_calls_is_looked_for_in_fresh_processes() -> None:
     """After its first run the kernel remembers: the bug would be called flaky, and no smaller case would show it."""
     process = PretendedProcess(lambda case, earlier: None if earlier else WRONG)
-    trials = process.trials(relations=("call_sequence",))
-    assert [trials.alone(A), trials.alone(A), trials.alone(B)] == [WRONG] * 3
-    trials = process.trials(relations=("batch_invariance",))
-    assert [trials.alone(A, afresh=True), trials.alone(A)] == [WRONG, None]
+    retries = process.retries(relations=("call_sequence",))
+    assert [retries.alone(A), retries.alone(A), retries.alone(B)] == [WRONG] * 3
+    retries = process.retries(relations=("batch_invariance",))
+    assert [retries.alone(A, afresh=True), retries.alone(A)] == [WRONG, None]
 
 
 class Noted(KnownDeaths):
@@ -269,10 +269,10 @@ def test_runs_alone_teach_what_dies() -> None:
     def bug(case: Case, earlier: object) -> Failure | None:
         return CRASH if case == A else WRONG if case == B else None
 
-    trials = PretendedProcess(bug).trials(deaths)
+    retries = PretendedProcess(bug).retries(deaths)
     for case in (A, B, C):
-        trials.alone(case)
-    trials.after([B], A)
+        retries.alone(case)
+    retries.after([B], A)
     assert deaths.told == [("died", A), ("passed", B), ("passed", C)]
 
 
@@ -320,7 +320,7 @@ def test_nothing_is_tried_when_time_is_up() -> None:
 def test_an_earlier_case_that_fails_alike_ends_the_sequence() -> None:
     """The shorter sequence says more about the bug."""
     process = PretendedProcess(lambda case, earlier: CRASH if CASES[2] in earlier else None)
-    found = find_preceding(process.suspect(a_case(99), *CASES), [CASES], process.trials())
+    found = find_preceding(process.suspect(a_case(99), *CASES), [CASES], process.retries())
     assert found is not None
     assert (found.case, found.preceding) == (CASES[3], CASES[:3])
 
@@ -328,14 +328,14 @@ def test_an_earlier_case_that_fails_alike_ends_the_sequence() -> None:
 def test_a_case_that_fails_alone_needs_no_others() -> None:
     """It would be saved with cases that have nothing to do with it, as its own predecessors."""
     process = PretendedProcess(lambda case, earlier: CRASH)
-    assert find_preceding(process.suspect(a_case(99), *CASES), [CASES], process.trials()) is None
+    assert find_preceding(process.suspect(a_case(99), *CASES), [CASES], process.retries()) is None
 
 
 def test_another_crash_on_the_way_is_not_taken_for_it() -> None:
     """The process that the failing case ran in had survived."""
     process = PretendedProcess(lambda case, earlier: CRASH if case == CASES[1] and earlier else None)
     suspect = process.suspect(a_case(99), *CASES, failure=WRONG)
-    assert find_preceding(suspect, [CASES], process.trials()) is None
+    assert find_preceding(suspect, [CASES], process.retries()) is None
 
 
 def test_preceding_cases_become_as_simple_as_they_can_be() -> None:

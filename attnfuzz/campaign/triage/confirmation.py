@@ -158,7 +158,7 @@ _VERIFICATIONS = 3
 _MAX_CALLS_PER_CASE = 40
 
 
-def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], trials: Retries) -> FailingCase | None:
+def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], retries: Retries) -> FailingCase | None:
     """The failing case, or an earlier case of a history that fails like it, with the cases that have to run before.
 
     Each of ``histories`` is tried in a fresh process, in which the case alone does not fail. What it shows counts if it
@@ -166,12 +166,12 @@ def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], tr
     """
     for history in histories:
         cases = (*history, failing.case)
-        seen = trials.first_alike(cases, failing.symptom)
+        seen = retries.first_alike(cases, failing.symptom)
         if seen is None or seen[0] == 0:
             continue
         place, failure = seen
-        again = [trials.first_alike(cases[: place + 1], failing.symptom) for _ in range(_VERIFICATIONS)]
-        alone = [trials.alone(cases[place], afresh=True) for _ in range(_VERIFICATIONS)]
+        again = [retries.first_alike(cases[: place + 1], failing.symptom) for _ in range(_VERIFICATIONS)]
+        alone = [retries.alone(cases[place], afresh=True) for _ in range(_VERIFICATIONS)]
         if any(alone) or not all(one is not None and one[0] == place for one in again):
             continue
         return FailingCase(failing.declaration, cases[place], failure, cases[:place])
@@ -261,44 +261,44 @@ class Confirmation:
         return len(alike) < self.runs
 
 
-def confirm(failing: FailingCase, trials: Retries) -> Confirmation:
+def confirm(failing: FailingCase, retries: Retries) -> Confirmation:
     """Run the case again, in a fresh process first: the old one may have been damaged by another case.
 
     A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
     is asked at last whether other calls do that, and the result's failing case says so. The preceding cases of that are
     those that it needs; as a rule none. Raises OutOfTime.
     """
-    first = trials.alone(failing.case, patience="longest", afresh=True) or _in_a_relation(failing, trials)
+    first = retries.alone(failing.case, patience="longest", afresh=True) or _in_a_relation(failing, retries)
     if first is None:
-        further = _look_further(failing, trials)
-        return further if further.failures else _between_calls(failing, trials) or further
+        further = _look_further(failing, retries)
+        return further if further.failures else _between_calls(failing, retries) or further
     oracle = failing.failure.oracle
     more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
-    failures = [first, *(trials.alone(failing.case, patience="longest") for _ in range(more))]
+    failures = [first, *(retries.alone(failing.case, patience="longest") for _ in range(more))]
     return Confirmation(_alone(failing), [failure for failure in failures if failure is not None], len(failures))
 
 
-def _in_a_relation(failing: FailingCase, trials: Retries) -> Failure | None:
-    """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
+def _in_a_relation(failing: FailingCase, retries: Retries) -> Failure | None:
+    """The death of a case that passes, if it comes in the run of a relation: later retries ask for that one."""
     if failing.failure.oracle not in LEARNED_ORACLES:
         return None
-    usual = trials.relations
-    if _death_in(None, failing, trials) is None:  # not in the one that it draws
-        trials.relations = usual
+    usual = retries.relations
+    if _death_in(None, failing, retries) is None:  # not in the one that it draws
+        retries.relations = usual
         return None
-    found = (_death_in((name,), failing, trials) for name in RELATION_ORACLES)
-    return next(filter(None, found), None) or _death_in(None, failing, trials)
+    found = (_death_in((name,), failing, retries) for name in RELATION_ORACLES)
+    return next(filter(None, found), None) or _death_in(None, failing, retries)
 
 
-def _death_in(relations: Relations, failing: FailingCase, trials: Retries) -> Failure | None:
-    """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
-    trials.relations = relations
-    failure = trials.alone(failing.case, patience="longest", afresh=True)
+def _death_in(relations: Relations, failing: FailingCase, retries: Retries) -> Failure | None:
+    """What the case dies of in a fresh process where ``relations`` judge it, as they do in later retries."""
+    retries.relations = relations
+    failure = retries.alone(failing.case, patience="longest", afresh=True)
     return failure if ends_process(failure) else None
 
 
-def _between_calls(failing: FailingCase, trials: Retries) -> Confirmation | None:
-    """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
+def _between_calls(failing: FailingCase, retries: Retries) -> Confirmation | None:
+    """Bits that differ only where other calls came between two runs, if they always do; later retries ask for that.
 
     In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race has shown
     when the case was repeated, so this is asked after that.
@@ -306,80 +306,80 @@ def _between_calls(failing: FailingCase, trials: Retries) -> Confirmation | None
     failure = failing.failure
     if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):
         return None
-    usual, trials.relations = trials.relations, ("call_sequence",)
+    usual, retries.relations = retries.relations, ("call_sequence",)
     failures = []
     for _ in range(_RUNS_FOR_VALUES):
-        found = trials.alone(failing.case, patience="longest", afresh=True)
+        found = retries.alone(failing.case, patience="longest", afresh=True)
         if found is None or found.oracle != "call_sequence":
-            trials.relations = usual
+            retries.relations = usual
             return None
         failures.append(found)
     return Confirmation(FailingCase(failing.declaration, failing.case, failures[0]), failures, len(failures))
 
 
-def rate_of(failing: FailingCase, trials: Retries) -> Confirmation:
+def rate_of(failing: FailingCase, retries: Retries) -> Confirmation:
     """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
     until = time.monotonic() + _REPEATING_LIMIT_S
     failures: list[Failure | None] = []
     while len(failures) < MAX_RUNS and (not failures or time.monotonic() < until):
-        failures.append(_run(failing, trials, afresh=not failures))
+        failures.append(_run(failing, retries, afresh=not failures))
     return Confirmation(failing, [failure for failure in failures if failure is not None], len(failures))
 
 
-def still_fails_afresh(failing: FailingCase, trials: Retries) -> bool:
+def still_fails_afresh(failing: FailingCase, retries: Retries) -> bool:
     """Whether the case fails alike in a fresh process, and then in others or the same. Raises OutOfTime.
 
     A kernel that fails in every second run would pass for one that always does one time in 16 with two runs here,
     and a flaky case that is saved as a certain one passes for whoever replays it.
     """
     for afresh in (True, *(False,) * (_LAST_RUNS - 1)):
-        failure = _run(failing, trials, afresh=afresh)
+        failure = _run(failing, retries, afresh=afresh)
         if failure is None or failing.as_(failing.case, failure).symptom != failing.symptom:
             return False
     return True
 
 
-def ever_fails_afresh(failing: FailingCase, trials: Retries) -> bool:
+def ever_fails_afresh(failing: FailingCase, retries: Retries) -> bool:
     """Whether the case fails in any of a few fresh processes. Raises OutOfTime."""
-    return any(_run(failing, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
+    return any(_run(failing, retries, afresh=True) is not None for _ in range(_FRESH_RUNS))
 
 
-def _run(failing: FailingCase, trials: Retries, *, afresh: bool) -> Failure | None:
+def _run(failing: FailingCase, retries: Retries, *, afresh: bool) -> Failure | None:
     if failing.preceding:
-        return trials.after(failing.preceding, failing.case)
-    return trials.alone(failing.case, afresh=afresh)
+        return retries.after(failing.preceding, failing.case)
+    return retries.alone(failing.case, afresh=afresh)
 
 
-def _look_further(failing: FailingCase, trials: Retries) -> Confirmation:
+def _look_further(failing: FailingCase, retries: Retries) -> Confirmation:
     """The case passes in a fresh process: does it fail when repeated, or after others?"""
-    repeats, failure = _repeat(failing, trials)
+    repeats, failure = _repeat(failing, retries)
     histories = [(failing.case,) * (repeats - 1)] if failure is not None else []
     histories += [failing.preceding] if failing.preceding else []
-    found = find_preceding(failing, histories, trials)
+    found = find_preceding(failing, histories, retries)
     if found is None:
         return Confirmation(_alone(failing), [failure] if failure is not None else [], repeats)
 
-    kept = _only_needed(found, trials)
+    kept = _only_needed(found, retries)
     return Confirmation(kept, [kept.failure] * 2, 2)
 
 
-def _only_needed(failing: FailingCase, trials: Retries) -> FailingCase:
+def _only_needed(failing: FailingCase, retries: Retries) -> FailingCase:
     def fails(preceding: Sequence[Case]) -> bool:
-        failure = trials.after(preceding, failing.case)
+        failure = retries.after(preceding, failing.case)
         return failure is not None and failing.as_(failing.case, failure).symptom == failing.symptom
 
     kept = fewer(failing.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
     return FailingCase(failing.declaration, failing.case, failing.failure, kept)
 
 
-def _repeat(failing: FailingCase, trials: Retries) -> tuple[int, Failure | None]:
+def _repeat(failing: FailingCase, retries: Retries) -> tuple[int, Failure | None]:
     """How many runs there have been when it failed again, or in all."""
     runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
     if failing.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
         return runs, None
     while runs < MAX_RUNS and time.monotonic() < until:
         runs += 1
-        failure = trials.alone(failing.case)
+        failure = retries.alone(failing.case)
         if failure is not None:
             return runs, failure
     return runs, None

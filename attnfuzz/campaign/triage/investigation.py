@@ -100,7 +100,7 @@ class Investigation:
         self._known = known
         self._deaths = KnownDeaths() if deaths is None else deaths
         self._judge = judge
-        self._trials = retries_of(failing, judge, self._deaths)
+        self._retries = retries_of(failing, judge, self._deaths)
         self._is_over = is_over
         self._shrink_until = deadline
         self._tries = 1
@@ -142,7 +142,7 @@ class Investigation:
         if not self._first.preceding or not self._known.needs_preceding(self._first.symptom):
             return False
         try:
-            return self._trials.alone(self._first.case, afresh=True) is None
+            return self._retries.alone(self._first.case, afresh=True) is None
         except OutOfTime:
             return True
 
@@ -151,7 +151,7 @@ class Investigation:
         leak = leak_behind(self._first, self._judge)
         if leak is not None:
             self._take_for(leak)
-        confirmation = confirm(self._first, self._trials)
+        confirmation = confirm(self._first, self._retries)
         if not confirmation.failures:
             self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
             return False
@@ -171,7 +171,7 @@ class Investigation:
         if self._known.explains(leak.symptom, leak.features):
             raise _SameBug
         self._first = leak
-        self._trials = LeakRetries(self._judge, leak.declaration)
+        self._retries = LeakRetries(self._judge, leak.declaration)
         self._step_to(leak)
 
     def _look_at_flakiness(self, confirmation: Confirmation) -> None:
@@ -258,7 +258,7 @@ class Investigation:
         return other.symptom == mine if mine.is_rounding else other.symptom.may_be(mine)
 
     def _failing_one(self, case: Case) -> FailingCase | None:
-        failure = self._trials.alone(case, patience="short", afresh=self._afresh)
+        failure = self._retries.alone(case, patience="short", afresh=self._afresh)
         return None if failure is None else self._now.as_(case, failure)
 
     def _look_beside(self) -> None:
@@ -308,7 +308,7 @@ class Investigation:
             if before.failure.oracle == "hang":
                 if self._now is not before and not self._still_hangs():
                     self._step_back(before)
-            elif self._is_flaky or not still_fails_afresh(self._now, self._trials):
+            elif self._is_flaky or not still_fails_afresh(self._now, self._retries):
                 self._look_again(before)
         except _CutOff:
             self._shrink_until = -math.inf
@@ -338,19 +338,19 @@ class Investigation:
     def _fails_after(self, preceding: Sequence[Case]) -> bool:
         if self._is_over():
             raise _CutOff
-        failure = self._trials.after(preceding, self._now.case, patience="short")
+        failure = self._retries.after(preceding, self._now.case, patience="short")
         return failure is not None and self._now.as_(self._now.case, failure).symptom == self._now.symptom
 
     def _look_again(self, before: FailingCase) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
-        if not self._is_flaky and not ever_fails_afresh(self._now, self._trials):
+        if not self._is_flaky and not ever_fails_afresh(self._now, self._retries):
             self._shrink_afresh(before)
-            if still_fails_afresh(self._now, self._trials):
+            if still_fails_afresh(self._now, self._retries):
                 return
-        rate = rate_of(self._now, self._trials)
+        rate = rate_of(self._now, self._retries)
         if not rate.failures and self._now is not before:
             self._step_back(before)
-            rate = rate_of(before, self._trials)
+            rate = rate_of(before, self._retries)
         if rate.failures:
             self._is_flaky = rate.is_flaky
             self._tell_rate(rate)
@@ -358,7 +358,7 @@ class Investigation:
     def _shrink_afresh(self, before: FailingCase) -> None:
         """Go on from the last step that fails in a fresh process: later ones needed what the cases tried had left."""
         steps = [before, *self._steps]
-        good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._trials)) - 1
+        good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._retries)) - 1
         self._afresh = True
         self._needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
         self._step_to(steps[good])
@@ -372,7 +372,7 @@ class Investigation:
             return False
         for _ in range(self._tries):
             try:
-                failure = self._trials.after(self._now.preceding, case, patience="short", afresh=self._afresh)
+                failure = self._retries.after(self._now.preceding, case, patience="short", afresh=self._afresh)
             except OutOfTime as cut:
                 raise _CutOff from cut
             self._hangs += failure is not None and failure.oracle == "hang"
@@ -403,7 +403,7 @@ class Investigation:
 
     def _still_hangs(self) -> bool:
         """Whether the minimal case hangs for longer than it had while shrinking, too."""
-        failure = self._trials.after(self._now.preceding, self._now.case, patience="longest")
+        failure = self._retries.after(self._now.preceding, self._now.case, patience="longest")
         if failure is None or failure.oracle != "hang":
             return False
         self._step_to(self._now.as_(self._now.case, failure))
