@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Set
 
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import Signature, aspects, case_features
-from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, formats
+from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import supports_case
@@ -78,7 +78,7 @@ def nearest_permitted(suspect: FailingCase) -> Case | None:
 
 def strides_swapped(declaration: Declaration, case: Case) -> Case | None:
     """``case`` with the strides of K and V exchanged; None if that changes nothing."""
-    return next(iter(_made(declaration, case, [formats.strides_swapped(case)])), None)
+    return next(iter(_made(declaration, case, [storage.strides_swapped(case)])), None)
 
 
 def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnfuzz.cases.facets import Domain, facets_of
 from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import Options
-from attnfuzz.cases.facets.formats import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.cases.facets.storage import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import Supports
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from attnfuzz.problems.cases import MergeStatesCase
-from attnfuzz.problems.reference import Expected, merge_all
+from attnfuzz.problems.reference import ExactResult, merge_all
 from attnfuzz.problems.supports import LseLayout
 from attnfuzz.values.states import LogicalStates
 
@@ -53,13 +53,13 @@ def write(case: MergeStatesCase, tensors: dict[str, Tensor], values: LogicalStat
     tokens_first(case, tensors["suffix_lse"]).copy_(values.suffix_lse)
 
 
-def reference(case: MergeStatesCase, values: LogicalStates) -> Expected:
+def reference(case: MergeStatesCase, values: LogicalStates) -> ExactResult:
     """The merged state in float64, axes ``[num_tokens num_q_heads]``; both empty: ``out = 0``, ``lse = -inf``."""
     del case  # everything is in the states
     unit = math.log(2) if values.lse_base2 else 1.0
     lse = torch.stack((values.prefix_lse, values.suffix_lse), dim=-1).double() * unit
     out = torch.stack((values.prefix_output, values.suffix_output), dim=-2)
-    return Expected(*merge_all(out, torch.where(lse == float("inf"), float("-inf"), lse)))
+    return ExactResult(*merge_all(out, torch.where(lse == float("inf"), float("-inf"), lse)))
 
 
 def tokens_first(case: MergeStatesCase, lse: Float[Tensor, "..."]) -> Float[Tensor, "*runs num_tokens num_q_heads"]:

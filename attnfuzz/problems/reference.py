@@ -19,18 +19,18 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.values.attention import LogicalAttention
 from attnfuzz.values.tokens import on_device
 
-__all__ = ["Expected", "attention_reference", "merge_all", "row_log_weights", "row_weights", "unmasked"]
+__all__ = ["ExactResult", "attention_reference", "merge_all", "row_log_weights", "row_weights", "unmasked"]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExactResult:
     """The exact result of a case. ``lse``: natural log-sum-exp of the scaled scores, whatever a kernel's base."""
 
     out: Float64[Tensor, "rows num_q_heads v_head_size"]
     lse: Float64[Tensor, "rows num_q_heads"]
 
 
-def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expected:
+def attention_reference(case: AttentionCase, values: LogicalAttention) -> ExactResult:
     """``out = softmax(scale · q Kᵀ) V`` and ``lse`` per row; without keys ``out = 0`` and ``lse = -inf``.
 
     Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``. For what
@@ -60,7 +60,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
             v = torch.cat((v, v.new_zeros(len(v), 1, case.value_size)), dim=1)
         out[row] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
         lse[row] = torch.logsumexp(scores, dim=-1).flatten()
-    return Expected(out, lse)
+    return ExactResult(out, lse)
 
 
 def unmasked(case: AttentionCase, values: LogicalAttention) -> tuple[AttentionCase, LogicalAttention]:

@@ -26,7 +26,7 @@ from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeSt
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.open_module import Target
 from attnfuzz.problems.placement import Placement, placements
-from attnfuzz.problems.reference import Expected, attention_reference
+from attnfuzz.problems.reference import ExactResult, attention_reference
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.values.attention import attention_values, attention_values_of_many
@@ -68,7 +68,7 @@ class ProblemModule:
 
     results: tuple[str, ...]
     values: Callable[[Any, torch.device | str, Supports], Any]
-    reference: Callable[[Any, Any], Expected]
+    reference: Callable[[Any, Any], ExactResult]
     logical_result: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
     contents: Callable[[Any, torch.device | str, Supports], list[Contents]]
     write: Callable[..., None]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from attnfuzz.cases.facets import Domain, facets_of
-from attnfuzz.cases.facets.formats import wrong_strides
+from attnfuzz.cases.facets.storage import wrong_strides
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     BundledCase,

@@ -15,7 +15,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
-from attnfuzz.problems.reference import Expected
+from attnfuzz.problems.reference import ExactResult
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.problems.wording import element, number, ranges
@@ -129,7 +129,7 @@ class Reference:
         return values_on(self.values, device)
 
     @property
-    def expected(self) -> Expected:
+    def expected(self) -> ExactResult:
         """The exact result in float64."""
         return self.expectation.expected
 

@@ -22,7 +22,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.memory.image import Fetch
 from attnfuzz.numerics import Bound
 from attnfuzz.problems.cases import AttentionCase, Case
-from attnfuzz.problems.reference import Expected, unmasked
+from attnfuzz.problems.reference import ExactResult, unmasked
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 from attnfuzz.trials.expected_rows import changes_scores, expect_attention, expect_merges
 from attnfuzz.trials.row_batches import Place, Results
@@ -55,7 +55,7 @@ class Expect(Protocol):
 class Expectation:
     """What a case's logical result should be, and how far each element may be off: float64, axes of the reference."""
 
-    expected: Expected
+    expected: ExactResult
     bound: Bound
 
 
@@ -102,14 +102,14 @@ def _kind(case: Case) -> str:
 
 def _expectation(results: Results, place: Place) -> Expectation:
     out, lse, out_bound, lse_bound = results.of_case(*place)
-    return Expectation(Expected(out, lse), Bound(out=out_bound, lse=lse_bound))
+    return Expectation(ExactResult(out, lse), Bound(out=out_bound, lse=lse_bound))
 
 
 def on_device(expectation: Expectation, device: str) -> Expectation:
     """The same in the memory of `device`."""
     expected, bound = expectation.expected, expectation.bound
     return Expectation(
-        Expected(expected.out.to(device), expected.lse.to(device)), Bound(bound.out.to(device), bound.lse.to(device))
+        ExactResult(expected.out.to(device), expected.lse.to(device)), Bound(bound.out.to(device), bound.lse.to(device))
     )
 
 
@@ -177,4 +177,4 @@ def _parts(expectation: Expectation) -> Iterator[Tensor]:
 
 def _mapped(expectation: Expectation, function: Callable[[Tensor], Tensor]) -> Expectation:
     out, lse, out_bound, lse_bound = map(function, _parts(expectation))
-    return Expectation(Expected(out, lse), Bound(out=out_bound, lse=lse_bound))
+    return Expectation(ExactResult(out, lse), Bound(out=out_bound, lse=lse_bound))

@@ -31,7 +31,7 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.quantised_kv import LARGEST, SMALLEST, KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import DRAWN_KEYS, KeyRecipe, ValueRecipe
-from attnfuzz.values.draws import Block, DrawnRecipe, Recipe, Stream, drawn_as, exact, fill_blocks
+from attnfuzz.values.draws import DrawnRecipe, Filling, Recipe, Stream, drawn_as, exact, fill_all
 from attnfuzz.values.tokens import TokenTable, number_each, on_device, token_table
 
 __all__ = ["LogicalAttention", "attention_values", "attention_values_of_many", "decode_position"]
@@ -116,11 +116,11 @@ def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable)
     signs = _sign_patterns(cases, device)
     rows |= _levels(cases, tokens, k_states)
     rows["code"] = _codes(tokens) if any(case.values.values == "positions" for case in cases) else v_states
-    blocks: list[Block] = []
+    fillings: list[Filling] = []
     for i, case in enumerate(cases):
         queries = slice(first_row[i], first_row[i + 1])
-        blocks += _attention_blocks(case, rows, queries, tokens.tokens_of(i), signs[i])
-    drawn = fill_blocks(blocks)
+        fillings += _attention_fillings(case, rows, queries, tokens.tokens_of(i), signs[i])
+    drawn = fill_all(fillings)
     values = [
         LogicalAttention(
             q,
@@ -186,9 +186,9 @@ def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tupl
     return torch.split(1 - (words & 2).int(), sizes)
 
 
-def _attention_blocks(
+def _attention_fillings(
     case: AttentionCase, rows: dict[str, Tensor], queries: slice, tokens: slice, signs: Int32[Tensor, " head_size"]
-) -> list[Block]:
+) -> list[Filling]:
     """q, k and v of one case."""
     keys, values = case.values.keys, case.values.values
     drawn = keys in DRAWN_KEYS
@@ -198,8 +198,8 @@ def _attention_blocks(
     keys_shape = case.num_kv_heads, case.head_size
     values_shape = case.num_kv_heads, case.value_size
 
-    def block(state: Tensor, recipe: Recipe, shape: tuple[int, int], exponent: int) -> Block:
-        return Block(
+    def filling(state: Tensor, recipe: Recipe, shape: tuple[int, int], exponent: int) -> Filling:
+        return Filling(
             rows=state,
             recipe=recipe,
             num_heads=shape[0],
@@ -209,25 +209,27 @@ def _attention_blocks(
             signs=signs,
         )
 
-    def drawn_query(state: Tensor, recipe: KeyRecipe) -> Block:
+    def drawn_query(state: Tensor, recipe: KeyRecipe) -> Filling:
         kind, exponent = drawn_as(recipe, dtype)
-        return block(state, kind, queries_shape, exponent)
+        return filling(state, kind, queries_shape, exponent)
 
-    def drawn_block(state: Tensor, recipe: KeyRecipe | ValueRecipe, shape: tuple[int, int], exponent: int = 0) -> Block:
+    def drawn_filling(
+        state: Tensor, recipe: KeyRecipe | ValueRecipe, shape: tuple[int, int], exponent: int = 0
+    ) -> Filling:
         kind, exponent = _drawn_for_cache(recipe, dtype, case.kv, exponent)
-        return block(state, kind, shape, exponent)
+        return filling(state, kind, shape, exponent)
 
     exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
     return [
-        block(rows["signed"][queries], "signed", queries_shape, -2)
+        filling(rows["signed"][queries], "signed", queries_shape, -2)
         if not drawn or case.values.needles
         else drawn_query(rows["signed"][queries], keys),
-        drawn_block(rows["k"][tokens], keys, keys_shape, exponent)
+        drawn_filling(rows["k"][tokens], keys, keys_shape, exponent)
         if drawn
-        else block(rows[keys][tokens], "level", keys_shape, exponent),
-        block(rows["code"][tokens], "code", values_shape, 0)
+        else filling(rows[keys][tokens], "level", keys_shape, exponent),
+        filling(rows["code"][tokens], "code", values_shape, 0)
         if values == "positions"
-        else drawn_block(rows["v"][tokens], values, values_shape),
+        else drawn_filling(rows["v"][tokens], values, values_shape),
     ]
 
 

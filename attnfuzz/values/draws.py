@@ -27,8 +27,8 @@ from attnfuzz.problems.supports import MAX_HEAD_SIZE
 
 __all__ = [
     "NORMAL_EXPONENT",
-    "Block",
     "DrawnRecipe",
+    "Filling",
     "HashedRecipe",
     "Recipe",
     "Stream",
@@ -38,7 +38,7 @@ __all__ = [
     "element_words",
     "exact",
     "exact_on_host",
-    "fill_blocks",
+    "fill_all",
 ]
 
 NORMAL_EXPONENT = -5
@@ -219,7 +219,7 @@ _HOST_CHUNK_ELEMENTS = 1 << 16
 
 
 class _Kind(NamedTuple):
-    """What blocks have in common that are filled together."""
+    """What fillings have in common that are filled together."""
 
     recipe: Recipe
     num_heads: int
@@ -229,7 +229,7 @@ class _Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Filling:
     """A tensor ``[rows, num_heads, head_size]`` to fill with integers times ``2**exponent``.
 
     ``rows`` holds a number for each row: the hash state that its elements go on from (those that
@@ -252,27 +252,27 @@ class Block:
         return _Kind(self.recipe, self.num_heads, self.head_size, str(self.dtype), self.exponent)
 
 
-def fill_blocks(blocks: Sequence[Block]) -> list[Float[Tensor, "_rows _heads _head_size"]]:
-    """The tensors of ``blocks``, on the device of their rows. Blocks of one kind cost as many operations as one."""
+def fill_all(fillings: Sequence[Filling]) -> list[Float[Tensor, "_rows _heads _head_size"]]:
+    """The tensors of ``fillings``, on the device of their rows. Those of one kind cost as many operations as one."""
     found: dict[int, Tensor] = {}
-    order = sorted(range(len(blocks)), key=lambda i: blocks[i].kind)
-    for _, group in itertools.groupby(order, key=lambda i: blocks[i].kind):
+    order = sorted(range(len(fillings)), key=lambda i: fillings[i].kind)
+    for _, group in itertools.groupby(order, key=lambda i: fillings[i].kind):
         alike = list(group)
-        filled = _fill_alike([blocks[i] for i in alike])
-        found |= zip(alike, torch.split(filled, [len(blocks[i].rows) for i in alike]), strict=True)
-    return [found[i] for i in range(len(blocks))]
+        filled = _fill_alike([fillings[i] for i in alike])
+        found |= zip(alike, torch.split(filled, [len(fillings[i].rows) for i in alike]), strict=True)
+    return [found[i] for i in range(len(fillings))]
 
 
-def _fill_alike(blocks: Sequence[Block]) -> Float[Tensor, "rows num_heads head_size"]:
-    """The tensors of blocks of one kind, one after another."""
-    first = blocks[0]
-    rows = torch.cat([block.rows for block in blocks]) if len(blocks) > 1 else first.rows
+def _fill_alike(fillings: Sequence[Filling]) -> Float[Tensor, "rows num_heads head_size"]:
+    """The tensors of fillings of one kind, one after another."""
+    first = fillings[0]
+    rows = torch.cat([filling.rows for filling in fillings]) if len(fillings) > 1 else first.rows
     if not len(rows):
         return rows.new_empty((0, first.num_heads, first.head_size), dtype=first.dtype)
     if first.recipe == "code":
         codes = _exact(_decode(rows, first.num_heads), first)
         return codes.repeat(1, 1, -(-first.head_size // 4))[..., : first.head_size].contiguous()
-    signs = _signs_of_rows(blocks) if first.recipe in ("signed", "level") else None
+    signs = _signs_of_rows(fillings) if first.recipe in ("signed", "level") else None
     if first.recipe == "level" and signs is not None:
         levels = _exact(rows.int()[:, None] * signs, first)
         return levels[:, None, :].expand(-1, first.num_heads, -1).contiguous()
@@ -288,7 +288,7 @@ def _fill_alike(blocks: Sequence[Block]) -> Float[Tensor, "rows num_heads head_s
 
 
 def _drawn(
-    kind: Block, rows: Int64[Tensor, " rows"], signs: Int32[Tensor, "rows head_size"] | None
+    kind: Filling, rows: Int64[Tensor, " rows"], signs: Int32[Tensor, "rows head_size"] | None
 ) -> Float[Tensor, "rows num_heads head_size"]:
     if not rows.is_cuda:
         recipe = cast(HashedRecipe, kind.recipe)
@@ -299,17 +299,17 @@ def _drawn(
     return _exact(draw(words, cast(DrawnRecipe, kind.recipe)), kind)
 
 
-def _exact(integers: Int[Tensor, "*shape"], kind: Block) -> Float[Tensor, "*shape"]:
+def _exact(integers: Int[Tensor, "*shape"], kind: Filling) -> Float[Tensor, "*shape"]:
     return (exact if integers.is_cuda else exact_on_host)(integers, kind.dtype, kind.exponent)
 
 
-def _signs_of_rows(blocks: Sequence[Block]) -> Int32[Tensor, "rows head_size"]:
+def _signs_of_rows(fillings: Sequence[Filling]) -> Int32[Tensor, "rows head_size"]:
     """The sign pattern for each row."""
-    rows = sum(len(block.rows) for block in blocks)
-    if all(block.signs is blocks[0].signs for block in blocks):
-        signs = cast(Tensor, blocks[0].signs)
+    rows = sum(len(filling.rows) for filling in fillings)
+    if all(filling.signs is fillings[0].signs for filling in fillings):
+        signs = cast(Tensor, fillings[0].signs)
         return signs.expand(rows, len(signs))
-    return torch.cat([cast(Tensor, block.signs).expand(len(block.rows), -1) for block in blocks])
+    return torch.cat([cast(Tensor, filling.signs).expand(len(filling.rows), -1) for filling in fillings])
 
 
 def _decode(packed: Int64[Tensor, " rows"], num_heads: int) -> Int32[Tensor, "rows num_heads 4"]:

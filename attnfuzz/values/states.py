@@ -13,7 +13,7 @@ from torch import Tensor
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import LSE_KINDS
-from attnfuzz.values.draws import Block, Stream, drawn_as, exact, fill_blocks
+from attnfuzz.values.draws import Filling, Stream, drawn_as, exact, fill_all
 from attnfuzz.values.tokens import number_each, on_device
 
 __all__ = ["LogicalStates", "merge_values", "merge_values_of_many"]
@@ -76,8 +76,8 @@ def merge_values_of_many(
     case, token = number_each(counts, device)
     states = fold(on_device(keys, device)[:, case], token)
     drawn_ones = [drawn_as(case.outputs, getattr(torch, case.dtype)) for case in cases]
-    blocks = [
-        Block(
+    fillings = [
+        Filling(
             rows=rows,
             recipe=drawn_ones[i][0],
             num_heads=cases[i].num_q_heads,
@@ -88,7 +88,7 @@ def merge_values_of_many(
         for side in states
         for i, rows in enumerate(torch.split(side, counts))
     ]
-    drawn = fill_blocks(blocks)
+    drawn = fill_all(fillings)
     sizes = [case.num_tokens * case.num_q_heads for case in cases]
     prefix_lses, suffix_lses = (torch.split(side, sizes) for side in _lses(cases, sizes, device))
     return [

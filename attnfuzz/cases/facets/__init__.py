@@ -6,7 +6,7 @@ order is that in which shrinking goes.
 
 from __future__ import annotations
 
-from attnfuzz.cases.facets.contents import CacheFormat, Numbers, Scale, Variants
+from attnfuzz.cases.facets.contents import CacheFormat, Numbers, Scale, VariantFacet
 from attnfuzz.cases.facets.facet import Axis as Axis
 from attnfuzz.cases.facets.facet import Changes as Changes
 from attnfuzz.cases.facets.facet import Domain as Domain
@@ -16,7 +16,11 @@ from attnfuzz.cases.facets.facet import Place as Place
 from attnfuzz.cases.facets.facet import changed as changed
 from attnfuzz.cases.facets.facet import facets_of as facets_of
 from attnfuzz.cases.facets.facet import register
-from attnfuzz.cases.facets.formats import (
+from attnfuzz.cases.facets.heads import Heads, HeadSize, VHeadSize
+from attnfuzz.cases.facets.mask import MaskFacet
+from attnfuzz.cases.facets.sequences import Causality, QueryBounds, QueryLens, QueryPadding, Sequences
+from attnfuzz.cases.facets.states import LseLayout, LsePairs, StateHeads, StateNumbers, Tokens
+from attnfuzz.cases.facets.storage import (
     BlockSize,
     CacheLayout,
     Dtype,
@@ -27,10 +31,6 @@ from attnfuzz.cases.facets.formats import (
     Splits,
     TensorStrides,
 )
-from attnfuzz.cases.facets.heads import Heads, HeadSize, VHeadSize
-from attnfuzz.cases.facets.mask import MaskFacet
-from attnfuzz.cases.facets.sequences import Causality, QueryBounds, QueryLens, QueryPadding, Sequences
-from attnfuzz.cases.facets.states import LseLayout, LsePairs, StateHeads, StateNumbers, Tokens
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MaskedAttentionCase,
@@ -46,7 +46,7 @@ __all__ = ["Axis", "Changes", "Domain", "Facet", "Levels", "Place", "changed", "
 _DTYPE, _HEAD_SIZE, _OPTIONS, _STRIDES = Dtype(), HeadSize(), KernelOptions(), TensorStrides()
 _SHAPE = (Heads(), Splits())
 _SIZES = (VHeadSize(), _HEAD_SIZE, _DTYPE)
-_CONTENTS = (_STRIDES, Numbers(), Variants(), CacheFormat(), Scale())
+_CONTENTS = (_STRIDES, Numbers(), VariantFacet(), CacheFormat(), Scale())
 _PAGED = (*_SHAPE, _OPTIONS, BlockSize(), *_SIZES, CacheLayout(), PageMap(), *_CONTENTS)
 _SEQUENCES = Sequences()
 _QUERIES = (QueryBounds(), QueryPadding(), QueryLens())

@@ -29,7 +29,7 @@ from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES
 
-__all__ = ["FREED_PAGES", "CacheFormat", "Numbers", "Scale", "Variants"]
+__all__ = ["FREED_PAGES", "CacheFormat", "Numbers", "Scale", "VariantFacet"]
 
 FREED_PAGES = "freed pages"
 _SIMPLE_CAPS = (1.0, 30.0)
@@ -156,7 +156,7 @@ class Scale(Facet[AttentionCase]):
         return {"scale": default_scale(changes["head_size"])} if is_default and "head_size" in changes else {}
 
 
-class Variants(Facet[AttentionCase]):
+class VariantFacet(Facet[AttentionCase]):
     """Windows, caps, biases and sinks."""
 
     fields = ("variant",)
