@@ -10,14 +10,7 @@ from attnfuzz.explaining.diagnose import Compared, diagnose
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
-from attnfuzz.problems.cases import (
-    DenseDecodeCase,
-    MergeStatesCase,
-    PagedDecodeCase,
-    SplitDecodeCase,
-    VarlenCase,
-)
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
@@ -25,8 +18,6 @@ from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial
 
 __all__ = ["check", "objection"]
-
-_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | VarlenCase
 
 
 def check(trial: Trial) -> Failure | None:
@@ -72,9 +63,7 @@ def objection(
 def _nearby(trial: Trial) -> Iterator[Compared]:
     """Runs on cases with fewer tokens, and with smaller scores, beside what each should give."""
     case = trial.case
-    for changed in (
-        () if isinstance(case, MergeStatesCase | OpenCase) else (*_shorter(case), *_quieter(case), *_plainer(case))
-    ):
+    for changed in (*_shorter(case), *_quieter(case), *_plainer(case)) if isinstance(case, AttentionCase) else ():
         try:
             seen = run_on(trial, Changed("with fewer tokens or smaller scores", changed))
         except KernelRaised as raised:
@@ -86,7 +75,7 @@ def _nearby(trial: Trial) -> Iterator[Compared]:
         yield reference, compare(reference, seen)
 
 
-def _shorter(case: _Attention) -> Iterator[_Attention]:
+def _shorter(case: AttentionCase) -> Iterator[AttentionCase]:
     """Without the last token of each sequence, without the second half, and with the first one only."""
     tried = {case.seq_lens}
     for shorter in (lambda length: length - 1, lambda length: length // 2, lambda length: 1):
@@ -97,14 +86,14 @@ def _shorter(case: _Attention) -> Iterator[_Attention]:
             yield changed
 
 
-def _quieter(case: _Attention) -> Iterator[_Attention]:
+def _quieter(case: AttentionCase) -> Iterator[AttentionCase]:
     """With scores of a half, a quarter and an eighth."""
     for exponent in range(case.values.logit_exponent - 1, case.values.logit_exponent - 4, -1):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
 
 
-def _plainer(case: _Attention) -> Iterator[_Attention]:
+def _plainer(case: AttentionCase) -> Iterator[AttentionCase]:
     """With scores about 0, if they are all far below."""
     if case.values.keys == "negative":
         yield msgspec.structs.replace(

@@ -12,7 +12,7 @@ from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import Pages
 
-__all__ = ["block_table_rows", "num_blocks", "physical_pages", "shared_tokens", "used_blocks"]
+__all__ = ["block_table_rows", "num_blocks", "physical_pages", "used_blocks"]
 
 _SHUFFLE, _WRONG_PAGE = 1, 2  # hash streams of a page recipe's seed
 _INT32_MAX = (1 << 31) - 1
@@ -38,11 +38,6 @@ def used_blocks(case: PagedDecodeCase) -> int:
 def num_blocks(case: PagedDecodeCase) -> int:
     """Pages of the cache: used and spare ones, at least 1."""
     return max(1, used_blocks(case) + case.pages.spare_blocks)
-
-
-def shared_tokens(case: PagedDecodeCase) -> int:
-    """A position below this is stored on sequence 0's page, whichever sequence reads it; 0 if nothing is shared."""
-    return min(case.pages.shared_blocks, case.blocks_of(0)) * case.block_size
 
 
 def _used_blocks(seq_lens: tuple[int, ...], block_size: int, shared_blocks: int) -> int:

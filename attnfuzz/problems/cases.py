@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import msgspec
 
@@ -88,6 +88,10 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Whether V is no tensor of its own but the first ``value_size`` numbers of each key."""
     variant_names: ClassVar[tuple[VariantName, ...]] = ()
     """Variants that a case can ask for."""
+    hides_keys: ClassVar[bool] = False
+    """Whether a mask says which keys a query token sees."""
+    part_noun: ClassVar[str] = "sequence"
+    """What a batch consists of, each independent of the others: see `num_parts`."""
 
     num_q_heads: int
     head_size: int
@@ -113,6 +117,24 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def scores_read_values(self) -> bool:
         """Whether scores depend on the numbers of V: with others in their place, tokens have other weights."""
         return False
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page of the cache; 0 where there are no pages."""
+        return 0
+
+    @property
+    def num_parts(self) -> int:
+        """How many sequences, or tokens, there are in the batch."""
+        raise NotImplementedError
+
+    def rows_of(self, part: int) -> range:
+        """The rows of the result that belong to a part."""
+        return range(part, part + 1)
+
+    def alone(self, part: int) -> Self:
+        """The case of one part by itself."""
+        raise NotImplementedError
 
 
 class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -190,8 +212,38 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     def row_lens(self) -> tuple[int, ...]:
         return self.seq_lens
 
-    def rows_of(self, seq: int) -> range:
-        return range(seq, seq + 1)
+    @property
+    def num_parts(self) -> int:
+        return self.num_seqs
+
+    def alone(self, part: int) -> Self:
+        values = msgspec.structs.replace(self.values, needles=())
+        return msgspec.structs.replace(self, **self.of_sequences([part]), values=values)
+
+    @property
+    def query_counts(self) -> tuple[int, ...]:
+        """How many query tokens each sequence has."""
+        return (1,) * self.num_seqs
+
+    @property
+    def max_seq_len(self) -> int:
+        """The longest sequence; where a kernel is told a bound or gets room for it, that."""
+        return max(self.seq_lens)
+
+    @property
+    def seed(self) -> int:
+        """Of the numbers."""
+        return self.values.seed
+
+    @property
+    def shared_tokens(self) -> int:
+        """A position below this is stored on sequence 0's page, whichever sequence reads it."""
+        return 0
+
+    @property
+    def partial_states(self) -> int:
+        """Of each row of the result; 0 where that is not left in parts."""
+        return 0
 
     @property
     def rows_seen(self) -> tuple[bytes, ...] | None:
@@ -205,6 +257,14 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     def of_sequences(self, kept: Sequence[int]) -> dict[str, Any]:
         """Fields of the case with only the sequences ``kept``, in this order. Nothing of this looks after needles."""
         return {"seq_lens": tuple(self.seq_lens[seq] for seq in kept)}
+
+    def with_seq_lens(self, seq_lens: Sequence[int]) -> dict[str, Any]:
+        """Fields of the case with other lengths of the same sequences. Nothing of this looks after needles."""
+        return {"seq_lens": tuple(seq_lens)}
+
+    def with_own_pages(self) -> dict[str, Any]:
+        """Fields of the case with no page that sequences share."""
+        return {}
 
 
 class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -274,6 +334,17 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
     def max_blocks_per_seq(self) -> int:
         return max(1, max(self.blocks_of(i) for i in range(self.num_seqs)) + self.pages.extra_columns)
 
+    def with_own_pages(self) -> dict[str, Any]:
+        return {"pages": msgspec.structs.replace(self.pages, shared_blocks=0)}
+
+    @property
+    def page_size(self) -> int:
+        return self.block_size
+
+    @property
+    def shared_tokens(self) -> int:
+        return min(self.pages.shared_blocks, self.blocks_of(0)) * self.block_size
+
 
 class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """paged_decode whose result is left as ``num_splits`` partial states."""
@@ -295,6 +366,10 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
                 f"variant.sinks={self.variant.sinks!r} must be left out in split_decode: a sink belongs to a row, "
                 "and which of the partial states holds it is a kernel's own business; use paged_decode"
             )
+
+    @property
+    def partial_states(self) -> int:
+        return self.num_splits
 
 
 class VarlenCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -340,16 +415,26 @@ class VarlenCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_on
         return self.num_rows + self.padding_tokens
 
     @property
+    def query_counts(self) -> tuple[int, ...]:
+        return self.query_lens
+
+    @property
     def row_seqs(self) -> Sequence[int]:
         return _row_seqs(self.query_lens)
 
-    def rows_of(self, seq: int) -> range:
-        first = sum(self.query_lens[:seq])
-        return range(first, first + self.query_lens[seq])
+    def rows_of(self, part: int) -> range:
+        first = sum(self.query_lens[:part])
+        return range(first, first + self.query_lens[part])
 
     def of_sequences(self, kept: Sequence[int]) -> dict[str, Any]:
         lengths = tuple(self.query_lens[seq] for seq in kept)
         return {**PagedDecodeCase.of_sequences(self, kept), "query_lens": lengths}
+
+    def with_seq_lens(self, seq_lens: Sequence[int]) -> dict[str, Any]:
+        """A prefill stays one; otherwise there are as many query tokens, as far as the sequence still has them."""
+        lengths = zip(self.query_lens, self.seq_lens, seq_lens, strict=True)
+        kept = tuple(new if 1 < count == old else min(count, new) for count, old, new in lengths)
+        return {**PagedDecodeCase.with_seq_lens(self, seq_lens), "query_lens": kept}
 
     @property
     def cu_seqlens_q(self) -> tuple[int, ...]:
@@ -438,6 +523,7 @@ class MaskedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, k
     problem: ClassVar[BundledProblem] = "masked_attention"
     tensor_names: ClassVar[tuple[str, ...]] = tuple(name for name in VarlenCase.tensor_names if name != "alibi_slopes")
     variant_names: ClassVar[tuple[VariantName, ...]] = ("soft_cap", "sinks")
+    hides_keys: ClassVar[bool] = True
 
     mask: Mask = CAUSAL_MASK
 
@@ -477,6 +563,8 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
         "prefix_output", "suffix_output", "prefix_lse", "suffix_lse", "output", "output_lse",
     )  # fmt: skip
 
+    part_noun: ClassVar[str] = "token"
+
     num_tokens: int
     lse_pairs: tuple[LsePair, ...] = _PLAIN_PAIRS
     lse_layout: LseLayout = "HT"
@@ -490,16 +578,23 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
         check_range("seed", self.seed, 0, (1 << 32) - 1)
         _share_default(self, "lse_pairs", _PLAIN_PAIRS)
 
+    @property
+    def num_parts(self) -> int:
+        return self.num_tokens
 
-BundledCase = (
-    DenseDecodeCase
-    | PagedDecodeCase
-    | SplitDecodeCase
-    | MergeStatesCase
-    | PagedAttentionCase
-    | LatentDecodeCase
-    | MaskedAttentionCase
-)
+    @property
+    def num_rows(self) -> int:
+        return self.num_tokens
+
+    @property
+    def num_query_slots(self) -> int:
+        return self.num_tokens
+
+    def alone(self, part: int) -> Self:
+        return msgspec.structs.replace(self, num_tokens=1)
+
+
+BundledCase = AttentionCase | MergeStatesCase
 Case = BundledCase | OpenCase
 
 CASE_TYPES: dict[Problem, type[BundledCase]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
 from typing import Literal, NamedTuple
 
 from attnfuzz.problems.block_table import num_blocks
@@ -9,11 +10,8 @@ from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
     DenseDecodeCase,
-    MaskedAttentionCase,
     MergeStatesCase,
     PagedDecodeCase,
-    SplitDecodeCase,
-    VarlenCase,
     packed_width,
 )
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
@@ -47,19 +45,24 @@ Specs = dict[str, TensorSpec]
 _ROLES = ("input", "output", "in_place")
 
 
+@singledispatch
 def tensor_specs(case: Case) -> Specs:
     """The tensors of ``case`` by name, in the order in which they are allocated.
 
     The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``, as latent_decode does.
     """
-    if isinstance(case, OpenCase):
-        return _of_open_problem(case)
-    if isinstance(case, MergeStatesCase):
-        return _merge_states(case)
-    if isinstance(case, DenseDecodeCase):
-        return _query(case) | _dense_kv(case) | _result(case)
-    results = _partials(case) if isinstance(case, SplitDecodeCase) else _result(case)
-    starts = _query_starts(case) if isinstance(case, VarlenCase) else {}
+    raise TypeError(f"the tensors of {case.problem} are not known")
+
+
+@tensor_specs.register
+def _(case: DenseDecodeCase) -> Specs:
+    return _query(case) | _dense_kv(case) | _result(case)
+
+
+@tensor_specs.register
+def _(case: PagedDecodeCase) -> Specs:
+    results = _partials(case) if case.partial_states else _result(case)
+    starts = _query_starts(case) if "cu_seqlens_q" in case.tensor_names else {}
     return _query(case) | starts | _cache(case) | _table(case) | _per_head(case) | _kv_scales(case) | results
 
 
@@ -75,7 +78,8 @@ def named_in_strides(case: Case, name: str) -> str:
     return "k_cache" if name == "kv_cache" and name not in case.tensor_names else name
 
 
-def _of_open_problem(case: OpenCase) -> Specs:
+@tensor_specs.register
+def _(case: OpenCase) -> Specs:
     """As its problem has them, in a process that has imported it."""
     try:
         specs: Specs = dict(implementation_of(case.problem).tensors(case))
@@ -95,11 +99,11 @@ def _query(case: AttentionCase) -> Specs:
     return {"q": TensorSpec(shape, case.dtype, "input"), "seq_lens": TensorSpec((case.num_seqs,), "int32", "input")}
 
 
-def _query_starts(case: VarlenCase) -> Specs:
+def _query_starts(case: PagedDecodeCase) -> Specs:
     starts = {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
-    if not isinstance(case, MaskedAttentionCase):
+    if not case.hides_keys:
         return starts
-    size = sum(queries * keys for queries, keys in zip(case.query_lens, case.seq_lens, strict=True))
+    size = sum(queries * keys for queries, keys in zip(case.query_counts, case.seq_lens, strict=True))
     starts["mask_indptr"] = TensorSpec((case.num_seqs + 1,), "int32", "input")
     return starts | {"mask": TensorSpec((size,), "uint8", "input")}
 
@@ -109,8 +113,8 @@ def _result(case: AttentionCase) -> Specs:
     return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
 
 
-def _partials(case: SplitDecodeCase) -> Specs:
-    shape = (case.num_seqs, case.num_q_heads, case.num_splits, case.value_size)
+def _partials(case: PagedDecodeCase) -> Specs:
+    shape = (case.num_seqs, case.num_q_heads, case.partial_states, case.value_size)
     return {
         "partial_out": TensorSpec(shape, case.dtype, "output"),
         "partial_lse": TensorSpec(shape[:3], "float32", "output"),
@@ -161,7 +165,8 @@ def _cache(case: PagedDecodeCase) -> Specs:
     return {"k_cache": k, "v_cache": v}
 
 
-def _merge_states(case: MergeStatesCase) -> Specs:
+@tensor_specs.register
+def _(case: MergeStatesCase) -> Specs:
     out = (case.num_tokens, case.num_q_heads, case.head_size)
     lse = out[:2] if case.lse_layout == "TH" else (out[1], out[0])
     return {

@@ -26,8 +26,7 @@ import torch
 from jaxtyping import Float, Float64, Int32, Int64
 from torch import Tensor
 
-from attnfuzz.problems.block_table import shared_tokens
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.quantised_kv import LARGEST, SMALLEST, KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import DRAWN_KEYS, KeyRecipe, ValueRecipe
@@ -273,9 +272,8 @@ def _set_needles(
 def _needle_tokens(case: AttentionCase) -> Iterator[tuple[int, int]]:
     """Every (token, KV head) that holds a needle's key; on a shared page, in every sequence that reads it."""
     starts = tuple(itertools.accumulate(case.seq_lens, initial=0))
-    shared = shared_tokens(case) if isinstance(case, PagedDecodeCase) else 0
     for needle in case.values.needles:
-        for seq in range(case.num_seqs) if needle.position < shared else (needle.seq,):
+        for seq in range(case.num_seqs) if needle.position < case.shared_tokens else (needle.seq,):
             if needle.position < case.seq_lens[seq]:
                 yield starts[seq] + needle.position, needle.kv_head
 

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from attnfuzz.problems.block_table import shared_tokens
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase
 
 __all__ = ["TokenTable", "all_on_device", "number_each", "on_device", "token_table", "values_on"]
 
@@ -84,7 +83,7 @@ def token_table(cases: Sequence[AttentionCase], device: torch.device | str) -> T
         starts[:-1],
         [seq for case in cases for seq in range(case.num_seqs)],
         [first for first, case in zip(first_seq, cases, strict=False) for _ in case.seq_lens],
-        [shared for case in cases for shared in [_shared(case)] * case.num_seqs],
+        [shared for case in cases for shared in [case.shared_tokens] * case.num_seqs],
     )
     table = on_device(torch.tensor(columns, dtype=torch.int64, device="cpu"), device)
     seq_len, start, local_seq, case_seq, shared = table.unbind()
@@ -94,10 +93,6 @@ def token_table(cases: Sequence[AttentionCase], device: torch.device | str) -> T
     owner = torch.where(position < shared[seq], case_seq[seq], seq) if any(columns[-1]) else seq
     first_token = tuple(starts[first] for first in first_seq)
     return TokenTable(first_token, first_seq, seq_len, local_seq, seq, position, owner)
-
-
-def _shared(case: AttentionCase) -> int:
-    return shared_tokens(case) if isinstance(case, PagedDecodeCase) else 0
 
 
 def number_each(counts: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, shared_tokens, used_blocks
+from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
 
@@ -66,9 +66,9 @@ def test_shuffled_order_mixes_spare_pages_in() -> None:
 
 def test_shared_tokens_end_with_sequence_0() -> None:
     """Tokens past sequence 0's pages would be taken for shared ones."""
-    assert shared_tokens(paged((5, 30), shared_blocks=1)) == 4
-    assert shared_tokens(paged((5, 30), shared_blocks=9)) == 8
-    assert shared_tokens(paged((0, 30), shared_blocks=9)) == 0
+    assert paged((5, 30), shared_blocks=1).shared_tokens == 4
+    assert paged((5, 30), shared_blocks=9).shared_tokens == 8
+    assert paged((0, 30), shared_blocks=9).shared_tokens == 0
 
 
 def test_cache_has_at_least_one_page() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.lengths import with_seq_lens
 
 FIELDS = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "block_size": 4}
 DECODE = PagedDecodeCase(**FIELDS, seq_lens=(4, 9, 1))  # type: ignore[arg-type]  # ints and a float
@@ -14,8 +13,8 @@ QUERIES = PagedAttentionCase(**FIELDS, seq_lens=(4, 9, 1), query_lens=(4, 3, 1))
 
 def test_a_prefill_stays_one_and_others_keep_their_queries() -> None:
     """A shorter or longer relative of a case would be no case, or of another kind than the case."""
-    assert with_seq_lens(QUERIES, (6, 2, 5)) == {"seq_lens": (6, 2, 5), "query_lens": (6, 2, 1)}
-    assert msgspec.structs.replace(QUERIES, **with_seq_lens(QUERIES, (0, 9, 9))).query_lens == (0, 3, 1)
+    assert QUERIES.with_seq_lens((6, 2, 5)) == {"seq_lens": (6, 2, 5), "query_lens": (6, 2, 1)}
+    assert msgspec.structs.replace(QUERIES, **QUERIES.with_seq_lens((0, 9, 9))).query_lens == (0, 3, 1)
 
 
 def test_sequences_keep_their_queries() -> None:
@@ -25,5 +24,5 @@ def test_sequences_keep_their_queries() -> None:
 
 def test_decode_knows_lengths_only() -> None:
     """A field that the case type does not have would be refused."""
-    assert with_seq_lens(DECODE, (1, 2, 3)) == {"seq_lens": (1, 2, 3)}
+    assert DECODE.with_seq_lens((1, 2, 3)) == {"seq_lens": (1, 2, 3)}
     assert DECODE.of_sequences([1]) == {"seq_lens": (9,)}

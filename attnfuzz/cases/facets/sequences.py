@@ -25,9 +25,8 @@ from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
 from attnfuzz.cases.fields import Choice, Integer, number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
-from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase, VarlenCase
 from attnfuzz.problems.choices import min_seq_len
-from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -68,7 +67,7 @@ def _of_kept(case: AttentionCase, kept: Sequence[int]) -> Changes:
 
 
 def with_lengths(case: A, lengths: Sequence[int], move: MoveToken | None = None) -> A | None:
-    """Other lengths for the same sequences, with the query tokens that ``with_seq_lens`` gives them.
+    """Other lengths for the same sequences, with the query tokens that `AttentionCase.with_seq_lens` gives them.
 
     A needle stays at its position, or on the last token; ``move(position, old_length, new_length)`` may place it.
     """
@@ -139,9 +138,8 @@ class Sequences(Facet[AttentionCase]):
 
     def objections(self, case: AttentionCase, domain: Domain) -> Iterator[str]:
         most = domain.supports.max_seq_len
-        longest = case.max_seq_len if isinstance(case, DenseDecodeCase | VarlenCase) else max(case.seq_lens)
-        if most is not None and longest > most:
-            yield f"the case has max_seq_len={longest}, but the kernel declares at most {most}"
+        if most is not None and case.max_seq_len > most:
+            yield f"the case has max_seq_len={case.max_seq_len}, but the kernel declares at most {most}"
         if not domain.supports.empty_sequences and 0 in case.seq_lens:
             yield f"seq_lens[{case.seq_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
 
@@ -318,7 +316,7 @@ class QueryLens(Facet[VarlenCase]):
         """A prefill stays one; otherwise there are as many query tokens, as far as the sequence still has them."""
         seq_lens = changes.get("seq_lens", ())
         is_open = len(seq_lens) == case.num_seqs and "query_lens" not in changes
-        return with_seq_lens(case, seq_lens) if is_open else {}
+        return case.with_seq_lens(seq_lens) if is_open else {}
 
 
 QueryEdit = Callable[[VarlenCase, int], VarlenCase | None]

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.cases import BundledCase
 from attnfuzz.problems.registry import Contents
+from attnfuzz.trials.comparison import axes_of
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["BATCH_INVARIANCE"]
@@ -26,15 +25,14 @@ __all__ = ["BATCH_INVARIANCE"]
 _MOST_ROWS = 4
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
+def _applies(declaration: Declaration, case: BundledCase) -> bool:
     supports = declaration.supports
-    return supports.deterministic and supports.batch_invariant and _num_rows(case) > 1
+    return supports.deterministic and supports.batch_invariant and case.num_parts > 1
 
 
-def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+def _further(declaration: Declaration, case: BundledCase, contents: Contents) -> FurtherRuns:
     del declaration
-    noun = "token" if isinstance(case, MergeStatesCase) else "sequence"
-    words = f"with that {noun} alone in the batch"
+    words = f"with that {case.part_noun} alone in the batch"
     rows = _rows(case)
 
     def compare(together: Results, others: Sequence[Results]) -> Failure | None:
@@ -45,49 +43,31 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
         details = ("the kernel declares Supports(batch_invariant=True): a row does not depend on its batch",)
         return unequal_bits("batch_invariance", case, together, alone, words, details=details)
 
-    runs = [Changed(words, _case_of_row(case, row), _values_of_row(case, contents.values, row)) for row in rows]
+    runs = [Changed(words, case.alone(row), _values_of_row(case, contents.values, row)) for row in rows]
     return FurtherRuns(runs, compare)
 
 
-def _num_rows(case: Case) -> int:
-    return case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
-
-
-def _results_of(case: Case, row: int) -> range:
-    """Where those of a row are: several for a sequence with several query tokens."""
-    return range(row, row + 1) if isinstance(case, MergeStatesCase) else case.rows_of(row)
-
-
-def _rows(case: Case) -> list[int]:
+def _rows(case: BundledCase) -> list[int]:
     """Rows to run alone: the first and the last, the shortest and the longest that is not empty, or all.
 
     Of those that have results: a sequence without query tokens is no call.
     """
-    rows = [row for row in range(_num_rows(case)) if _results_of(case, row)]
+    rows = [row for row in range(case.num_parts) if case.rows_of(row)]
     count = len(rows)
     if count <= _MOST_ROWS:
         return rows
-    if isinstance(case, MergeStatesCase):
+    lens = getattr(case, "seq_lens", None)
+    if lens is None:  # all alike
         return [0, count // 3, 2 * count // 3, count - 1]
-    by_length = sorted(rows, key=lambda row: case.seq_lens[row])
-    shortest = next((row for row in by_length if case.seq_lens[row]), rows[0])
+    by_length = sorted(rows, key=lens.__getitem__)
+    shortest = next((row for row in by_length if lens[row]), rows[0])
     return sorted({rows[0], shortest, by_length[-1], rows[-1]})
 
 
-def _case_of_row(case: Case, row: int) -> Case:
-    if isinstance(case, MergeStatesCase):
-        return msgspec.structs.replace(case, num_tokens=1)
-    return _sequence(case, row)
-
-
-def _sequence(case: Any, row: int) -> Case:
-    values = msgspec.structs.replace(case.values, needles=())
-    alone: Case = msgspec.structs.replace(case, **case.of_sequences([row]), values=values)
-    return alone
-
-
-def _values_of_row(case: Case, values: LogicalAttention | LogicalStates, row: int) -> LogicalAttention | LogicalStates:
-    results = _results_of(case, row)
+def _values_of_row(
+    case: BundledCase, values: LogicalAttention | LogicalStates, row: int
+) -> LogicalAttention | LogicalStates:
+    results = case.rows_of(row)
     one = slice(results.start, results.stop)
     if isinstance(values, LogicalStates):
         return replace(
@@ -101,11 +81,10 @@ def _values_of_row(case: Case, values: LogicalAttention | LogicalStates, row: in
     return LogicalAttention(values.q[one], k, v, (0, len(k)), values.kv_scales)
 
 
-def _row(results: Results, name: str, row: int, case: Case) -> Any:
+def _row(results: Results, name: str, row: int, case: BundledCase) -> Any:
     """The part of a result that belongs to `row`, as a view."""
-    heads_first = name == "output_lse" and isinstance(case, MergeStatesCase) and case.lse_layout == "HT"
-    rows = _results_of(case, row)
-    return results[name].narrow(1 if heads_first else 0, rows.start, len(rows))
+    rows = case.rows_of(row)
+    return results[name].narrow(1 if axes_of(name, case)[0] == "head" else 0, rows.start, len(rows))
 
 
 BATCH_INVARIANCE = Relation(

@@ -19,7 +19,7 @@ from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, 
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.boundaries import split_count
-from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
 from attnfuzz.problems.registry import Contents
 
@@ -28,17 +28,17 @@ __all__ = ["BLOCK_TABLE_SLACK"]
 _MEANS = {"zero": "are 0", "wrong_page": "name pages of other sequences", "garbage": "are ids that do not exist"}
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
+def _applies(declaration: Declaration, case: PagedDecodeCase) -> bool:
     supports = declaration.supports
-    if not isinstance(case, PagedDecodeCase) or not supports.deterministic:
+    if not supports.deterministic:
         return False
     has_unused = any(case.blocks_of(seq) < case.max_blocks_per_seq for seq in range(case.num_seqs))
     return supports.batch_invariant or (has_unused and len(paddings_of(supports)) > 1)
 
 
-def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
-    other = _changed(declaration, case) if isinstance(case, PagedDecodeCase) else None
-    if other is None or not isinstance(case, PagedDecodeCase):  # the same ids may come out of another recipe
+def _further(declaration: Declaration, case: PagedDecodeCase, contents: Contents) -> FurtherRuns | None:
+    other = _changed(declaration, case)
+    if other is None:  # the same ids may come out of another recipe
         return None
     words = _words(case, other)
 
@@ -81,11 +81,13 @@ def _entries(case: PagedDecodeCase, verb: str) -> str:
     return f"unused entries {verb} {shown}" if unused else "there was no unused entry"
 
 
-def _weight(declaration: Declaration, case: Case) -> int:
+def _weight(declaration: Declaration, case: PagedDecodeCase) -> int:
     """With more splits than columns a split count that follows the table changes, which nothing else shows as often."""
-    if not declaration.supports.batch_invariant or not isinstance(case, PagedDecodeCase):
+    if not declaration.supports.batch_invariant:
         return 1
     return 4 if split_count(case.options) > case.max_blocks_per_seq else 1
 
 
-BLOCK_TABLE_SLACK = Relation("block_table_slack", _applies, one_by_one(_further), weight=_weight, further=_further)
+BLOCK_TABLE_SLACK = Relation(
+    "block_table_slack", _applies, one_by_one(_further), weight=_weight, further=_further, cases=PagedDecodeCase
+)

@@ -36,7 +36,7 @@ from torch import Tensor
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase, VarlenCase
+from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.variants import PLAIN_VARIANT
@@ -48,14 +48,16 @@ from attnfuzz.values import LogicalAttention
 __all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]
 
 Parts = dict[str, Comparison]
-Others = Callable[[Declaration, Case], Iterator[tuple[str, Case]]]
+Others = Callable[[Declaration, Any], Iterator[tuple[str, Case]]]
 """Cases with the same exact result, each in words that end the sentence "the kernel returns x originally and y"."""
 
 
-def _relation(name: OracleName, others: Others, values_of: Callable[[Case, Any], Any] | None = None) -> Relation:
-    """Each of ``others`` gives what the case gives; ``values_of``: its numbers, if not those of the case."""
+def _relation(
+    name: OracleName, others: Others, cases: type = object, values_of: Callable[[Any, Any], Any] | None = None
+) -> Relation:
+    """Each of ``others`` gives what one of ``cases`` does; ``values_of``: its numbers, if not those of the case."""
 
-    def applies(declaration: Declaration, case: Case) -> bool:
+    def applies(declaration: Declaration, case: Any) -> bool:
         return next(others(declaration, case), None) is not None
 
     def check(trial: Trial) -> Failure | None:
@@ -67,7 +69,7 @@ def _relation(name: OracleName, others: Others, values_of: Callable[[Case, Any],
                 return failure
         return None
 
-    return Relation(name, applies, check)
+    return Relation(name, applies, check, cases=cases, under_a_mask=False)
 
 
 def _may_run(declaration: Declaration, case: Case) -> bool:
@@ -123,8 +125,9 @@ def _on_host(comparisons: list[Comparison]) -> Parts:
 def _with_other_layouts(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
     """With other strides, if there are any, and in each other layout of the cache."""
     found = [*_with_other_strides(declaration, case)]
-    for layout in layouts_of(declaration.supports) if isinstance(case, PagedDecodeCase) else ():
-        if isinstance(case, PagedDecodeCase) and layout != case.layout:
+    own: Any = getattr(case, "layout", None)
+    for layout in layouts_of(declaration.supports):
+        if own is not None and layout != own:
             try:
                 found.append((f"in the layout {layout}", msgspec.structs.replace(case, layout=layout)))
             except ValueError:  # a head size or strides that it does not have
@@ -137,28 +140,26 @@ def _with_other_strides(declaration: Declaration, case: Case) -> Iterator[tuple[
         yield "with contiguous tensors", msgspec.structs.replace(case, strides={})
         return
     supports = declaration.supports
-    names = strided_tensors_of(case.problem, supports, case.layout if isinstance(case, PagedDecodeCase) else None)
+    names = strided_tensors_of(case.problem, supports, getattr(case, "layout", None))
     kinds = {name: stride_kinds_of(supports.strides, name)[1:2] for name in names}
     strides = {name: kind[0] for name, kind in kinds.items() if kind}
     if strides:
         yield "with rows that have gaps between them", msgspec.structs.replace(case, strides=strides)
 
 
-def _with_other_pages(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+def _with_other_pages(declaration: Declaration, case: PagedDecodeCase) -> Iterator[tuple[str, Case]]:
     """On pages of the next size that the kernel takes; none is shared, which its number would no longer say."""
-    if not isinstance(case, PagedDecodeCase):
-        return
     sizes = sorted(block_sizes_of(declaration.supports))
     larger = [size for size in sizes if size > case.block_size]
-    pages = msgspec.structs.replace(case.pages, shared_blocks=0)
+    own = case.with_own_pages()
     tried = (*larger, *sizes) if declaration.supports.combinations else (*larger[:1], *sizes[:1])
-    changed = (msgspec.structs.replace(case, block_size=size, pages=pages) for size in tried if size != case.block_size)
+    changed = (msgspec.structs.replace(case, block_size=size, **own) for size in tried if size != case.block_size)
     for one in islice((one for one in changed if _may_run(declaration, one)), 1):
         yield f"on pages of {one.block_size} tokens instead of {case.block_size}", one
 
 
-def _with_heads_repeated(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
-    if isinstance(case, AttentionCase) and case.gqa_ratio > 1 and not case.values_in_keys:
+def _with_heads_repeated(declaration: Declaration, case: AttentionCase) -> Iterator[tuple[str, Case]]:
+    if case.gqa_ratio > 1 and not case.values_in_keys:
         changed: Any = msgspec.structs.replace(case, num_kv_heads=case.num_q_heads)
         if _may_run(declaration, changed):
             yield f"with K and V repeated for {case.num_q_heads} KV heads instead of {case.num_kv_heads}", changed
@@ -170,9 +171,9 @@ def _repeated(case: Any, values: LogicalAttention) -> LogicalAttention:
     return replace(values, k=k, v=v, kv_scales=scales)
 
 
-def _with_other_splits(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+def _with_other_splits(declaration: Declaration, case: Any) -> Iterator[tuple[str, Case]]:
     """The case with the fewest and the most splits that the kernel takes, without its own."""
-    if isinstance(case, SplitDecodeCase):
+    if "num_splits" in case.__struct_fields__:
         counts = [count for count in split_counts_of(declaration.supports) if count != case.num_splits]
         found: dict[int, Case] = {count: msgspec.structs.replace(case, num_splits=count) for count in counts}
     else:
@@ -188,11 +189,11 @@ def _with_other_splits(declaration: Declaration, case: Case) -> Iterator[tuple[s
             yield f"in {count} split{'s' * (count != 1)}", found[count]
 
 
-def _can_be_cut(declaration: Declaration, case: Case) -> bool:
+def _can_be_cut(declaration: Declaration, case: AttentionCase) -> bool:
     """Not with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
-    if not isinstance(case, AttentionCase) or declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
+    if declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
         return False
-    if isinstance(case, VarlenCase):  # the query tokens of one sequence would have to be cut differently
+    if has_query_lens(case.problem):  # the query tokens of one sequence would have to be cut differently
         return False
     shortest = 0 if declaration.supports.empty_sequences else 2
     return max(case.seq_lens) > 1 and min(case.seq_lens) >= shortest
@@ -215,9 +216,8 @@ def _part(trial: Trial, values: LogicalAttention, side: int) -> Parts:
     changes: dict[str, Any] = {
         "seq_lens": tuple(end - start for start, end in cuts),
         "values": msgspec.structs.replace(case.values, needles=()),
+        **case.with_own_pages(),
     }
-    if isinstance(case, PagedDecodeCase):
-        changes["pages"] = msgspec.structs.replace(case.pages, shared_blocks=0)
     pieces = [
         (k[start:end], v[start:end])
         for (start, end), (k, v) in zip(cuts, map(values.sequence, range(case.num_seqs)), strict=True)
@@ -248,7 +248,7 @@ def _comparison(like: Comparison, got: torch.Tensor, bound: torch.Tensor) -> Com
 
 
 LAYOUT = _relation("layout", _with_other_layouts)
-REPAGING = _relation("repaging", _with_other_pages)
-GQA_EXPANSION = _relation("gqa_expansion", _with_heads_repeated, _repeated)
+REPAGING = _relation("repaging", _with_other_pages, PagedDecodeCase)
+GQA_EXPANSION = _relation("gqa_expansion", _with_heads_repeated, AttentionCase, _repeated)
 SPLIT_COUNT = _relation("split_count", _with_other_splits)
-COMPOSE = Relation("compose", _can_be_cut, _check_merged)
+COMPOSE = Relation("compose", _can_be_cut, _check_merged, cases=AttentionCase, under_a_mask=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,9 +36,7 @@ from attnfuzz.oracles.relations.relation import (
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, VarlenCase
-from attnfuzz.problems.lengths import with_seq_lens
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
@@ -49,6 +48,7 @@ __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 _MOST_MORE = 64
 """Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""
 _OTHER_SEED = 0x5EED
+_ROOM = ("extra_rows", "query_slack", "seq_slack", "padding_tokens")
 
 
 class Relative(NamedTuple):
@@ -63,23 +63,28 @@ def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
 
     Those that the kernel supports.
     """
-    if isinstance(case, OpenCase):
-        return []
-    made = _merges(case) if isinstance(case, MergeStatesCase) else _attention(declaration, case)
     return [
         one
-        for one in made
+        for one in _made(case, declaration)
         if one.case != case and supports_case(declaration.supports, declaration.options, one.case) and fits(one.case)
     ]
 
 
-def _merges(case: MergeStatesCase) -> Iterator[Relative]:
+@singledispatch
+def _made(case: Case, declaration: Declaration) -> Iterator[Relative]:
+    raise TypeError(f"no relatives are known of a case of {case.problem} in {declaration.target}")
+
+
+@_made.register
+def _(case: MergeStatesCase, declaration: Declaration) -> Iterator[Relative]:
+    del declaration
     for num_tokens in (case.num_tokens + min(case.num_tokens, _MOST_MORE), max(1, case.num_tokens // 2)):
         other = msgspec.structs.replace(case, num_tokens=num_tokens, seed=case.seed ^ _OTHER_SEED)
         yield Relative(other, f"a call with num_tokens={num_tokens}")
 
 
-def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relative]:
+@_made.register
+def _(case: AttentionCase, declaration: Declaration) -> Iterator[Relative]:
     longest = declaration.supports.max_seq_len or math.inf
     more = tuple(int(min(length + min(length, _MOST_MORE), longest)) for length in case.seq_lens)
     half = tuple(-(-length // 2) for length in case.seq_lens)
@@ -94,12 +99,9 @@ def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relati
 def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[int, ...]) -> Any:
     values = msgspec.structs.replace(case.values, needles=(), seed=case.values.seed ^ _OTHER_SEED)
     changes: dict[str, Any] = {**fields, "values": values}
-    if isinstance(case, DenseDecodeCase):
-        changes["extra_rows"] = 0
-    if isinstance(case, VarlenCase):
-        changes |= {"query_slack": 0, "seq_slack": 0, "padding_tokens": 0}
+    changes |= {name: 0 for name in _ROOM if name in case.__struct_fields__}
     chosen = msgspec.structs.replace(case, **changes)
-    return msgspec.structs.replace(chosen, **with_seq_lens(chosen, seq_lens))
+    return msgspec.structs.replace(chosen, **chosen.with_seq_lens(seq_lens))
 
 
 _NAME: OracleName = "call_sequence"

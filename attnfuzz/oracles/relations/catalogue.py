@@ -102,13 +102,9 @@ def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:
 
 def _knows(relation: Relation, case: Case) -> bool:
     """Whether it says something of the problem of `case`: most are laws of attention."""
-    if case.problem == "masked_attention" and relation.name in _NOT_UNDER_A_MASK:
-        return False
-    return relation.of_any_problem or problem_of(case).targets is None
-
-
-_NOT_UNDER_A_MASK = frozenset({"residuals", "graph_replay", *BY_BOUNDS})
-"""They take a row's keys for one run up to the row itself, or change lengths and pages, with which a mask changes."""
+    if problem_of(case).targets is not None:
+        return relation.of_any_problem
+    return isinstance(case, relation.cases) and (relation.under_a_mask or not case.hides_keys)
 
 
 def _able(oracles: Sequence[OracleName], device: str) -> list[Relation]:

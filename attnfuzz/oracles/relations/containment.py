@@ -43,16 +43,7 @@ from attnfuzz.oracles.relations.relation import (
     where_bits_differ,
 )
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.block_table import shared_tokens
-from attnfuzz.problems.cases import (
-    Case,
-    DenseDecodeCase,
-    MergeStatesCase,
-    PagedDecodeCase,
-    SplitDecodeCase,
-    VarlenCase,
-)
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention
 
@@ -70,7 +61,6 @@ _LARGEST = 2.0**24
 """A score beside which no design overflows. Compilers make one instruction of sum x scale - maximum, which rounds once,
 while the maximum was rounded before: the exponent is positive by up to 2^-24 of the score, and exp overflows at 88."""
 
-_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | VarlenCase
 _Masks = Mapping[str, Bool[Tensor, "..."]]
 
 
@@ -96,22 +86,24 @@ class _Law:
 class _Place:
     """A token of one sequence and KV head, and the rows and query heads that read it, or others of its sequence."""
 
-    case: _Attention
+    case: AttentionCase
     values: LogicalAttention
     seq: int
     position: int
     kv_head: int
 
     @classmethod
-    def of(cls, case: _Attention, values: LogicalAttention) -> _Place:
+    def of(cls, case: AttentionCase, values: LogicalAttention) -> _Place:
         """The last token of the longest sequence, or one on a shared page of which another sequence has reached less.
 
         That other one has the page in its row of the block table.
         """
         seq = max(dict.fromkeys(case.row_seqs), key=lambda seq: case.seq_lens[seq])
         length = case.seq_lens[seq]
-        ends = [case.seq_lens[other] for other in case.row_seqs if case.seq_lens[other] < min(_shared(case), length)]
-        within_a_page = [end for end in ends if isinstance(case, PagedDecodeCase) and end % case.block_size]
+        ends = [
+            case.seq_lens[other] for other in case.row_seqs if case.seq_lens[other] < min(case.shared_tokens, length)
+        ]
+        within_a_page = [end for end in ends if case.page_size and end % case.page_size]
         return cls(case, values, seq, (*within_a_page, length - 1)[0], case.num_kv_heads - 1)
 
     @property
@@ -150,22 +142,14 @@ class _Place:
 
     def _held(self, seq: int) -> int:
         """How many of the first tokens of its sequence are those of sequence `seq`, too."""
-        return self.length if seq == self.seq else min(self.case.seq_lens[seq], self.length, _shared(self.case))
+        return self.length if seq == self.seq else min(self.case.seq_lens[seq], self.length, self.case.shared_tokens)
 
 
-def _shared(case: _Attention) -> int:
-    return shared_tokens(case) if isinstance(case, PagedDecodeCase) else 0
+def _applies(declaration: Declaration, case: AttentionCase) -> bool:
+    return declaration.supports.deterministic and any(case.seq_lens[seq] for seq in case.row_seqs)
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
-    if isinstance(case, MergeStatesCase) or not declaration.supports.deterministic:
-        return False
-    return any(case.seq_lens[seq] for seq in case.row_seqs)
-
-
-def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
-    if isinstance(case, MergeStatesCase | OpenCase) or not isinstance(contents.values, LogicalAttention):
-        return None
+def _further(declaration: Declaration, case: AttentionCase, contents: Contents) -> FurtherRuns | None:
     place = _Place.of(case, contents.values)
     runs, laws = list[Changed](), list[_Law]()
 
@@ -182,7 +166,9 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
             at = range(place.position, place.position + 1)
             words = f"with {number} in {name} at token {place.position} of {place.where}"
             after = run(words, place.with_number(name, number, at))
-            reader = "a sequence that has this token" if place.position < _shared(case) else f"sequence {place.seq}"
+            reader = (
+                "a sequence that has this token" if place.position < case.shared_tokens else f"sequence {place.seq}"
+            )
             why = f"only rows that read KV head {place.kv_head} of {reader} may show it"
             laws.append(_Law(_as_it_is, after, kept, f"{number} in {name}", "originally", why))
     if not runs:
@@ -194,7 +180,7 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
     return FurtherRuns(runs, compare)
 
 
-def _numbers(case: _Attention) -> tuple[tuple[str, float], tuple[str, float]]:
+def _numbers(case: AttentionCase) -> tuple[tuple[str, float], tuple[str, float]]:
     """What K and V get: NaN, infinity, or the other way round."""
     if case.kv is not None and case.kv.dtype == "float8_e4m3fn":
         return ("K", math.nan), ("V", math.nan)
@@ -203,7 +189,7 @@ def _numbers(case: _Attention) -> tuple[tuple[str, float], tuple[str, float]]:
 
 
 def _objection(
-    case: _Attention, law: _Law, runs: Sequence[Changed], one: Results, others: Sequence[Results]
+    case: AttentionCase, law: _Law, runs: Sequence[Changed], one: Results, others: Sequence[Results]
 ) -> Failure | None:
     before, after = law.before(one, others), others[law.after]
     masks = {name: mask & _over(mask, law.kept) for name, mask in law.differing(before, after).items()}
@@ -271,7 +257,7 @@ def _of_infinite_scores(
                 "score of -inf",
                 "where that score is finite and very low",
                 "a score of -inf has weight 0, as one has whose exp is 0",
-                _differing_states if isinstance(case, SplitDecodeCase) else where_bits_differ,
+                _differing_states if case.partial_states else where_bits_differ,
             )
         )
     if declaration.supports.empty_sequences:
@@ -320,7 +306,7 @@ def _of_empty_rows(
 ) -> _Law:
     """What a row gives in which no key has a weight. Beside the LSE of an empty partial state there may be anything."""
     lse, bound = _lse_of_empty_rows(declaration, place)
-    if isinstance(place.case, SplitDecodeCase):
+    if place.case.partial_states:
         lse, bound = lse[:, None], bound[:, None]
 
     def expected(one: Results, others: Sequence[Results]) -> Results:
@@ -378,4 +364,4 @@ def _lse_of_empty_rows(
     return unit * numbers.get("sinks", torch.full_like(bound.lse, -math.inf)), unit * bound.lse
 
 
-CONTAINMENT = Relation("containment", _applies, one_by_one(_further), further=_further)
+CONTAINMENT = Relation("containment", _applies, one_by_one(_further), further=_further, cases=AttentionCase)

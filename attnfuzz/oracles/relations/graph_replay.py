@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import cache, partial, singledispatch
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -31,10 +31,17 @@ from attnfuzz.oracles.relations.relation import Relation, unequal_bits
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    VarlenCase,
+    has_query_lens,
+)
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, number, ratio
@@ -152,7 +159,7 @@ def _capture(
         raise KernelRaised(first or error, "nan", "cannot be captured", fatal=True) from error
 
 
-_AttentionCase = DenseDecodeCase | PagedDecodeCase
+A = TypeVar("A", bound=AttentionCase)
 
 MOST_BYTES = 4 << 20
 """Of a case's tensors. What a graph freezes shows in small ones."""
@@ -177,39 +184,75 @@ def with_room(declaration: Declaration, case: Case) -> Case:
 
     As it is if that takes too much memory.
     """
-    if isinstance(case, MergeStatesCase | OpenCase):
-        return case
-    roomy = _with_room(case, _longer(declaration, case))
+    roomy = _with_room(case, declaration)
     return roomy if tensor_nbytes(roomy) <= MOST_BYTES else case
 
 
 def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
     """What a call captured on `captured` is replayed on: that first, then other lengths, pages and numbers."""
-    if isinstance(captured, MergeStatesCase):
-        others = list(_states(declaration, captured))
-    elif isinstance(captured, OpenCase):
-        others = []
-    else:
-        others = list(_lengths(declaration, captured))
-        if isinstance(captured, VarlenCase):
-            others += _queries(declaration, captured)
-        if isinstance(captured, PagedDecodeCase):
-            others += _pages(captured)
-    return [Content(captured, "with what it was captured with"), *others]
+    return [Content(captured, "with what it was captured with"), *_others(captured, declaration)]
 
 
-def _longer(declaration: Declaration, case: _AttentionCase) -> tuple[int, ...]:
+@singledispatch
+def _others(captured: Case, declaration: Declaration) -> list[Content]:
+    raise TypeError(f"no other contents are known for a case of {captured.problem} in {declaration.target}")
+
+
+@_others.register
+def _(captured: AttentionCase, declaration: Declaration) -> list[Content]:
+    return [*_lengths(declaration, captured)]
+
+
+@_others.register
+def _(captured: PagedDecodeCase, declaration: Declaration) -> list[Content]:
+    return [*_lengths(declaration, captured), *_pages(captured)]
+
+
+@_others.register
+def _(captured: VarlenCase, declaration: Declaration) -> list[Content]:
+    return [*_lengths(declaration, captured), *_queries(declaration, captured), *_pages(captured)]
+
+
+@_others.register
+def _(captured: MergeStatesCase, declaration: Declaration) -> list[Content]:
+    swapped = tuple((suffix, prefix) for prefix, suffix in captured.lse_pairs)
+    seed = captured.seed ^ _OTHER_SEEDS[0]
+    others = [Content(msgspec.structs.replace(captured, lse_pairs=swapped, seed=seed), "with other states")]
+    if "-inf" in lse_kinds_of(declaration.supports):
+        empty = msgspec.structs.replace(captured, lse_pairs=(("-inf", "-inf"),), seed=captured.seed ^ _OTHER_SEEDS[1])
+        others.append(Content(empty, "with both states of every row empty"))
+    return others
+
+
+def _longer(declaration: Declaration, case: AttentionCase) -> tuple[int, ...]:
     """Each sequence longer, empty ones included; no longer than the kernel takes."""
     most = declaration.supports.max_seq_len
     grown = (length + min(_LEAST_MORE + length, _MOST_MORE) for length in case.seq_lens)
     return tuple(grown if most is None else (min(length, most) for length in grown))
 
 
-def _with_room(case: _AttentionCase, seq_lens: tuple[int, ...]) -> _AttentionCase:
-    if isinstance(case, DenseDecodeCase):
-        rows = max(case.max_seq_len, *seq_lens) - max(case.seq_lens)
-        return msgspec.structs.replace(case, extra_rows=rows)
-    longer = _bare(case, seq_lens)
+@singledispatch
+def _with_room(case: Any, declaration: Declaration) -> Any:
+    del declaration
+    return case
+
+
+@_with_room.register
+def _(case: DenseDecodeCase, declaration: Declaration) -> DenseDecodeCase:
+    rows = max(case.max_seq_len, *_longer(declaration, case)) - max(case.seq_lens)
+    return msgspec.structs.replace(case, extra_rows=rows)
+
+
+@_with_room.register
+def _(case: VarlenCase, declaration: Declaration) -> VarlenCase:
+    roomy: VarlenCase = _with_room.dispatch(PagedDecodeCase)(case, declaration)
+    longest = max(roomy.max_seq_len, *_longer(declaration, case))
+    return msgspec.structs.replace(roomy, seq_slack=longest - max(roomy.seq_lens))
+
+
+@_with_room.register
+def _(case: PagedDecodeCase, declaration: Declaration) -> PagedDecodeCase:
+    longer = _bare(case, _longer(declaration, case))
     columns = max(case.max_blocks_per_seq, *map(longer.blocks_of, range(case.num_seqs)))
     blocks = max(num_blocks(case), used_blocks(longer)) + 1  # one that is free lets all pages move
     pages = msgspec.structs.replace(
@@ -217,21 +260,18 @@ def _with_room(case: _AttentionCase, seq_lens: tuple[int, ...]) -> _AttentionCas
         extra_columns=min(columns - max(map(case.blocks_of, range(case.num_seqs))), _MOST_COLUMNS),
         spare_blocks=min(blocks - used_blocks(case), _MOST_SPARE),
     )
-    roomy = msgspec.structs.replace(case, pages=pages)
-    if not isinstance(roomy, VarlenCase):
-        return roomy
-    return msgspec.structs.replace(roomy, seq_slack=max(roomy.max_seq_len, *seq_lens) - max(roomy.seq_lens))
+    return msgspec.structs.replace(case, pages=pages)
 
 
-def _lengths(declaration: Declaration, captured: _AttentionCase) -> Iterator[Content]:
+def _lengths(declaration: Declaration, captured: AttentionCase) -> Iterator[Content]:
     supports, old = declaration.supports, captured.seq_lens
     least = 0 if supports.empty_sequences else 1
     changes = {
         "shortened": tuple(max(min(length, least), length // 2) for length in old),
         "grown": _longer(declaration, captured),
     }
-    if isinstance(captured, VarlenCase):  # as many query tokens as before, which q has rows for
-        changes = {how: tuple(map(max, lens, captured.query_lens)) for how, lens in changes.items()}
+    if has_query_lens(captured.problem):  # as many query tokens as before, which q has rows for
+        changes = {how: tuple(map(max, lens, captured.query_counts)) for how, lens in changes.items()}
     elif supports.empty_sequences:  # rows past the end of a batch that is smaller than the one captured
         changes["padded"] = (*old[: len(old) // 2], *(0 for _ in old[len(old) // 2 :]))
     for (how, seq_lens), seed in zip(changes.items(), _OTHER_SEEDS, strict=False):
@@ -259,33 +299,33 @@ def _pages(captured: PagedDecodeCase) -> list[Content]:
     for seed in _OTHER_SEEDS:
         pages = msgspec.structs.replace(captured.pages, order="shuffled", seed=captured.pages.seed ^ seed)
         case = _holding(msgspec.structs.replace(captured, pages=pages), captured.seq_lens, _OTHER_SEEDS[-1])
-        if isinstance(case, PagedDecodeCase) and physical_pages(case) != physical_pages(captured):
+        if case is not None and physical_pages(case) != physical_pages(captured):
             return [Content(case, f"with seq_lens={_shown(captured.seq_lens)} on other pages")]
     return []
 
 
-def _holding(
-    captured: _AttentionCase, seq_lens: tuple[int, ...], seed: int, query_lens: tuple[int, ...] | None = None
-) -> _AttentionCase | None:
+def _holding(captured: A, seq_lens: tuple[int, ...], seed: int, query_lens: tuple[int, ...] | None = None) -> A | None:
     """Other lengths and numbers in tensors of the same shapes; None if there is no room."""
     values = msgspec.structs.replace(captured.values, needles=(), seed=captured.values.seed ^ seed)
     renewed: Any = msgspec.structs.replace(captured, values=values)
-    if isinstance(renewed, DenseDecodeCase):
+    if not renewed.page_size:
         rows = renewed.max_seq_len - max(seq_lens)
         return msgspec.structs.replace(renewed, seq_lens=seq_lens, extra_rows=rows) if rows >= 0 else None
-    if isinstance(renewed, VarlenCase) and max(seq_lens) > renewed.max_seq_len:
+    has_bounds = has_query_lens(renewed.problem)
+    if has_bounds and max(seq_lens) > renewed.max_seq_len:
         return None
-    bare = _bare(renewed, seq_lens, query_lens)
+    bare: Any = _bare(renewed, seq_lens, query_lens)
     columns = renewed.max_blocks_per_seq - max(map(bare.blocks_of, range(bare.num_seqs)))
     spare = num_blocks(renewed) - used_blocks(bare)
     if columns < 0 or spare < 0:
         return None
     changes: dict[str, Any] = {"pages": msgspec.structs.replace(bare.pages, extra_columns=columns, spare_blocks=spare)}
-    if isinstance(bare, VarlenCase):  # the bounds are frozen
+    if has_bounds:  # which are frozen
         changes["seq_slack"] = renewed.max_seq_len - max(bare.seq_lens)
         changes["query_slack"] = renewed.max_query_len - max(bare.query_lens)
         changes["padding_tokens"] = renewed.num_query_slots - bare.num_rows
-    return msgspec.structs.replace(bare, **changes)
+    held: A = msgspec.structs.replace(bare, **changes)
+    return held
 
 
 def _bare(
@@ -296,15 +336,6 @@ def _bare(
     values = msgspec.structs.replace(case.values, needles=())
     lengths = {"seq_lens": seq_lens, "query_lens": query_lens} if query_lens else {"seq_lens": seq_lens}
     return msgspec.structs.replace(case, **lengths, pages=pages, values=values)
-
-
-def _states(declaration: Declaration, captured: MergeStatesCase) -> Iterator[Content]:
-    swapped = tuple((suffix, prefix) for prefix, suffix in captured.lse_pairs)
-    seed = captured.seed ^ _OTHER_SEEDS[0]
-    yield Content(msgspec.structs.replace(captured, lse_pairs=swapped, seed=seed), "with other states")
-    if "-inf" in lse_kinds_of(declaration.supports):
-        empty = msgspec.structs.replace(captured, lse_pairs=(("-inf", "-inf"),), seed=captured.seed ^ _OTHER_SEEDS[1])
-        yield Content(empty, "with both states of every row empty")
 
 
 def _shown(seq_lens: tuple[int, ...]) -> str:
@@ -471,4 +502,4 @@ def _seen(trial: Trial, results: Tensors) -> Observation:
     return Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
 
 
-GRAPH_REPLAY = Relation(_NAME, _applies, _check, devices=("cuda",), costly_on=("cuda",))
+GRAPH_REPLAY = Relation(_NAME, _applies, _check, devices=("cuda",), costly_on=("cuda",), under_a_mask=False)

@@ -31,7 +31,7 @@ from attnfuzz.oracles.relations.relation import (
     where_bits_differ,
 )
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalStates
@@ -39,11 +39,12 @@ from attnfuzz.values import LogicalStates
 __all__ = ["MERGE_LAWS"]
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
-    return isinstance(case, MergeStatesCase) and "-inf" in lse_kinds_of(declaration.supports)
+def _applies(declaration: Declaration, case: MergeStatesCase) -> bool:
+    del case
+    return "-inf" in lse_kinds_of(declaration.supports)
 
 
-def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+def _further(declaration: Declaration, case: MergeStatesCase, contents: Contents) -> FurtherRuns:
     del declaration
     values: LogicalStates = contents.values
     keeps_prefix = _keeps_prefix(values)
@@ -85,4 +86,4 @@ def _keeps_prefix(values: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads
     return prefix & (~suffix | ((token + head) % 2 == 0))
 
 
-MERGE_LAWS = Relation("merge_laws", _applies, one_by_one(_further), further=_further)
+MERGE_LAWS = Relation("merge_laws", _applies, one_by_one(_further), further=_further, cases=MergeStatesCase)

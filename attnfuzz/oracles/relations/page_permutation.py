@@ -22,7 +22,7 @@ from attnfuzz.oracles.relations.page_relocation import pages_to_same_alignment
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
-from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values.tokens import token_table
@@ -32,16 +32,13 @@ __all__ = ["PAGE_PERMUTATION"]
 _SHOWN_PAGES = 6
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
-    if not isinstance(case, PagedDecodeCase) or not declaration.supports.deterministic:
-        return False
-    return used_blocks(case) > 0 and num_blocks(case) > pages_to_same_alignment(case)
+def _applies(declaration: Declaration, case: PagedDecodeCase) -> bool:
+    moves = used_blocks(case) > 0 and num_blocks(case) > pages_to_same_alignment(case)
+    return moves and declaration.supports.deterministic
 
 
-def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
+def _further(declaration: Declaration, case: PagedDecodeCase, contents: Contents) -> FurtherRuns | None:
     del declaration
-    if not isinstance(case, PagedDecodeCase):
-        return None
     moved_to = _reversed_order(case)
     moves = _list_of_moves(case, moved_to)
     if not moves:
@@ -86,4 +83,4 @@ def _list_of_moves(case: PagedDecodeCase, moved_to: list[int]) -> str:
     return ", ".join(moves[:_SHOWN_PAGES]) + (", ..." if len(moves) > _SHOWN_PAGES else "")
 
 
-PAGE_PERMUTATION = Relation("page_permutation", _applies, one_by_one(_further), further=_further)
+PAGE_PERMUTATION = Relation("page_permutation", _applies, one_by_one(_further), further=_further, cases=PagedDecodeCase)

@@ -44,7 +44,7 @@ from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
 from attnfuzz.problems.block_table import num_blocks, used_blocks
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import BundledCase, Case, PagedDecodeCase
 from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.paged_decode import with_both_caches
@@ -186,12 +186,12 @@ def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows
         axes = _possible(declaration, name, spec, order, most_rows)
         if axes:
             preferred = [axis for axis in axes if spec.shape[axis] > 2] or axes
-            found[name] = preferred[(_lot(case) + turn) % len(preferred)]
+            found[name] = preferred[(case.seed + turn) % len(preferred)]
     return found
 
 
 def stretched_cache_axes(
-    declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS
+    declaration: Declaration, case: Any, turn: int, *, most_rows: int = MOST_ROWS
 ) -> Mapping[str, int]:
     """Caches with a wide stride between the tokens of a page, or between heads; V the other way round than K.
 
@@ -200,7 +200,7 @@ def stretched_cache_axes(
     In a turn of its own: pages cannot be moved far away at the same time, and strides around a wide one do not fit into
     32 bits any more.
     """
-    if not isinstance(case, PagedDecodeCase):
+    if not case.page_size:
         return {}
     found = {}
     for name, spec in _free_to_stretch(declaration, case).items():
@@ -209,16 +209,11 @@ def stretched_cache_axes(
         order = _LARGE_IN_SERVING[name] if declaration.supports.strides == "serving" and name in CACHES else order
         axes = _possible(declaration, name, spec, order, most_rows) if name in CACHES else []
         many = [axis for axis in axes if spec.shape[axis] > 2]
-        first = _lot(case) % max(1, len(many))
+        first = case.seed % max(1, len(many))
         axes = [*many[first:], *many[:first], *(axis for axis in axes if axis not in many)]
         if len(axes) > turn:
             found[name] = axes[turn]
     return found
-
-
-def _lot(case: Case) -> int:
-    """A number that a shrinking case keeps, so that it goes on showing what it showed."""
-    return case.seed if isinstance(case, MergeStatesCase) else case.values.seed
 
 
 def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSpec]:
@@ -294,10 +289,11 @@ def run_far(trial: Trial, far: Far) -> Observation | None:
 
 
 def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
-    case, supports = trial.case, trial.kernel.declaration.supports
+    case: Any = trial.case
+    supports = trial.kernel.declaration.supports
 
     def move_ids(table: Tensor) -> None:
-        if far.first_page and isinstance(case, PagedDecodeCase):
+        if far.first_page:
             _move_ids(table, case, far.first_page)
 
     if trial.device == "cpu":
@@ -306,7 +302,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
             move_ids(inputs.block_table)
     else:
         inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
-    if memory.caches and isinstance(case, PagedDecodeCase):
+    if memory.caches:
         caches = with_both_caches(case, memory.caches) if "kv_cache" in memory.caches else memory.caches
         for name, cache in caches.items():
             setattr(inputs, name, cache)
@@ -353,7 +349,7 @@ def _refuses(raised: KernelRaised) -> bool:
 
 
 def _words_of(case: Case, far: Far) -> str:
-    moved = [f"page ids from {far.first_page} on"] if far.first_page and isinstance(case, PagedDecodeCase) else []
+    moved = [f"page ids from {far.first_page} on"] if far.first_page else []
     if far.stretched:
         strides = "gaps" if far.near else "strides past 2^31 elements"
         moved.append(f"{strides} in {', '.join(sorted(far.stretched))}")
@@ -378,13 +374,13 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return tensor_nbytes(case) <= _MOST_NBYTES and any(True for _ in _placements(declaration, case))
 
 
-def _weight(declaration: Declaration, case: Case) -> int:
+def _weight(declaration: Declaration, case: BundledCase) -> int:
     """A narrow index shows nowhere else, and only where its dimension has three indices.
 
     For that of a sequence that is one case in three, in which batch_invariance is drawn as well.
     """
     del declaration
-    return 6 if isinstance(case, AttentionCase) and case.num_seqs > 2 else 3
+    return 6 if case.part_noun == "sequence" and case.num_parts > 2 else 3
 
 
 def _check(trial: Trial) -> Failure | None:
@@ -407,8 +403,8 @@ def _check(trial: Trial) -> Failure | None:
 
 def _heeds_page_strides(trial: Trial) -> bool:
     """Whether pages with a gap between them can move a little; if not, shuffled ones show it."""
-    case = trial.case
-    if not isinstance(case, PagedDecodeCase) or not any(name in case.strides for name in CACHES):
+    case: Any = trial.case
+    if not any(name in case.strides for name in CACHES):
         return True
     return _is_right(trial, Far(pages_to_same_alignment(case)))
 
@@ -471,8 +467,8 @@ def _is_right(trial: Trial, far: Far) -> bool:
     return seen is not None and not _differs(trial, far, seen)
 
 
-def _placements(declaration: Declaration, case: Case, most_rows: int = MOST_ROWS) -> Iterator[Far]:
-    pages = far_pages(case) if isinstance(case, PagedDecodeCase) and used_blocks(case) else []
+def _placements(declaration: Declaration, case: Any, most_rows: int = MOST_ROWS) -> Iterator[Far]:
+    pages = far_pages(case) if case.page_size and used_blocks(case) else []
     for turn in range(_RUNS):
         far = Far(pages[turn] if turn < len(pages) else 0, stretched_axes(declaration, case, turn, most_rows=most_rows))
         if far.first_page or far.stretched:
@@ -546,9 +542,7 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
 
 
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
-    case = trial.case
-    if not isinstance(case, PagedDecodeCase):
-        raise TypeError(f"a case of {case.problem} has no pages")
+    case: Any = trial.case
     step, count = pages_to_same_alignment(case), num_blocks(case)
     right_up_to = count - 1
     for limit in (limit for limit in limits_of(case) if limit.page <= far.first_page):

@@ -167,7 +167,7 @@ class FurtherRuns:
     blame: Callable[[Trial, int, Failure | KernelRaised], Failure | None] = lambda trial, run, what: None
 
 
-Further = Callable[[Declaration, Case, Contents], FurtherRuns | None]
+Further = Callable[[Declaration, Any, Contents], FurtherRuns | None]
 """Makes the runs of a case and what is in its tensors, on any device; None if there is nothing to be made of it."""
 
 
@@ -180,19 +180,22 @@ class Relation:
     from most, perhaps more often. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
     `further`: what `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which
     it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
-    `of_any_problem`: it is no law of attention, and holds for problems that users define too.
+    `of_any_problem`: it is no law of attention, and holds for problems that users define too. `cases`: the type of
+    those that it says something of, so that its functions get no others; `under_a_mask`: of masked ones, too.
     """
 
     name: OracleName
-    applies: Callable[[Declaration, Case], bool]
+    applies: Callable[[Declaration, Any], bool]
     check: Callable[[Trial], Failure | None]
-    weight: int | Callable[[Declaration, Case], int] = 1
+    weight: int | Callable[[Declaration, Any], int] = 1
     devices: tuple[str, ...] = ("cpu", "cuda")
     drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
     alone_on: tuple[str, ...] = ()
     costly_on: tuple[str, ...] = ()
     of_any_problem: bool = False
+    cases: type = object
+    under_a_mask: bool = True
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

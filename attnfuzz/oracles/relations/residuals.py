@@ -25,16 +25,7 @@ from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import (
-    AttentionCase,
-    Case,
-    DenseDecodeCase,
-    MergeStatesCase,
-    PagedDecodeCase,
-    SplitDecodeCase,
-    VarlenCase,
-)
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference, compare
@@ -59,8 +50,6 @@ _EXPLAINED = 0.5
 """Part of the squares of the errors that a replayed rounding must account for."""
 _MOST_REPLAYED = 4
 
-_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | VarlenCase
-
 
 @dataclass(frozen=True)
 class _Token:
@@ -84,10 +73,10 @@ class _Token:
         return row_of(self.reference, case, self.comparisons, self.token, self.heads[i], 0.0)
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
+def _applies(declaration: Declaration, case: AttentionCase) -> bool:
     """Float32 has no roundings to 16 bits, and an 8-bit cache and variants of scores more than are taken apart here."""
     del declaration
-    if not isinstance(case, AttentionCase) or case.dtype == "float32" or case.kv is not None or changes_scores(case):
+    if case.dtype == "float32" or case.kv is not None or changes_scores(case):
         return False
     return bool(_tokens(case)) and _repeats(case, "cpu")[1] > 0
 
@@ -117,30 +106,26 @@ def _numbers(case: AttentionCase) -> int:
 
 
 def _check(trial: Trial) -> Failure | None:
-    case = trial.case
-    if isinstance(case, MergeStatesCase | OpenCase) or trial.reference.tolerance != "bound":
+    case: Any = trial.case
+    if trial.reference.tolerance != "bound":
         return None
     found = [token for changed in _changed(case, trial.device) for token in _tokens_of(trial, changed)]
     return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
 
 
-def _changed(case: _Attention, device: str) -> Iterator[_Attention]:
+def _changed(case: AttentionCase, device: str) -> Iterator[AttentionCase]:
     """With scores of the order of 1, for any scale and head size."""
     exponent = round(-math.log2(case.scale * _DEVIATION**2 * math.sqrt(case.head_size)))
     exponent = max(MIN_LOGIT_EXPONENT, min(exponent, MAX_LOGIT_EXPONENT))
     times, num_runs = _repeats(case, device)
-    fields: dict[str, Any] = {"seq_lens": case.seq_lens * times}
-    if isinstance(case, PagedDecodeCase):
-        fields["pages"] = msgspec.structs.replace(case.pages, shared_blocks=0)
-    if isinstance(case, VarlenCase):
-        fields["query_lens"] = case.query_lens * times
+    fields = {**case.of_sequences([*range(case.num_seqs)] * times), **case.with_own_pages()}
     for i in range(num_runs):
         seed = (case.values.seed + (i + 1) * _NEXT_SEED) % (1 << 32)
         values = Values(keys="normal", values="normal", logit_exponent=exponent, seed=seed)
         yield msgspec.structs.replace(case, values=values, **fields)
 
 
-def _tokens_of(trial: Trial, case: _Attention) -> Iterator[_Token]:
+def _tokens_of(trial: Trial, case: AttentionCase) -> Iterator[_Token]:
     """Of one run those that tell something."""
     declaration = trial.kernel.declaration
     seen = run_on(trial, Changed("with other numbers", case))
@@ -178,7 +163,7 @@ def _tokens_of(trial: Trial, case: _Attention) -> Iterator[_Token]:
             )
 
 
-def _objection(case: _Attention, found: Sequence[_Token]) -> Failure | None:
+def _objection(case: AttentionCase, found: Sequence[_Token]) -> Failure | None:
     errors, expected, spread, fixed = (
         torch.cat([getattr(token, name) for token in found]) for name in ("errors", "expected", "spread", "fixed")
     )
@@ -244,4 +229,4 @@ def _left(token: _Token, i: int, rounding: Rounding) -> float:
     return float(missed.square().sum(1).nan_to_num(torch.inf).min())
 
 
-RESIDUALS = Relation("residuals", _applies, _check, costly_on=("cpu", "cuda"))
+RESIDUALS = Relation("residuals", _applies, _check, costly_on=("cpu", "cuda"), cases=AttentionCase, under_a_mask=False)

@@ -43,7 +43,7 @@ from attnfuzz.oracles.relations.relation import (
     where_bits_differ,
 )
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.cases import BundledCase, Case
 from attnfuzz.problems.registry import Contents
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
@@ -56,8 +56,8 @@ _SMALLEST = {"float16": -14, "bfloat16": -60, "float32": -60}
 _MOST_DOUBLINGS = 100
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
-    return declaration.supports.deterministic and (isinstance(case, MergeStatesCase) or any(case.seq_lens))
+def _applies(declaration: Declaration, case: BundledCase) -> bool:
+    return declaration.supports.deterministic and any(getattr(case, "seq_lens", (1,)))
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
@@ -89,7 +89,7 @@ def _power(declaration: Declaration, case: Case, values: LogicalAttention | Logi
 
 
 def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
-    what = "both outputs" if isinstance(case, MergeStatesCase) else "V"
+    what = "V" if isinstance(contents.values, LogicalAttention) else "both outputs"
     words = "-1" if factor == -1 else f"-2**{math.frexp(factor)[1] - 1}"
     scaled = _scaled(contents.values, factor)
     if isinstance(scaled, LogicalAttention) and case.values_in_keys:
