@@ -120,7 +120,7 @@ def _builder(
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs + len(plain)
     if has_query_lens(problem):
         size += _queries_bytes(sizes.max_seqs)
-    if problem == "masked_attention":
+    if CASE_TYPES[problem].hides_keys:
         size += mask_bytes()
     return lambda decisions: build(decisions, plan), size
 
@@ -201,7 +201,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         fields["query_lens"] = query_lens
         fields["seq_slack"] = decide_slack(part, max(seq_lens), plan.supports.max_seq_len)
         fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
-    if plan.free.problem == "masked_attention":
+    if CASE_TYPES[plan.free.problem].hides_keys:
         block_size = format_.block_size or 1
         fields["mask"] = decide_mask(
             decisions.part(mask_bytes()),

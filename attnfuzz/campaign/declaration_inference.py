@@ -52,8 +52,6 @@ from attnfuzz.problems.cases import (
     LsePair,
     MergeStatesCase,
     PagedDecodeCase,
-    SplitDecodeCase,
-    VarlenCase,
     encode_case,
     has_query_lens,
 )
@@ -411,7 +409,7 @@ class _Inference:
                 msgspec.structs.replace(simplest, num_tokens=3, lse_pairs=lse_pairs, **two, **fields)
                 for lse_pairs in pairs
             ]
-        size = simplest.block_size if isinstance(simplest, PagedDecodeCase) else 4
+        size = simplest.page_size or 4
         ragged, even = ((2 * size, size), (size + 1, 1, 2 * size)), ((2 * size,) * 2, (2 * size,) * 3)
         shapes = even if self.is_even else ragged
         return [self._with_lengths(simplest, lengths, **fields) for lengths in shapes]
@@ -423,14 +421,14 @@ class _Inference:
         changes: dict[str, Any] = {"seq_lens": seq_lens, **fields}
         if head_counts_of(self.point) is None:
             changes |= {"num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio}
-        if isinstance(case, VarlenCase) and "query_lens" not in fields:
+        if has_query_lens(case.problem) and "query_lens" not in fields:
             most = supports.max_query_len or longest
             of_first, of_others = (most, most) if self.is_even else (min(2, most), 1)
             changes["query_lens"] = tuple(
                 min(length, of_others if i else of_first) for i, length in enumerate(seq_lens)
             )
-        if isinstance(case, SplitDecodeCase):
-            changes["num_splits"] = next((one for one in split_counts_of(self.point) if one > 1), case.num_splits)
+        if splits := case.partial_states:
+            changes["num_splits"] = next((one for one in split_counts_of(self.point) if one > 1), splits)
         return cast(Case, msgspec.structs.replace(case, **changes))
 
     def _output(self, case: Case) -> _Seen:
@@ -552,7 +550,7 @@ class _Inference:
             for case in cases[:1]:
                 if not isinstance(case, AttentionCase):
                     return
-                size = case.block_size if isinstance(case, PagedDecodeCase) else 4
+                size = case.page_size or 4
                 long = -(-_LONG // size) * size
                 short = (2 * size,) * 6 if self.is_even else (3, 7, 17, 40, 5, 11)
                 for seed in _SEEDS:
@@ -742,8 +740,8 @@ class _Inference:
                 yield msgspec.structs.replace(first, lse_pairs=(pair,))
             return
         size = min(first.seq_lens)
-        if isinstance(first, VarlenCase):
-            queries = max(first.query_lens) if self.is_even else 1
+        if has_query_lens(first.problem):
+            queries = max(first.query_counts) if self.is_even else 1
             yield self._with_lengths(first, (size, 0), query_lens=(queries, 0))
             yield self._with_lengths(first, (0, size), query_lens=(0, queries))
             yield self._with_lengths(first, (size, size), query_lens=(queries, 0))

@@ -142,11 +142,11 @@ def _title(places: Places, a: int, b: int, c: int) -> str:
     if isinstance(places.case, MergeStatesCase):
         return f"{SIDES[a]} of token {b}, head {c}"
     head = f", KV head {c}" if places.shape[2] > 1 else ""
-    where = f"physical {a}" if isinstance(places.case, PagedDecodeCase) else f"sequence {a}"
+    where = f"physical {a}" if places.case.page_size else f"sequence {a}"
     return f"also read: {where}{head}"
 
 
 def _unit(case: Case) -> str:
     if isinstance(case, MergeStatesCase):
         return ""
-    return "offset" if isinstance(case, PagedDecodeCase) else "row"
+    return "offset" if case.page_size else "row"

@@ -149,7 +149,7 @@ class _Explaining:
     @property
     def _num_rows(self) -> int:
         case = self.reruns.case
-        return (case.num_tokens if isinstance(case, MergeStatesCase) else case.num_rows) * case.num_q_heads
+        return case.num_rows * case.num_q_heads
 
     def _is_unstable(self) -> bool:
         """Whether runs of the same input disagree."""

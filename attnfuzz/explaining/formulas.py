@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from attnfuzz.explaining.low_precision import merged_states
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
-from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -258,11 +259,11 @@ def variant_mistakes(row: AttentionRow) -> Iterator[Family]:
 
 def mask_mistakes(row: AttentionRow) -> Iterator[Family]:
     """Those with the table of a mask; nothing without one."""
-    if isinstance(row.case, MaskedAttentionCase):
+    if row.case.hides_keys:
         yield from family("mask", _wrong_masks(row, row.case))
 
 
-def _wrong_masks(row: AttentionRow, case: MaskedAttentionCase) -> Iterator[Predicted]:
+def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
     """Other keys of the sequence that a row may see, as far as it then sees any."""
     rows, length = case.rows_of(row.seq), case.seq_lens[row.seq]
     count, query = len(rows), row.row - rows.start

@@ -18,7 +18,7 @@ from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.words import row_name
 from attnfuzz.memory.patterns import bits, holds_prefill
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
 from attnfuzz.problems.wording import ranges, shape_of
 from attnfuzz.trials.comparison import axes_of
 
@@ -257,7 +257,7 @@ def _along(differs: Bool[Tensor, "..."], axes: tuple[str, ...]) -> str:
 
 
 def _rows_of(differs: Bool[Tensor, "..."], case: Case) -> set[int]:
-    if isinstance(case, MergeStatesCase) and differs.dim() == 2 and case.lse_layout == "HT":
+    if differs.dim() == 2 and axes_of("output_lse", case)[0] == "head":
         differs = differs.mT
     rows: list[int] = (
         differs.flatten(0, 1).flatten(1).any(-1).nonzero()[:, 0].tolist()

@@ -95,7 +95,7 @@ class Places:
 
     def slot_name(self, a: int, b: int) -> str:
         """`physical page 2, offset 5`."""
-        return f"physical page {a}, offset {b}" if isinstance(self.case, PagedDecodeCase) else f"sequence {a}, row {b}"
+        return f"physical page {a}, offset {b}" if self.case.page_size else f"sequence {a}, row {b}"
 
     def contents(self, a: int, b: int, *, reader: int | None = None) -> str:
         """Whose token a slot holds, or why it holds none."""

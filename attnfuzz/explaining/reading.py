@@ -172,8 +172,7 @@ def _past_the_end(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readi
     total = weight(row.got[gained].sum())
     several = "s" if len(offsets) > 1 else ""
     ends = f"{positions[0]}" if not several else f"{positions[0]}-{positions[-1]}"
-    is_paged = isinstance(row.case, PagedDecodeCase)
-    where = f" ({row.places.slot_name(last, offsets[0])}{' on' if several else ''})" if is_paged else ""
+    where = f" ({row.places.slot_name(last, offsets[0])}{' on' if several else ''})" if row.case.page_size else ""
     return Reading(
         f"slot{several} {ends}{where} past the end of the sequence {'have' if several else 'has'} weight {total}, "
         "expected 0",

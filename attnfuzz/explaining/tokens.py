@@ -49,7 +49,7 @@ def dropped(row: AttentionRow) -> Iterator[Family]:
 def at_an_edge(row: AttentionRow) -> Family:
     """The last token left out, those of the last page or tile, or the first token: hardly one fits by chance."""
     length = row.num_tokens
-    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
+    size = row.case.page_size or _TILES[0]
     ranges = [(length - 1, length), ((length - 1) // size * size, length), (0, 1)]
     return _reweighted(
         "tokens_dropped", row, torch.tensor(ranges, dtype=torch.int64, device="cpu"), -1.0, "is dropped", "are dropped"
@@ -103,8 +103,8 @@ def dropped_from_v(row: AttentionRow) -> Iterator[Family]:
 def periodic(row: AttentionRow) -> Iterator[Family]:
     """The same place of every page or tile left out or, where tiles overlap, counted twice."""
     periods = {tile: f"tile of {tile}" for tile in _TILES} | {tile - 1: f"{tile - 1} tokens" for tile in _TILES}
-    if isinstance(row.case, PagedDecodeCase):
-        periods[row.case.block_size] = "page"
+    if row.case.page_size:
+        periods[row.case.page_size] = "page"
     for period, unit in periods.items():
         if 1 < period < row.num_tokens:
             token, place = torch.arange(row.num_tokens, device="cpu"), torch.arange(period, device="cpu")
@@ -149,7 +149,7 @@ def _ranges(row: AttentionRow) -> Iterator[Ranges]:
     yield torch.stack((i, i + 1), -1)
     yield torch.stack((i[1:], torch.full_like(i[1:], num_tokens)), -1)
     yield torch.stack((torch.zeros_like(i[1:]), i[1:]), -1)
-    block_size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
+    block_size = row.case.page_size or _TILES[0]
     for step in (1, block_size):
         edges = torch.tensor([*range(0, num_tokens, step), num_tokens], dtype=torch.int64, device="cpu")
         if len(edges) ** 2 // 2 * row.case.value_size <= _MAX_NUMBERS:
@@ -374,7 +374,7 @@ def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:
 
 def _read(row: AttentionRow, page: int) -> int:
     """Tokens of one of its pages that the row attends to."""
-    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
+    size = row.case.page_size
     return min(size, row.num_tokens - page * size)
 
 

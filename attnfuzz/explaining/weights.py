@@ -18,7 +18,7 @@ from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.explaining.row import Query
 from attnfuzz.memory.patterns import bits
-from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.reference import row_weights
@@ -229,7 +229,7 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     found, groups = (
         weigh_in_groups(reruns, places, constant) if is_large else (weigh_each(reruns, places, constant), None)
     )
-    has_splits = isinstance(reruns.case, SplitDecodeCase) and not is_large
+    has_splits = reruns.case.partial_states > 0 and not is_large
     return Weights(
         got=found.got,
         expected=found.expected,

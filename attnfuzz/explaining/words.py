@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import number, ranges, row_words
 
@@ -58,7 +58,7 @@ def scope(case: Case, rows: Iterable[int], *, count: int) -> str:
 _TILES = (16, 32, 64, 128)
 
 
-def descriptions(case: object, length: int, positions: list[int], first: int = 0) -> Iterator[str]:
+def descriptions(case: AttentionCase, length: int, positions: list[int], first: int = 0) -> Iterator[str]:
     """Names of these positions of a sequence of this length, such as "the last token", the most telling first.
 
     `first`: the first position that counts, not 0 where there is a window.
@@ -72,8 +72,8 @@ def descriptions(case: object, length: int, positions: list[int], first: int = 0
         yield "the last token"
     if positions == every[:1] and length > 1:
         yield "the first token"
-    if isinstance(case, PagedDecodeCase) and case.block_size > 1:
-        yield from _in_steps(every, positions, case.block_size, "page")
+    if case.page_size > 1:
+        yield from _in_steps(every, positions, case.page_size, "page")
     for tile in _TILES:
         yield from _in_steps(every, positions, tile, f"tile of {tile}")
     if positions == every[positions[0] :] and positions[0]:

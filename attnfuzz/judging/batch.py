@@ -21,8 +21,7 @@ from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
 from attnfuzz.oracles.verdict import Timing
-from attnfuzz.problems.cases import AttentionCase, Case
-from attnfuzz.problems.placement import placements
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.comparison import Reference
@@ -30,7 +29,6 @@ from attnfuzz.trials.expectations import DistantExpectations, Expectation, expec
 from attnfuzz.trials.observation import KernelRaised, Observation, call
 from attnfuzz.trials.symptoms import Seen, Symptoms, look
 from attnfuzz.trials.trial import Trial
-from attnfuzz.values.tokens import token_table
 
 __all__ = ["Asked", "Batch", "Candidate", "Entry", "asked_of", "entries_of"]
 
@@ -123,14 +121,9 @@ def _drawn_contents(declaration: Declaration, drawn: Sequence[Changed]) -> list[
 def _placed(runs: Sequence[Changed]) -> list[Contents]:
     """Values with their places, where the case says but for those that are given others."""
     contents = [Contents(changed.values, changed.placement) for changed in runs]
-    unplaced = {
-        i: changed.case
-        for i, changed in enumerate(runs)
-        if changed.placement is None and isinstance(changed.case, AttentionCase)
-    }
-    if unplaced:
+    if unplaced := {i: changed.case for i, changed in enumerate(runs) if changed.placement is None}:
         cases = list(unplaced.values())
-        for i, placement in zip(unplaced, placements(cases, token_table(cases, "cpu")), strict=True):
+        for i, placement in zip(unplaced, problem_of(cases[0]).placements(cases, "cpu"), strict=True):
             contents[i] = replace(contents[i], placement=placement)
     return contents
 

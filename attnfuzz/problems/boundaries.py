@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.supports import OptionValue
 
 __all__ = [
@@ -47,12 +47,12 @@ def split_count(options: Mapping[str, OptionValue]) -> int:
 
 
 def num_splits_of(case: AttentionCase) -> int:
-    return case.num_splits if isinstance(case, SplitDecodeCase) else split_count(case.options)
+    return case.partial_states or split_count(case.options)
 
 
 def steps_of(case: AttentionCase) -> tuple[int, ...]:
     """Page size and tile sizes that the case itself names."""
-    pages = (case.block_size,) if isinstance(case, PagedDecodeCase) else ()
+    pages = (case.page_size,) if case.page_size else ()
     return tuple(dict.fromkeys((*pages, *tile_sizes(case.options))))
 
 

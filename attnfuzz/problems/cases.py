@@ -124,6 +124,16 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return 0
 
     @property
+    def partial_states(self) -> int:
+        """Of each row of the result; 0 where that is not left in parts."""
+        return 0
+
+    @property
+    def work(self) -> int:
+        """Numbers that are averaged, times the rows that they are averaged in."""
+        raise NotImplementedError
+
+    @property
     def num_parts(self) -> int:
         """How many sequences, or tokens, there are in the batch."""
         raise NotImplementedError
@@ -241,9 +251,8 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
         return 0
 
     @property
-    def partial_states(self) -> int:
-        """Of each row of the result; 0 where that is not left in parts."""
-        return 0
+    def work(self) -> int:
+        return sum(self.row_lens) * self.num_q_heads * max(self.head_size, self.value_size)
 
     @property
     def rows_seen(self) -> tuple[bytes, ...] | None:
@@ -589,6 +598,10 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def num_query_slots(self) -> int:
         return self.num_tokens
+
+    @property
+    def work(self) -> int:
+        return self.num_tokens * self.num_q_heads * self.head_size
 
     def alone(self, part: int) -> Self:
         return msgspec.structs.replace(self, num_tokens=1)

@@ -7,7 +7,7 @@ are freed: the tokens before the window in the page that it begins in stay.
 
 from __future__ import annotations
 
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import AttentionCase
 
 __all__ = ["freed_tokens"]
 
@@ -18,11 +18,10 @@ def freed_tokens(case: AttentionCase) -> tuple[int, ...]:
     A page is freed once it lies before the windows of all query tokens of this call.
     """
     window = case.variant.window
-    if window is None or not case.variant.freed_pages or not isinstance(case, PagedDecodeCase):
+    if window is None or not case.variant.freed_pages or not case.page_size:
         return (0,) * case.num_seqs
-    query_lens = case.query_lens if isinstance(case, VarlenCase) else (1,) * case.num_seqs
     found = []
-    for seq_len, query_len in zip(case.seq_lens, query_lens, strict=True):
+    for seq_len, query_len in zip(case.seq_lens, case.query_counts, strict=True):
         seen = seq_len - max(0, query_len - 1)  # by the first of its query tokens
-        found.append(max(0, seen - window) // case.block_size * case.block_size)
+        found.append(max(0, seen - window) // case.page_size * case.page_size)
     return tuple(found)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.block_table import block_table_rows
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.values.tokens import TokenTable, on_device
 
 __all__ = ["Placement", "placements"]
@@ -35,11 +35,11 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
     """The placement of each of ``cases``, all of one problem, on the device of ``tokens``, their table."""
     paged = cast("Sequence[PagedDecodeCase]", cases)
     tables: list[Tensor] | None = None
-    if isinstance(cases[0], PagedDecodeCase):
+    if cases[0].page_size:
         tables, slots = _paged(paged, tokens)
     else:
         slots = (tokens.local_seq[tokens.seq], tokens.position)
-    starts = _query_starts(cases, tokens.seq.device) if isinstance(cases[0], VarlenCase) else None
+    starts = _query_starts(cases, tokens.seq.device) if "cu_seqlens_q" in cases[0].tensor_names else None
     parts = (tokens.tokens_of(i) for i in range(len(cases)))
     return [
         Placement(
@@ -52,9 +52,9 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
     ]
 
 
-def _query_starts(cases: Sequence[AttentionCase], device: torch.device) -> list[Tensor]:
+def _query_starts(cases: Sequence[Any], device: torch.device) -> list[Tensor]:
     """``cu_seqlens_q`` of each case, in one copy to the device."""
-    starts = [case.cu_seqlens_q for case in cases if isinstance(case, VarlenCase)]
+    starts = [case.cu_seqlens_q for case in cases]
     of_all = torch.tensor([start for of_case in starts for start in of_case], dtype=torch.int32, device="cpu")
     flat = on_device(of_all, device)
     return list(torch.split(flat, [len(of_case) for of_case in starts]))

@@ -49,8 +49,8 @@ class ProblemModule:
     """``values(case, device, supports)`` draws the logical values, ``reference(case, values)`` is the expected result,
     and ``logical_result(case, out, lse)`` brings what a kernel returned (LSE already natural) into its axes.
 
-    ``placement(case, device)`` says where the values go, ``write(case, tensors, values, placement)`` writes them, and
-    ``inputs(case, tensors)`` is what the kernel gets. For many cases at once, ``contents(cases, device, supports)``
+    ``placements(cases, device)`` says where the values of each go, ``write(case, tensors, values, placement)`` writes
+    them, and ``inputs(case, tensors)`` is what the kernel gets. ``contents(cases, device, supports)``
     gives the `Contents` of each. ``results`` names the two output tensors, out first.
 
     ``returned_names(case, supports)``: what a kernel may return, in this order, or write into its inputs;
@@ -75,7 +75,9 @@ class ProblemModule:
     inputs: Callable[[Any, dict[str, Tensor]], Any]
     axes: Callable[[Any, str], tuple[str, ...]]
     dead_words: Callable[[Any, Supports, int], list[str]]
-    placement: Callable[[Any, torch.device | str], Placement | None] = lambda case, device: None
+    placements: Callable[[Any, torch.device | str], Sequence[Placement | None]] = lambda cases, device: (
+        [None] * len(cases)
+    )
     owned: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]] = lambda case, results: results
     changed_names: Callable[[Any], tuple[str, ...]] = lambda case: ()
     where_is: Callable[[Any, str, tuple[int, ...]], str] = lambda case, name, index: ""
@@ -94,7 +96,7 @@ class ProblemModule:
         device = allocator.device
         tensors = allocate(case, allocator)
         one_run = {name: tensor[None] for name, tensor in tensors.items()}
-        self.write(case, one_run, values or self.values(case, device, supports), self.placement(case, device))
+        self.write(case, one_run, values or self.values(case, device, supports), *self.placements([case], device))
         return self.inputs(case, tensors)
 
 
@@ -134,9 +136,8 @@ def _merge_values(case: MergeStatesCase, device: torch.device | str, supports: S
     return merge_values(case, device, **_convention(supports))
 
 
-def _attention_placement(case: AttentionCase, device: torch.device | str) -> Placement:
-    (placement,) = placements([case], token_table([case], device))
-    return placement
+def _attention_placements(cases: Sequence[AttentionCase], device: torch.device | str) -> list[Placement]:
+    return placements(cases, token_table(cases, device))
 
 
 def _attention_contents(cases: Sequence[Any], device: torch.device | str, supports: Supports) -> list[Contents]:
@@ -233,7 +234,7 @@ _attention = partial(
     reference=attention_reference,
     logical_result=_as_is,
     contents=_attention_contents,
-    placement=_attention_placement,
+    placements=_attention_placements,
     write=paged_decode.write,
     axes=_axes("seq", "head"),
     dead_words=wording.dead_pages,

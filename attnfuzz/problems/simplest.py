@@ -129,7 +129,7 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
     if has_query_lens(problem):
         cache["query_lens"] = (1,)
-    if problem == "masked_attention":
+    if CASE_TYPES[problem].hides_keys:
         cache["mask"] = Mask(kind=masks_of(supports)[0])
     if problem == "split_decode":
         return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
@@ -154,8 +154,7 @@ def _rank(case: Case, options: Options) -> tuple[Any, ...]:
     if isinstance(case, AttentionCase):
         heads = (case.num_q_heads, case.num_kv_heads, case.v_head_size is not None, *heads[1:])
     if isinstance(case, PagedDecodeCase):
-        splits = case.num_splits if isinstance(case, SplitDecodeCase) else 1
-        heads += (splits, block_size_rank(case.block_size), LAYOUTS.index(case.layout))
+        heads += (case.partial_states or 1, block_size_rank(case.block_size), LAYOUTS.index(case.layout))
     chosen = tuple(options[name].index(value) for name, value in sorted(case.options.items()))
     quantised = isinstance(case, AttentionCase) and case.kv is not None
     return (*heads, DTYPES.index(case.dtype), chosen, quantised)

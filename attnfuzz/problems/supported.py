@@ -14,10 +14,7 @@ from attnfuzz.problems.cases import (
     BundledCase,
     BundledProblem,
     Case,
-    DenseDecodeCase,
-    MergeStatesCase,
     Problem,
-    VarlenCase,
     has_query_lens,
     packed_width,
 )
@@ -109,9 +106,9 @@ def _as_now(case: Case, problem: Problem, options: Options) -> Translated | None
     return Translated(adapt_options(made, options), ())
 
 
-def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fields: dict[str, Any]) -> bool:
+def _convert(case: Any, problem: BundledProblem, supports: Supports, fields: dict[str, Any]) -> bool:
     """Make ``fields`` those of ``problem``; False where that has no such case."""
-    if isinstance(case, MergeStatesCase) or problem == "merge_states":
+    if "merge_states" in (case.problem, problem):
         return False
     if case.values_in_keys or CASE_TYPES[problem].values_in_keys:
         return False
@@ -121,11 +118,9 @@ def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fie
         return False
     if getattr(case, "mask", CAUSAL_MASK) != CAUSAL_MASK:
         return False
-    if isinstance(case, VarlenCase) and any(
-        queries != min(1, keys) for queries, keys in zip(case.query_lens, case.seq_lens, strict=True)
-    ):
+    if has_query_lens(case.problem) and case.query_lens != tuple(min(1, keys) for keys in case.seq_lens):
         return False
-    if isinstance(case, DenseDecodeCase):
+    if case.problem == "dense_decode":
         sizes = block_sizes_of(supports)
         fields.update(block_size=_PAGE if _PAGE in sizes or not sizes else sizes[0])
     if has_query_lens(problem):

@@ -120,9 +120,9 @@ def shape_of(dtype: str, shape: Sequence[int]) -> str:
 
 def token_name(case: AttentionCase, position: int) -> str:
     """`token 16 (page 1, offset 0)`: pages as the sequence counts them."""
-    if not isinstance(case, PagedDecodeCase):
+    if not case.page_size:
         return f"token {position}"
-    page, offset = divmod(position, case.block_size)
+    page, offset = divmod(position, case.page_size)
     return f"token {position} (page {page}, offset {offset})"
 
 
@@ -133,8 +133,8 @@ def tokens_name(case: AttentionCase, positions: Sequence[int]) -> str:
     first, last = positions[0], positions[-1]
     is_range = last - first + 1 == len(positions)
     text = f"tokens {first}-{last}" if is_range else "tokens " + _listed(positions)
-    if is_range and isinstance(case, PagedDecodeCase):
-        pages = first // case.block_size, last // case.block_size
+    if is_range and case.page_size:
+        pages = first // case.page_size, last // case.page_size
         text += f" (page {pages[0]})" if pages[0] == pages[1] else f" (pages {pages[0]}-{pages[1]})"
     return text
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -24,13 +25,11 @@ from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
-    DenseDecodeCase,
     MergeStatesCase,
     PagedDecodeCase,
-    VarlenCase,
+    has_query_lens,
 )
 from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.report.findings import count, finding_lines, headline, wrapped
 from attnfuzz.report.svg import element, text
 
@@ -103,17 +102,20 @@ class Drawing:
     notes: tuple[str, ...] = ()
 
 
+@singledispatch
 def draw(case: Case, blame: Blame) -> Drawing:
     """The picture of ``case``. Long cases are cut, but what is to blame is kept."""
-    if isinstance(case, OpenCase):
-        return Drawing()
-    if isinstance(case, MergeStatesCase):
-        return _merge(case, blame)
+    del case, blame  # of a problem that no picture is known of
+    return Drawing()
+
+
+@draw.register
+def _(case: AttentionCase, blame: Blame) -> Drawing:
     blamed = [i for i in sorted(blame.seqs) if _MAX_SEQS <= i < case.num_seqs]
     shown = [*range(min(_MAX_SEQS, case.num_seqs)), *blamed[:_MAX_SEQS]]
     left_out = case.num_seqs - len(shown)
     notes = [f"... and {count(left_out, 'more sequence')}"] if left_out else []
-    notes += _spare_pages(case) if isinstance(case, PagedDecodeCase) else []
+    notes += _spare_pages(case) if case.page_size else []
     freed = freed_tokens(case)
     return Drawing(sequences=tuple(_sequence(case, seq, blame, freed[seq]) for seq in shown), notes=tuple(notes))
 
@@ -125,15 +127,14 @@ def squeeze(slots: tuple[Mark, ...], *, cells: int) -> list[Mark]:
     return [min(slots[start : start + per_cell], key=order.index) for start in range(0, len(slots), per_cell)]
 
 
-def _sequence(case: AttentionCase, seq: int, blame: Blame, freed: int) -> DrawnSequence:
+def _sequence(case: Any, seq: int, blame: Blame, freed: int) -> DrawnSequence:
     length = case.seq_lens[seq]
     notes = tuple(_notes(case, seq, freed))
     marked: dict[int, Mark] = {needle.position: "needle" for needle in case.values.needles if needle.seq == seq}
     marked |= dict.fromkeys((position for number, position in blame.tokens if number == seq), "fails")
-    if isinstance(case, PagedDecodeCase):
+    if case.page_size:
         return DrawnSequence(seq, length, seq in blame.seqs, tuple(_pages(case, seq, marked, freed)), notes)
-    positions = range(case.max_seq_len if isinstance(case, DenseDecodeCase) else length)
-    slots = _slots(positions, range(freed, length), marked)
+    slots = _slots(range(case.max_seq_len), range(freed, length), marked)
     title = f"rows 0-{len(slots) - 1}" if len(slots) > 1 else "row 0"
     return DrawnSequence(seq, length, seq in blame.seqs, (Box(title, slots),), notes)
 
@@ -169,12 +170,12 @@ def _shared_pages(case: PagedDecodeCase, seq: int) -> int:
     return min(case.pages.shared_blocks, others)
 
 
-def _notes(case: AttentionCase, seq: int, freed: int) -> Iterator[str]:
-    if isinstance(case, VarlenCase):
+def _notes(case: Any, seq: int, freed: int) -> Iterator[str]:
+    if has_query_lens(case.problem):
         yield _queries(case, seq)
     if freed:
         yield f"behind the window, in pages that were freed: {count(freed, 'token')}"
-    if isinstance(case, PagedDecodeCase):
+    if case.page_size:
         unused = block_table_rows(case)[seq][case.blocks_of(seq) :]
         if unused:
             yield f"unused block-table entries: {listed(unused)}"
@@ -182,7 +183,7 @@ def _notes(case: AttentionCase, seq: int, freed: int) -> Iterator[str]:
         yield f"in {count(num_splits, 'split')}, if even: {_splits(case.seq_lens[seq], num_splits)}"
 
 
-def _queries(case: VarlenCase, seq: int) -> str:
+def _queries(case: AttentionCase, seq: int) -> str:
     """Which of the tokens are the queries, and where those are in q."""
     rows, length = case.rows_of(seq), case.seq_lens[seq]
     if not rows:
@@ -200,7 +201,7 @@ def _splits(length: int, num_splits: int) -> str:
     return " | ".join(ranges) + (" | ..." if num_splits > _MAX_SPLITS else "")
 
 
-def _spare_pages(case: PagedDecodeCase) -> list[str]:
+def _spare_pages(case: Any) -> list[str]:
     if used_blocks(case) == num_blocks(case):
         return []
     used = {page for row in physical_pages(case) for page in row}
@@ -210,7 +211,8 @@ def _spare_pages(case: PagedDecodeCase) -> list[str]:
     return [f"of {count(num_blocks(case), 'page')} in the cache, no sequence owns: {listed(spare)}"]
 
 
-def _merge(case: MergeStatesCase, blame: Blame) -> Drawing:
+@draw.register
+def _(case: MergeStatesCase, blame: Blame) -> Drawing:
     heads = case.num_q_heads
     num_pairs = case.num_tokens * heads
     first = [divmod(i, heads) for i in range(min(_MAX_STATES, num_pairs))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import singledispatch
 from typing import Any, TypeVar
 
 from attnfuzz.campaign.identity.finding import Finding
@@ -56,21 +57,38 @@ CLOSE_TO_THE_BOUND = 0.9
 
 def headline(case: Case) -> str:
     """Problem, dtype, heads and pages: "paged_decode · float16 · head_size 64 · 4 query heads on 1 KV head · ..."."""
-    if isinstance(case, OpenCase):
-        told = (f"{name} {_value(getattr(case, name))}" for name in case.problem.fields)
-        return " · ".join([case.problem.name, *told])
-    parts: list[str] = [case.problem, case.dtype, f"head_size {case.head_size}"]
-    if isinstance(case, AttentionCase) and case.kv is not None:
-        parts[1] += f", cache {case.kv.dtype} with a scale per {case.kv.per}"
-    if isinstance(case, AttentionCase) and case.v_head_size is not None:
-        parts += [f"v_head_size {case.v_head_size}"]
-    if isinstance(case, MergeStatesCase):
-        parts += [count(case.num_tokens, "token"), count(case.num_q_heads, "query head")]
-    else:
-        parts += [f"{count(case.num_q_heads, 'query head')} on {count(case.num_kv_heads, 'KV head')}"]
-    if isinstance(case, PagedDecodeCase):
-        parts += [f"{case.layout}, pages of {count(case.block_size, 'token')}"]
-    return " · ".join(parts)
+    return " · ".join([str(case.problem), *_heading(case)])
+
+
+@singledispatch
+def _heading(case: Case) -> list[str]:
+    """Its parts after the problem's name."""
+    raise TypeError(f"nothing is known to say of a case of {case.problem}")
+
+
+@_heading.register
+def _(case: OpenCase) -> list[str]:
+    return [f"{name} {_value(getattr(case, name))}" for name in case.problem.fields]
+
+
+@_heading.register
+def _(case: MergeStatesCase) -> list[str]:
+    heads = count(case.num_q_heads, "query head")
+    return [case.dtype, f"head_size {case.head_size}", count(case.num_tokens, "token"), heads]
+
+
+@_heading.register
+def _(case: AttentionCase) -> list[str]:
+    cache = "" if case.kv is None else f", cache {case.kv.dtype} with a scale per {case.kv.per}"
+    v_head_size = [] if case.v_head_size is None else [f"v_head_size {case.v_head_size}"]
+    heads = f"{count(case.num_q_heads, 'query head')} on {count(case.num_kv_heads, 'KV head')}"
+    return [f"{case.dtype}{cache}", f"head_size {case.head_size}", *v_head_size, heads]
+
+
+@_heading.register
+def _(case: PagedDecodeCase) -> list[str]:
+    parts: list[str] = _heading.dispatch(AttentionCase)(case)
+    return [*parts, f"{case.layout}, pages of {count(case.block_size, 'token')}"]
 
 
 def one_line(case: Case) -> str:

@@ -30,9 +30,9 @@ from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.memory.arena import Arena
-from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.files import TEMPLATES
@@ -65,7 +65,7 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
     The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
     KernelLoadError for a kernel without source.
     """
-    if isinstance(regression.case, OpenCase):
+    if isinstance(regression.problem, OpenProblem):
         raise KernelLoadError(
             f"{regression.problem} is defined in a file of its own, whose inputs and reference a script does not hold: "
             "use attnfuzz replay"
@@ -92,7 +92,7 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
         deterministic=repr(declaration.supports.deterministic),
         tensors=_literals(data.tensors),
         outputs=repr(_outputs(case)),
-        padding_tokens=0 if isinstance(case, MergeStatesCase) else case.num_query_slots - case.num_rows,
+        padding_tokens=case.num_query_slots - case.num_rows,
         entry=repr(sources.entry),
         kernel=repr(sources.attribute),
         files={repr(path): _text_literal(text) for path, text in files.items()},
@@ -282,7 +282,7 @@ def _place(tensors: dict[str, Tensor]) -> tuple[list[str], dict[str, TensorPlace
 
 def _pack_results(case: Case, results: list[str], out: Tensor, lse: Tensor) -> dict[str, str]:
     """In the axes of what the kernel returns (of splits, merged)."""
-    if isinstance(case, MergeStatesCase) and case.lse_layout == "HT":
+    if problem_of(case).axes(case, results[-1])[0] == "head":
         lse = lse.T
     return {name: pack(part.double()) for name, part in zip(results, (out, lse), strict=False)}
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Numerics, Supports
 from attnfuzz.oracles.accuracy import objection
-from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvScales, QuantisedKv
 from attnfuzz.problems.supports import Layout
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
-from attnfuzz.trials.comparison import Comparison, Reference
+from attnfuzz.trials.comparison import Comparison, Reference, axes_of
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["assert_close"]
@@ -223,7 +223,7 @@ def _judge(case: Any, values: LogicalAttention, out: Tensor, lse: Tensor | None,
     reference = Reference(declaration, case, device=out.device.type, tolerance="bound")
     reference.values = values
     expected, bound = reference.expected, reference.bound
-    rows = "token" if isinstance(case, VarlenCase) else "seq"
+    rows = axes_of("out", case)[0]
     comparisons = [Comparison("out", (rows, "head", "dim"), out, expected.out, bound.out)]
     if lse is not None:
         comparisons.append(Comparison("lse", (rows, "head"), lse, expected.lse, bound.lse))

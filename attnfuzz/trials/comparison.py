@@ -14,7 +14,7 @@ from torch import Tensor
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.oracles.verdict import Blame
-from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.reference import ExactResult
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
@@ -142,7 +142,7 @@ class Reference:
     def expectation(self) -> Expectation:
         """Both, in the memory of `device`."""
         started = time.perf_counter()
-        values = self.values if _is_large(self.case) else self.values_on_cpu
+        values = self.values if self.case.work > _LAUNCH_IN_ELEMENTS else self.values_on_cpu
         request = (self.declaration, self.case, values)
         (found,) = expectations([request], tolerance=self.tolerance, one_copy=self.device == "cpu")
         self.seconds += time.perf_counter() - started
@@ -165,16 +165,9 @@ def compare(reference: Reference, seen: Observation) -> list[Comparison]:
     found = [Comparison("out", (rows, "head", "dim"), got_out, expected.out, bound.out)]
     if lse is not None:
         found.append(Comparison("lse", (rows, "head"), got_lse, expected.lse, bound.lse))
-        if isinstance(case, SplitDecodeCase):
+        if case.partial_states:
             found += _empty_partials(case, out, lse)
     return found
-
-
-def _is_large(case: Case) -> bool:
-    """Whether a GPU gains more from its speed than it loses by launching each operation."""
-    if isinstance(case, MergeStatesCase):
-        return case.num_tokens * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
-    return sum(case.row_lens) * case.num_q_heads * case.value_size > _LAUNCH_IN_ELEMENTS
 
 
 def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
@@ -193,7 +186,7 @@ def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, T
     return out, natural_lse(declaration, rest[0]) if rest else None
 
 
-def _empty_partials(case: SplitDecodeCase, out: Tensor, lse: Tensor) -> list[Comparison]:
+def _empty_partials(case: Any, out: Tensor, lse: Tensor) -> list[Comparison]:
     """An empty sequence leaves 0 and -inf in every split; what lies beside an LSE of -inf must be a number."""
     empty = (torch.tensor(case.seq_lens, dtype=torch.int64, device=lse.device) == 0).view(-1, 1, 1).expand_as(lse)
     unused = lse.isneginf().unsqueeze(-1).expand_as(out)

@@ -139,7 +139,7 @@ class DistantExpectations:
     fetch: Fetch
 
     def __post_init__(self) -> None:
-        is_worth_it = self.device != "cpu" and sum(_work(case) for _, case, _ in self.requests) > _HOST_WORK
+        is_worth_it = self.device != "cpu" and sum(case.work for _, case, _ in self.requests) > _HOST_WORK
         requests = self._sent() if is_worth_it else self.requests
         self._found = expectations(requests, tolerance=self.tolerance, one_copy=self.one_copy)
         for expectation in self._found:
@@ -163,12 +163,6 @@ class DistantExpectations:
 def _tensors(values: Any) -> dict[str, Tensor]:
     parts = {field.name: getattr(values, field.name) for field in fields(values)}
     return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
-
-
-def _work(case: Case) -> int:
-    if isinstance(case, AttentionCase):
-        return case.num_q_heads * sum(case.row_lens) * max(case.head_size, case.value_size)
-    return case.num_q_heads * case.num_tokens * case.head_size
 
 
 def _parts(expectation: Expectation) -> Iterator[Tensor]:

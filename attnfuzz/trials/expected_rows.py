@@ -20,7 +20,7 @@ from attnfuzz.numerics.bounds import attention_rows, merge_rows
 from attnfuzz.numerics.row_units import attention_units, merge_units, variant_units
 from attnfuzz.numerics.rows import RowResult
 from attnfuzz.numerics.scores import VariantRows
-from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.quantised_kv import smallest_magnitudes
 from attnfuzz.trials.row_batches import Place, Results, RowBatch, RowBlock, joined, row_batches, to_device, windows
 from attnfuzz.values import LogicalAttention, LogicalStates
@@ -42,7 +42,7 @@ def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCas
         in_dtype=dtype,
         out_dtype=dtype,
         is_split=num_partials > 1 or case.variant.sinks is not None,
-        partial_merge=isinstance(case, SplitDecodeCase),
+        partial_merge=case.partial_states > 0,
         one_copy=one_copy,
         num_partials=num_partials,
         smallest_kv=_smallest_kv(case),
@@ -57,8 +57,8 @@ def _smallest_kv(case: AttentionCase) -> tuple[float, float] | None:
 
 def _num_partials(declaration: Declaration, case: AttentionCase) -> int:
     """A kernel that does not say into how many parts it splits a sequence may split it: the looser bound."""
-    if isinstance(case, SplitDecodeCase):
-        return case.num_splits
+    if case.partial_states:
+        return case.partial_states
     choices = declaration.options.get("num_splits")
     num_splits = case.options.get("num_splits", choices[0] if choices else 2)
     return num_splits if isinstance(num_splits, int) and num_splits >= 1 else 2

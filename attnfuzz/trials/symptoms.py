@@ -22,9 +22,9 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.memory.image import RUNS
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.numerics import error_ratio
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, SplitDecodeCase
-from attnfuzz.problems.merge_states import tokens_first
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.reference import merge_all
+from attnfuzz.trials.comparison import axes_of
 from attnfuzz.trials.expectations import Expectation
 
 __all__ = ["Seen", "Symptoms", "elements_differ", "look"]
@@ -98,7 +98,7 @@ def _compare(declaration: Declaration, seen: Sequence[Seen]) -> list[float]:
     unit = math.log(2) if declaration.supports.lse == "base2" else 1.0
     for group in _groups(seen, _kind):
         chosen = [seen[i] for i in group]
-        split = isinstance(chosen[0].case, SplitDecodeCase) and len(chosen[0].runs[0]) == 2
+        split = chosen[0].case.partial_states and len(chosen[0].runs[0]) == 2
         worst = _worst_of_splits(chosen, unit) if split else _worst(chosen, unit)
         for i, ratio in zip(group, worst, strict=True):
             found[i] = ratio
@@ -108,7 +108,7 @@ def _compare(declaration: Declaration, seen: Sequence[Seen]) -> list[float]:
 def _kind(one: Seen) -> tuple[Any, ...]:
     """What cases have in common whose results can be joined."""
     out, *rest = one.runs[0]
-    splits = tuple(out.shape[2:]) if isinstance(one.case, SplitDecodeCase) else ()
+    splits = tuple(out.shape[2:]) if one.case.partial_states else ()
     return out.dtype, len(rest), splits
 
 
@@ -159,11 +159,12 @@ def _wrongly_empty(
 ) -> Bool[Tensor, " rows"]:
     """Rows of empty sequences with more than 0 and -inf in a split; others with no number beside an LSE of -inf."""
     unused = lse.isneginf()
-    lens = [seq_len for one in seen if isinstance(one.case, AttentionCase) for seq_len in one.case.seq_lens]
+    cases: list[Any] = [one.case for one in seen]
+    lens = [seq_len for case in cases for seq_len in case.seq_lens]
     wrong = torch.zeros(len(lse), dtype=torch.bool, device="cpu")
     if not unused.any() and 0 not in lens:
         return wrong
-    heads = [one.case.num_q_heads for one in seen if isinstance(one.case, AttentionCase) for _ in one.case.seq_lens]
+    heads = [case.num_q_heads for case in cases for _ in case.seq_lens]
     lens_and_heads = torch.tensor([lens, heads], dtype=torch.int64, device="cpu")
     of_empty = torch.repeat_interleave(lens_and_heads[0] == 0, lens_and_heads[1])[:, None].expand_as(unused)
     chosen = unused | of_empty
@@ -175,7 +176,7 @@ def _wrongly_empty(
 
 def _by_rows(case: Case, lse: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """An LSE in the order of the expected one."""
-    return tokens_first(case, lse) if isinstance(case, MergeStatesCase) else lse
+    return lse.mT if axes_of("output_lse", case)[0] == "head" else lse
 
 
 def _groups(seen: Sequence[Seen], key: Callable[[Seen], Any]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnfuzz.explaining.words import descriptions
-from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 
 DENSE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,), scale=1.0)
 PAGED = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,), scale=1.0, block_size=4)
@@ -26,7 +26,7 @@ PAGED = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,
         (DENSE, 40, [35, 36, 37, 38, 39], "every token from 35 on"),
     ],
 )
-def test_tokens_have_a_name(case: object, length: int, positions: list[int], name: str) -> None:
+def test_tokens_have_a_name(case: AttentionCase, length: int, positions: list[int], name: str) -> None:
     """Rows of different lengths would not be seen to have the same mistake."""
     assert name in list(descriptions(case, length, positions))
 

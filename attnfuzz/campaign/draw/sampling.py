@@ -28,7 +28,7 @@ from hypothesis.strategies import SearchStrategy
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
-from attnfuzz.problems.open_cases import OpenCase, OpenProblem
+from attnfuzz.problems.open_cases import OpenProblem
 
 __all__ = [
     "DRAWS_PER_ROUND",
@@ -260,7 +260,7 @@ class WorkingSets:
     def judged(self, declaration: Declaration, case: Case, seconds: float) -> Format | None:
         """Note that ``case`` took ``seconds``; its format if it is new, to be published."""
         self._seconds += seconds
-        if isinstance(case, OpenCase):
+        if isinstance(declaration.problem, OpenProblem):
             return None
         formats, format_ = self._of(declaration), format_of(case)
         key = format_key(format_)

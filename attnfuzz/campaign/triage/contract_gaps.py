@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import WITHOUT_WEIGHT
-from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
     CACHE_TENSORS,
@@ -30,7 +29,7 @@ from attnfuzz.problems.choices import (
     layouts_of,
 )
 from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports, as_call
@@ -71,7 +70,7 @@ def with_remedy(finding: Finding) -> None:
 def needed_limits(finding: Finding) -> Limits:
     """The least that has to be declared so that ``finding`` is none; empty if it is a bug whatever is declared."""
     if (
-        isinstance(finding.case, OpenCase)
+        isinstance(finding.declaration.problem, OpenProblem)
         or finding.shrunk_s is None
         or finding.is_flaky
         or finding.preceding
@@ -143,16 +142,17 @@ def _limits(finding: Finding) -> Limits:
     return _of_refusals(case, features) if is_refusal else {}
 
 
-def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -> Limits:
+def _of_places(declaration: Declaration, case: Any, features: frozenset[str]) -> Limits:
     """Where tensors lie. That heads end within a vector is another matter: what lies there wants a mask."""
     if features & {KV_STRIDES_DIFFER, "head_size not pow2"}:
         return {}
     found: Limits = {}
     named = {one.removeprefix("strides:").partition("=")[0] for one in features if one.startswith("strides:")}
     strided = {name for name in named if case.strides.get(name, "contiguous") != "contiguous"}
-    if isinstance(case, PagedDecodeCase):
+    if case.page_size:
         particular = f"layout={case.layout}" in features
-        simplest = cast(PagedDecodeCase, simplest_case(case.problem, declaration.supports, declaration.options)).layout
+        plain: Any = simplest_case(case.problem, declaration.supports, declaration.options)
+        simplest = plain.layout
         if case.layout != simplest and (particular or (named - strided) & _CACHES):
             layouts = layouts_of(declaration.supports)
             found["layouts"] = layouts[: layouts.index(case.layout)] if particular else (simplest,)
@@ -174,7 +174,7 @@ def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
     return {name: value for name, value in found.items() if finding.declaration.supports.leaves_open(name)}
 
 
-def _of_refusals(case: Case, features: frozenset[str]) -> Limits:
+def _of_refusals(case: Any, features: frozenset[str]) -> Limits:
     """What a kernel raises an exception for."""
     found: Limits = {}
     empty_states = any(one.startswith("lse ") and "inf" in one for one in features)
@@ -187,13 +187,13 @@ def _of_refusals(case: Case, features: frozenset[str]) -> Limits:
     if any(one.startswith("head_size") for one in features):
         tried = [size for size in HEAD_SIZES if head_size_rank(size) < head_size_rank(case.head_size)]
         found["head_sizes"] = _kept(_POW2_HEAD_SIZES, tried, case.head_size)
-    if isinstance(case, AttentionCase) and "gqa_ratio>1" in features and "num_kv_heads>1" not in features:
+    if "gqa_ratio>1" in features and "num_kv_heads>1" not in features:
         powers = tuple(filter(is_power_of_two, GQA_RATIOS))
         found["gqa_ratios"] = _kept(powers, [ratio for ratio in GQA_RATIOS if ratio < case.gqa_ratio], case.gqa_ratio)
     if "block_size not pow2" in features:
         found["block_sizes"] = tuple(filter(is_power_of_two, BLOCK_SIZES))
-    if isinstance(case, SplitDecodeCase) and "num_splits>1" in features:
-        found["max_num_splits"] = case.num_splits - 1
+    if case.partial_states and "num_splits>1" in features:
+        found["max_num_splits"] = case.partial_states - 1
     return found
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from attnfuzz.cases.fields import Field
 from attnfuzz.cases.search import Proposal
-from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.choices import is_power_of_two
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.simplest import simplest_case
@@ -74,7 +74,7 @@ class Domain:
     options: Options
 
     @functools.cached_property
-    def simplest(self) -> Case:
+    def simplest(self) -> Any:
         """Where every reduction ends that nothing stops."""
         return simplest_case(self.problem, self.supports, self.options)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from attnfuzz.cases.facets.facet import Axis, Domain, Levels
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, VarlenCase, has_query_lens
+from attnfuzz.problems.cases import AttentionCase, has_query_lens
 
 __all__ = ["LENGTHS", "QUERY_LENGTHS", "Row", "query_phase", "row_axes", "rows_of"]
 
@@ -33,9 +33,8 @@ class Row(NamedTuple):
 
 def rows_of(case: AttentionCase) -> set[Row]:
     """The distinct sequences of ``case``."""
-    page = case.block_size if isinstance(case, PagedDecodeCase) else 0
-    cut = (page, tile_sizes(case.options), num_splits_of(case))
-    query_lens = case.query_lens if isinstance(case, VarlenCase) else (1,) * case.num_seqs
+    cut = (case.page_size, tile_sizes(case.options), num_splits_of(case))
+    query_lens = case.query_counts
     rows = {Row(length, *cut, (), query_len) for length, query_len in set(zip(case.seq_lens, query_lens, strict=True))}
     needles: dict[int, list[int]] = {}
     for needle in case.values.needles:

@@ -25,7 +25,7 @@ from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
 from attnfuzz.cases.fields import Choice, Integer, number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
-from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase, VarlenCase
+from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, VarlenCase
 from attnfuzz.problems.choices import min_seq_len
 from attnfuzz.problems.supports import Supports
 
@@ -163,8 +163,7 @@ class Sequences(Facet[AttentionCase]):
 
     def simplest(self, case: AttentionCase, domain: Domain) -> Changes:
         """As many sequences, each as long as that of the simplest case."""
-        plain = domain.simplest
-        return {"seq_lens": plain.seq_lens * case.num_seqs} if isinstance(plain, AttentionCase) else {}
+        return {"seq_lens": domain.simplest.seq_lens * case.num_seqs}
 
     def changes(self, case: AttentionCase, domain: Domain) -> Iterator[Change]:
         for seq in sorted({0, case.seq_lens.index(max(case.seq_lens))}):
@@ -203,9 +202,9 @@ def _fewer(case: A) -> Proposal[A]:
 
 def _alone_on_moved_pages(case: A) -> Iterator[A | None]:
     """Where sequences share a page, the next one of all but one lies elsewhere: of a single one, in reversed order."""
-    if not isinstance(case, PagedDecodeCase) or case.pages.shared_blocks == 0:
+    if not case.shared_tokens:
         return
-    moved = msgspec.structs.replace(case.pages, order="reversed", shared_blocks=0)
+    moved = msgspec.structs.replace(case.with_own_pages()["pages"], order="reversed")
     for seq in range(case.num_seqs):
         alone = keep_sequences(case, [seq])
         yield None if alone is None else changed(alone, pages=moved)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, get_args
 
-import msgspec
-
 from attnfuzz.cases.facets.facet import (
     Axis,
     Change,
@@ -259,7 +257,7 @@ class CacheLayout(Facet[PagedDecodeCase]):
 
     def general(self, case: PagedDecodeCase, domain: Domain) -> Iterator[str]:
         """Another layout moves K and V in memory, as strides do."""
-        if isinstance(domain.simplest, PagedDecodeCase) and case.layout != domain.simplest.layout:
+        if case.layout != domain.simplest.layout:
             yield from ("strides:k_cache", "strides:v_cache", CACHE_STRIDES)
 
 
@@ -282,7 +280,7 @@ class PageMap(Facet[PagedDecodeCase]):
 
     def without(self, feature: str, case: PagedDecodeCase, domain: Domain) -> Iterator[Changes]:
         if feature == SHARED_PAGES and case.pages.shared_blocks:
-            yield {"pages": msgspec.structs.replace(case.pages, shared_blocks=0)}
+            yield case.with_own_pages()
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("page order", (*_PAGE_ORDERS, "shared"), _orders)
@@ -361,7 +359,7 @@ class TensorStrides(Facet[BundledCase]):
             yield from (_with_strides(case, [name], other) for other in kinds if other not in ("contiguous", kind))
 
     def without(self, feature: str, case: BundledCase, domain: Domain) -> Iterator[Changes]:
-        layout = {"layout": domain.simplest.layout} if isinstance(domain.simplest, PagedDecodeCase) else {}
+        layout = {"layout": domain.simplest.layout} if hasattr(domain.simplest, "layout") else {}
         caches = cache_names(case)
         if feature == KV_STRIDES_DIFFER:
             yield from self._both_alike(case, layout)

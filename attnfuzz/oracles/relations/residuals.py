@@ -94,15 +94,10 @@ def _visible(case: AttentionCase, row: int) -> int:
 
 def _repeats(case: AttentionCase, device: str) -> tuple[int, int]:
     """How often the sequences are repeated within a run, and how many runs there are; 0 if one is too large."""
-    rows, numbers = len(_tokens(case)) * case.num_q_heads, _numbers(case)
+    rows, numbers = len(_tokens(case)) * case.num_q_heads, case.work
     wanted, most = math.ceil(_ENOUGH_ROWS[device] / rows), _MOST_NUMBERS[device] // numbers
     in_one = max(1, min(wanted, most, _MOST_SEQS // case.num_seqs))
     return in_one, min(math.ceil(wanted / in_one), most // in_one)
-
-
-def _numbers(case: AttentionCase) -> int:
-    """Of keys or values, times query heads, that are looked at or computed with."""
-    return sum(case.row_lens) * case.num_q_heads * max(case.head_size, case.value_size)
 
 
 def _check(trial: Trial) -> Failure | None:
