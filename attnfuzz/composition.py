@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError
-from attnfuzz.problems.merge_states import MergeStatesInputs
+from attnfuzz.problems.inputs import MergeStatesInputs
 
 __all__ = ["compose"]
 

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from attnfuzz.problems.supports import Layout
+from attnfuzz.problems.cases import BundledCase
+from attnfuzz.problems.supports import Layout, LseLayout
 
-__all__ = ["TokenViews", "split_interleaved", "token_views"]
+__all__ = ["TokenViews", "split_interleaved", "token_views", "tokens_first", "with_both_caches"]
 
 
 class TokenViews(NamedTuple):
@@ -39,3 +40,20 @@ def split_interleaved(
 ]:
     """K and V of the interleaved layout: strided views of one tensor."""
     return kv_cache.select(-4, 0), kv_cache.select(-4, 1)
+
+
+def with_both_caches(case: BundledCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` with K and V in place of the one cache of the interleaved layout, or beside that of latent_decode."""
+    if "kv_cache" not in tensors:
+        return tensors
+    if case.values_in_keys:
+        k_cache = tensors["kv_cache"].unsqueeze(-2)
+        return tensors | {"k_cache": k_cache, "v_cache": k_cache[..., : case.value_size]}
+    k_cache, v_cache = split_interleaved(tensors["kv_cache"])
+    others = {name: tensor for name, tensor in tensors.items() if name != "kv_cache"}
+    return others | {"k_cache": k_cache, "v_cache": v_cache}
+
+
+def tokens_first(lse: Float[Tensor, "..."], layout: LseLayout) -> Float[Tensor, "*runs num_tokens num_q_heads"]:
+    """A view of an LSE tensor of merge_states with axes (token, head), whatever its layout."""
+    return lse if layout == "TH" else lse.mT

@@ -10,23 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems import (
-    dense_decode,
-    latent_decode,
-    masked_attention,
-    merge_states,
-    open_module,
-    paged_attention,
-    paged_decode,
-    split_decode,
-    wording,
-)
+from attnfuzz.problems import open_module, wording, writing
 from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
 from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeStatesCase, VarlenCase
+from attnfuzz.problems.inputs import inputs_of
+from attnfuzz.problems.layouts import tokens_first
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.open_module import Target
 from attnfuzz.problems.placement import Placement, placements
-from attnfuzz.problems.reference import ExactResult, attention_reference
+from attnfuzz.problems.reference import ExactResult, attention_reference, merge_all, merge_reference
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.values.attention import attention_values, attention_values_of_many
@@ -163,11 +155,11 @@ def _as_is(case: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 def _merged(case: Any, partial_out: Tensor, partial_lse: Tensor) -> tuple[Tensor, Tensor]:
     del case
-    return split_decode.merge_partials(partial_out, partial_lse)
+    return merge_all(partial_out, partial_lse)
 
 
 def _tokens_first(case: MergeStatesCase, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    return out.double(), merge_states.tokens_first(case, lse).double()
+    return out.double(), tokens_first(lse, case.lse_layout).double()
 
 
 def _without_padding(case: VarlenCase, results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -201,11 +193,6 @@ def _no_seq(case: Any, row: int) -> tuple[int, ...]:
     return ()
 
 
-def _keys_of_query(case: VarlenCase, row: int) -> list[str]:
-    keys = wording.plural(case.row_lens[row], "key")
-    return [f"token {row} of the batch is {wording.query_of_row(case, row)} and attends to {keys}"]
-
-
 def _not_in_parts(*arguments: Any) -> Any:
     raise TypeError(f"inputs of an open problem are built one case at a time, not from {arguments!r:.80}")
 
@@ -235,7 +222,8 @@ _attention = partial(
     logical_result=_as_is,
     contents=_attention_contents,
     placements=_attention_placements,
-    write=paged_decode.write,
+    write=writing.write_pages,
+    inputs=inputs_of,
     axes=_axes("seq", "head"),
     dead_words=wording.dead_pages,
     length_words=wording.length_of_row,
@@ -244,38 +232,24 @@ _attention = partial(
 """Attention over a paged cache, one query a sequence: other problems say in what they differ."""
 
 _PROBLEMS: dict[BundledProblem, ProblemModule] = {
-    "dense_decode": _attention(inputs=dense_decode.inputs_of, write=dense_decode.write, dead_words=wording.dead_rows),
-    "paged_decode": _attention(inputs=paged_decode.inputs_of),
-    "split_decode": _attention(
-        inputs=split_decode.inputs_of,
-        results=("partial_out", "partial_lse"),
-        logical_result=_merged,
-        axes=_split_axes,
+    "dense_decode": _attention(write=writing.write_dense, dead_words=wording.dead_rows),
+    "paged_decode": _attention(),
+    "split_decode": _attention(results=("partial_out", "partial_lse"), logical_result=_merged, axes=_split_axes),
+    "latent_decode": _attention(),
+    "paged_attention": _attention(
+        axes=_axes("token", "head"), owned=_without_padding, length_words=wording.keys_of_query
     ),
+    "masked_attention": _attention(axes=_axes("token", "head"), owned=_without_padding, length_words=wording.keys_seen),
     "merge_states": ProblemModule(
         results=("output", "output_lse"),
         values=_merge_values,
-        reference=merge_states.reference,
+        reference=merge_reference,
         logical_result=_tokens_first,
         contents=_merge_contents,
-        write=merge_states.write,
-        inputs=merge_states.inputs_of,
+        write=writing.write_states,
+        inputs=inputs_of,
         axes=_merge_axes,
         dead_words=wording.dead_states,
         seqs_of=_no_seq,
     ),
-    "paged_attention": _attention(
-        inputs=paged_attention.inputs_of,
-        axes=_axes("token", "head"),
-        owned=_without_padding,
-        length_words=_keys_of_query,
-    ),
-    "masked_attention": _attention(
-        inputs=masked_attention.inputs_of,
-        write=masked_attention.write,
-        axes=_axes("token", "head"),
-        owned=_without_padding,
-        length_words=masked_attention.keys_seen,
-    ),
-    "latent_decode": _attention(inputs=latent_decode.inputs_of),
 }

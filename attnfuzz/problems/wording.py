@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase, has_query_lens
+from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.masks import parents_of
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "dead_rows",
     "dead_states",
     "element",
+    "keys_of_query",
+    "keys_seen",
     "length_of_row",
     "number",
     "plural",
@@ -55,6 +58,26 @@ def query_of_row(case: AttentionCase, row: int) -> str:
 def length_of_row(case: AttentionCase, row: int) -> list[str]:
     """How many keys a row attends to, where each sequence has one row."""
     return [f"sequence {row} has length {case.seq_lens[row]}"]
+
+
+def keys_of_query(case: AttentionCase, row: int) -> list[str]:
+    """How many keys a row attends to, where a sequence may have several."""
+    keys = plural(case.row_lens[row], "key")
+    return [f"token {row} of the batch is {query_of_row(case, row)} and attends to {keys}"]
+
+
+def keys_seen(case: MaskedAttentionCase, row: int) -> list[str]:
+    """Which keys the mask lets a row see, in words."""
+    seq, query = case.row_seqs[row], query_of_row(case, row)
+    seen = case.rows_seen[row]
+    keys = ranges(t for t, is_seen in enumerate(seen) if is_seen)
+    what = f"sees keys {keys} of {len(seen)}" if keys else f"sees none of {plural(len(seen), 'key')}"
+    found = [f"token {row} of the batch is {query} and {what} (mask: {case.mask.kind})"]
+    if case.mask.kind == "tree":
+        number, query_len = row - case.rows_of(seq).start, case.query_lens[seq]
+        parent = parents_of(case.mask.of(seq), query_len)[number]
+        found += [f"in the tree, query {number} follows " + ("the context" if parent < 0 else f"query {parent}")]
+    return found
 
 
 def dead_states(case: Any, supports: Supports, row: int) -> list[str]:

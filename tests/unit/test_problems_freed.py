@@ -10,12 +10,12 @@ from hypothesis import find
 
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase, decode_case, encode_case
 from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.paged_decode import write
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import VARIANTS, Variant
+from attnfuzz.problems.writing import write_pages
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values import attention_values
 from attnfuzz.values.tokens import token_table
@@ -62,7 +62,7 @@ def test_freed_pages_are_not_written_unless_another_sequence_keeps_them(shared_b
     tensors["block_table"] = torch.zeros((1, 2, 3), dtype=torch.int32)
     tensors["seq_lens"] = torch.zeros((1, 2), dtype=torch.int32)
     (placement,) = placements([case], token_table([case], "cpu"))
-    write(case, tensors, attention_values(case, "cpu"), placement)
+    write_pages(case, tensors, attention_values(case, "cpu"), placement)
     first, second = tensors["block_table"][0, :, 0].tolist()
     assert (first == second) is bool(shared_blocks)
     for cache in ("k_cache", "v_cache"):

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, SplitDecodeCase
-from attnfuzz.problems.merge_states import reference as merge_reference
 from attnfuzz.problems.recipes import LSE_KINDS, Values
-from attnfuzz.problems.reference import attention_reference
-from attnfuzz.problems.split_decode import merge_partials
+from attnfuzz.problems.reference import attention_reference, merge_all, merge_reference
 from attnfuzz.values import LogicalAttention, attention_values, merge_values
 
 INF = math.inf
@@ -69,7 +67,7 @@ def test_position_coded_values_come_out_of_a_single_key() -> None:
 
 
 def test_states_of_two_halves_merge_to_the_whole() -> None:
-    """merge_partials and attention would disagree, so that correct split kernels would be called wrong."""
+    """merge_all and attention would disagree, so that correct split kernels would be called wrong."""
     case = dense(seq_lens=(9,))
     values = attention_values(case)
     cuts = [(0, 0), (0, 4), (4, 4), (4, 9)]
@@ -77,7 +75,7 @@ def test_states_of_two_halves_merge_to_the_whole() -> None:
     for start, end in cuts:
         part = LogicalAttention(values.q, values.k[start:end], values.v[start:end], (0, end - start))
         parts.append(attention_reference(dense(seq_lens=(end - start,)), part))
-    out, lse = merge_partials(torch.stack([p.out for p in parts], 2), torch.stack([p.lse for p in parts], 2))
+    out, lse = merge_all(torch.stack([p.out for p in parts], 2), torch.stack([p.lse for p in parts], 2))
     whole = attention_reference(case, values)
     torch.testing.assert_close(out, whole.out, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(lse, whole.lse, rtol=1e-13, atol=0)
@@ -86,14 +84,14 @@ def test_states_of_two_halves_merge_to_the_whole() -> None:
 def test_output_of_an_empty_split_is_not_used() -> None:
     """A kernel that rightly leaves an empty split's output alone would be blamed for what lies there."""
     out = torch.tensor([[[[1.0, 2.0], [math.nan, INF]]]])
-    merged, lse = merge_partials(out, torch.tensor([[[0.5, -INF]]]))
+    merged, lse = merge_all(out, torch.tensor([[[0.5, -INF]]]))
     assert merged.tolist() == [[[1.0, 2.0]]]
     assert lse.tolist() == [[0.5]]
 
 
 def test_only_empty_splits_give_the_empty_state() -> None:
     """An empty sequence's splits would merge to NaN instead of 0 and -inf."""
-    merged, lse = merge_partials(torch.full((1, 1, 2, 3), math.nan), torch.full((1, 1, 2), -INF))
+    merged, lse = merge_all(torch.full((1, 1, 2, 3), math.nan), torch.full((1, 1, 2), -INF))
     assert merged.tolist() == [[[0.0, 0.0, 0.0]]]
     assert lse.tolist() == [[-INF]]
 
@@ -101,9 +99,9 @@ def test_only_empty_splits_give_the_empty_state() -> None:
 @pytest.mark.parametrize("bad", [math.nan, INF])
 def test_bad_partial_lse_stays_visible(bad: float) -> None:
     """A NaN or +inf that a kernel left in one split would vanish in the merge."""
-    merged, _ = merge_partials(torch.ones(1, 1, 2, 3), torch.tensor([[[0.5, bad]]]))
+    merged, _ = merge_all(torch.ones(1, 1, 2, 3), torch.tensor([[[0.5, bad]]]))
     assert merged.isnan().all()
-    merged, _ = merge_partials(torch.tensor([[[[math.nan], [1.0]]]]), torch.zeros(1, 1, 2))
+    merged, _ = merge_all(torch.tensor([[[[math.nan], [1.0]]]]), torch.zeros(1, 1, 2))
     assert merged.isnan().all()
 
 

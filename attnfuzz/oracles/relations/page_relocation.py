@@ -46,8 +46,8 @@ from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import BundledCase, Case, PagedDecodeCase
 from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
+from attnfuzz.problems.layouts import with_both_caches
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.paged_decode import with_both_caches
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
@@ -303,7 +303,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
     else:
         inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
     if memory.caches:
-        caches = with_both_caches(case, memory.caches) if "kv_cache" in memory.caches else memory.caches
+        caches = with_both_caches(case, memory.caches)
         for name, cache in caches.items():
             setattr(inputs, name, cache)
     return inputs

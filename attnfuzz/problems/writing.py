@@ -1,0 +1,101 @@
+"""The live elements of a case, written into its tensors: dead memory stays as it was allocated.
+
+Each tensor has the runs that it is written for as an additional first dimension.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.layouts import token_views, tokens_first, with_both_caches
+from attnfuzz.problems.placement import Placement
+from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
+from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.values.states import LogicalStates
+from attnfuzz.values.tokens import on_device
+
+__all__ = ["write_dense", "write_pages", "write_states"]
+
+
+def write_dense(
+    case: DenseDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement
+) -> None:
+    """K and V of each sequence in rows of its own."""
+    del case
+    tensors["q"].copy_(values.q)
+    tensors["seq_lens"].copy_(placement.seq_lens)
+    seqs, rows = placement.slots
+    tensors["k"][:, seqs, rows] = values.k
+    tensors["v"][:, seqs, rows] = values.v
+
+
+def write_pages(
+    case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement
+) -> None:
+    """K and V in pages, and what finds them: block table, lengths, variants' numbers, scales and mask."""
+    tensors = with_both_caches(case, tensors)
+    if placement.block_table is not None:
+        tensors["block_table"].copy_(placement.block_table)
+    if placement.cu_seqlens_q is not None:
+        tensors["cu_seqlens_q"].copy_(placement.cu_seqlens_q)
+    tensors["seq_lens"].copy_(placement.seq_lens)
+    for name, numbers in case.variant.per_head_numbers(case.num_q_heads, case.values.seed).items():
+        tensors[name].copy_(torch.tensor(numbers, dtype=torch.float32, device="cpu"))
+    if values.kv_scales is not None:
+        for name, scales in zip(KV_SCALE_TENSORS, values.kv_scales, strict=True):
+            tensors[name].copy_(scales[: tensors[name].shape[-1]])
+    if case.rows_seen is not None:
+        _write_mask(case, case.rows_seen, tensors)
+    tensors["q"][:, : case.num_rows].copy_(values.q)
+    k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
+    (pages, offsets), k, v = placement.slots, values.k, values.v
+    if (kept := _kept_tokens(case, values)) is not None:
+        pages, offsets, k, v = pages[kept], offsets[kept], k[kept], v[kept]
+    k = k.view(len(k), *k_slots.shape[3:])
+    if case.kv is None:
+        k_slots[:, pages, offsets] = k
+        v_slots[:, pages, offsets] = v
+    else:  # as bytes: not all of torch's versions can index float8
+        k_slots.view(torch.uint8)[:, pages, offsets] = k.to(k_slots.dtype).view(torch.uint8)
+        v_slots.view(torch.uint8)[:, pages, offsets] = v.to(v_slots.dtype).view(torch.uint8)
+
+
+def _write_mask(case: PagedDecodeCase, rows_seen: tuple[bytes, ...], tensors: dict[str, Tensor]) -> None:
+    if table := bytearray(b"".join(rows_seen)):
+        tensors["mask"].copy_(torch.frombuffer(table, dtype=torch.uint8))
+    sizes = (queries * keys for queries, keys in zip(case.query_counts, case.seq_lens, strict=True))
+    tensors["mask_indptr"].copy_(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device="cpu"))
+
+
+def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tensor, " kept"] | None:
+    """Those whose pages have not been freed; None for all of them. A page that another sequence keeps is written."""
+    freed = freed_tokens(case)
+    if not any(freed):
+        return None
+    kept = [
+        torch.arange(start + first, start + length, device="cpu")
+        for start, first, length in zip(values.starts[:-1], freed, case.seq_lens, strict=True)
+    ]
+    return on_device(torch.cat(kept), values.k.device)
+
+
+def write_states(
+    case: MergeStatesCase, tensors: dict[str, Tensor], values: LogicalStates, placement: None = None
+) -> None:
+    """The states that are not dead."""
+    del placement  # a state's place is its row
+    for name, source, live in (
+        ("prefix_output", values.prefix_output, values.prefix_live),
+        ("suffix_output", values.suffix_output, values.suffix_live),
+    ):
+        target = tensors[name]
+        empty = torch.zeros_like(source) if values.empty_are_zeros else target
+        target.copy_(torch.where(live[..., None], source, empty))
+    tokens_first(tensors["prefix_lse"], case.lse_layout).copy_(values.prefix_lse)
+    tokens_first(tensors["suffix_lse"], case.lse_layout).copy_(values.suffix_lse)
