@@ -182,11 +182,6 @@ class LeasePool:
     def __init__(self, device_ids: Sequence[str]) -> None:
         self._holders: dict[str, set[str]] = {device_id: set() for device_id in device_ids}
 
-    @property
-    def device_ids(self) -> tuple[str, ...]:
-        """The GPUs in use."""
-        return tuple(self._holders)
-
     def take(self, holder: str) -> DeviceLease | None:
         """A lease of the GPU with the fewest holders, or the one that ``holder`` has; None if no GPU is in use."""
         if not self._holders:

@@ -4,8 +4,8 @@
 a small integer from ``attnfuzz.problems.hashing`` or from a formula, times a power of two: nothing is ever rounded.
 """
 
-from attnfuzz.values.attention import LogicalAttention, attention_values, decode_position
+from attnfuzz.values.attention import LogicalAttention, attention_values
 from attnfuzz.values.own import numbers
 from attnfuzz.values.states import LogicalStates, merge_values
 
-__all__ = ["LogicalAttention", "LogicalStates", "attention_values", "decode_position", "merge_values", "numbers"]
+__all__ = ["LogicalAttention", "LogicalStates", "attention_values", "merge_values", "numbers"]

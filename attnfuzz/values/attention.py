@@ -33,7 +33,7 @@ from attnfuzz.problems.recipes import DRAWN_KEYS, KeyRecipe, ValueRecipe
 from attnfuzz.values.draws import DrawnRecipe, Filling, Recipe, Stream, drawn_as, exact, fill_all
 from attnfuzz.values.tokens import TokenTable, number_each, on_device, token_table
 
-__all__ = ["LogicalAttention", "attention_values", "attention_values_of_many", "decode_position"]
+__all__ = ["LogicalAttention", "attention_values", "attention_values_of_many"]
 
 _NEEDLE_LEVEL = 16
 """A needle's key is this many times the sign pattern; other recipes stay below 8 where they point the queries' way."""
@@ -93,7 +93,8 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
       has; the others need at most 8): drawn per element; so are the queries then, unless the case has needles.
     * needles: ``16 σ`` at their position and KV head, whatever the recipe.
 
-    Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``, ``fine``;
+    Values: ``positions`` repeats 1 + position % 128, 1 + position // 128 % 128, 1 + kv_head % 128, 1 + seq % 128;
+    ``integers``, ``normal``, ``fine``;
     ``large`` is ±512 … ±1020; ``small`` is what GPUs may take for 0 and what they may not: float16's subnormal numbers,
     and in the other dtypes, drawn over sixteen powers of two, 0 … 127 · 2^-118, of which an eighth are below 2^-126.
     Of an 8-bit cache, K and V are what it holds. Where V is a part of K, see `_keys_with_values`.
@@ -147,24 +148,6 @@ def _keys_with_values(case: AttentionCase, drawn: LogicalAttention) -> LogicalAt
         drawn.k[..., :size] = drawn.v
         drawn.q[..., :size] *= factor
     return drawn
-
-
-def decode_position(row: Sequence[float] | Float[Tensor, " head_size"]) -> tuple[int, int, int] | None:
-    """The ``(position, kv_head, seq)`` that a row of position-coded V names, or None if it is no such row.
-
-    ``V[d]`` is, by ``d % 4``: 1 + position % 128, 1 + position // 128 % 128, 1 + kv_head % 128, 1 + seq % 128.
-    Positions are known modulo 16384, the others modulo 128. A row shorter than 4 does not tell.
-    """
-    numbers = [float(number) for number in row]
-    if len(numbers) < 4 or any(number not in _CODES for number in numbers):
-        return None
-    if any(number != numbers[d % 4] for d, number in enumerate(numbers)):
-        return None
-    low, high, kv_head, seq = (int(number) - 1 for number in numbers[:4])
-    return low + 128 * high, kv_head, seq
-
-
-_CODES = frozenset(float(code) for code in range(1, 129))
 
 
 def _hash_each(cases: Sequence[AttentionCase], stream: Stream, counts: Sequence[int]) -> Int64[Tensor, " all"]:
