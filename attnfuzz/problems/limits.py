@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import singledispatch
 
 from attnfuzz.problems.block_table import used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
@@ -51,34 +52,55 @@ def tensor_nbytes(case: Case) -> int:
     return total
 
 
+@singledispatch
 def case_nbytes(case: Case) -> int:
     """Bytes for ``case``: inputs and outputs, logical values, and float64 work of the reference and of the error bound.
 
     Tensors are exact, the work is what was measured, within a factor of 2. Copies that oracles keep come on top.
     """
-    if isinstance(case, OpenCase):  # where its problem is not imported, executors find out
-        return 0 if implementation_of(case.problem) is None else _COPIES_OF_OPEN * tensor_nbytes(case)
-    if isinstance(case, MergeStatesCase):
-        return tensor_nbytes(case) + _merge_work(case)
+    raise TypeError(f"the memory that {case.problem} takes is not known")
+
+
+@case_nbytes.register
+def _(case: OpenCase) -> int:
+    """Nothing is known where its problem is not imported: executors find out."""
+    return 0 if implementation_of(case.problem) is None else _COPIES_OF_OPEN * tensor_nbytes(case)
+
+
+@case_nbytes.register
+def _(case: MergeStatesCase) -> int:
+    return tensor_nbytes(case) + _merge_work(case)
+
+
+@case_nbytes.register
+def _(case: AttentionCase) -> int:
     return tensor_nbytes(case) + list_nbytes(case) + _logical_values(case) + _attention_work(case)
 
 
+@singledispatch
 def list_nbytes(case: Case) -> int:
     """Bytes for what is no tensor at first: lengths, rows, pages in their order, the block table.
 
     An entry of a list takes 8 bytes, and a number that is not small 32 of its own. The block table is held twice: row
     by row, and as one list on its way into a tensor.
     """
-    if isinstance(case, MergeStatesCase | OpenCase):
-        return 0
-    nbytes = 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows)
-    if isinstance(case, PagedDecodeCase):
-        pages = used_blocks(case)
-        if case.pages.order == "shuffled":  # spare ones too, with a key for each
-            pages = 2 * (pages + case.pages.spare_blocks)
-        entry = 16 if case.pages.padding != "wrong_page" else 16 + _LISTED_NUMBER
-        nbytes += 2 * _LISTED_NUMBER * pages + entry * case.num_seqs * case.max_blocks_per_seq
-    return nbytes
+    del case
+    return 0
+
+
+@list_nbytes.register
+def _(case: AttentionCase) -> int:
+    return 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows)
+
+
+@list_nbytes.register
+def _(case: PagedDecodeCase) -> int:
+    pages = used_blocks(case)
+    if case.pages.order == "shuffled":  # spare ones too, with a key for each
+        pages = 2 * (pages + case.pages.spare_blocks)
+    entry = 16 if case.pages.padding != "wrong_page" else 16 + _LISTED_NUMBER
+    table = entry * case.num_seqs * case.max_blocks_per_seq
+    return 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows + pages) + table
 
 
 def check_size(case: Case, limit: int = DEFAULT_LIMIT_BYTES) -> None:

@@ -25,7 +25,7 @@ from attnfuzz.values.attention import attention_values, attention_values_of_many
 from attnfuzz.values.states import LogicalStates, merge_values, merge_values_of_many
 from attnfuzz.values.tokens import token_table
 
-__all__ = ["Contents", "ProblemModule", "filled", "problem_of"]
+__all__ = ["Contents", "ProblemModule", "problem_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,14 @@ class ProblemModule:
         self.write(case, one_run, values or self.values(case, device, supports), *self.placements([case], device))
         return self.inputs(case, tensors)
 
+    def filled(self, case: Any, supports: Supports) -> dict[str, Tensor]:
+        """All tensors of ``case`` on the host, by name, with what a kernel may read; dead elements are NaN, or -1."""
+        (contents,) = self.contents([case], "cpu", supports)
+        tensors = allocate(case, PlainAllocator("cpu"))
+        one_run = {name: tensor[None] for name, tensor in tensors.items()}
+        self.write(case, one_run, contents.values, contents.placement)
+        return tensors
+
 
 class _OpenModule(ProblemModule):
     """A user's problem writes its inputs itself."""
@@ -102,21 +110,14 @@ class _OpenModule(ProblemModule):
     def build(self, case: Any, allocator: Allocator, supports: Supports, values: Any = None) -> Any:
         return open_module.build(case, allocator, values or self.values(case, allocator.device, supports))
 
+    def filled(self, case: Any, supports: Supports) -> dict[str, Tensor]:
+        del supports
+        return open_module.filled(case)
+
 
 def problem_of(case: Case) -> ProblemModule:
     """The functions of ``case``'s problem."""
     return _OPEN if isinstance(case, OpenCase) else _PROBLEMS[case.problem]
-
-
-def filled(case: Case, supports: Supports) -> dict[str, Tensor]:
-    """All tensors of ``case`` on the host, by name, with what a kernel may read; dead elements are NaN, or -1."""
-    if isinstance(case, OpenCase):
-        return open_module.filled(case)
-    problem = problem_of(case)
-    (contents,) = problem.contents([case], "cpu", supports)
-    tensors = allocate(case, PlainAllocator("cpu"))
-    problem.write(case, {name: tensor[None] for name, tensor in tensors.items()}, contents.values, contents.placement)
-    return tensors
 
 
 def _attention_values(case: Any, device: torch.device | str, supports: Supports) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.overlay import install_overlay
 from attnfuzz.problems.cases import Case, decode_case
-from attnfuzz.problems.registry import filled, problem_of
+from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.sanitizer.running import Note, TensorBytes, Work
 from attnfuzz.trials.observation import call_options
@@ -44,7 +44,7 @@ def main(work_file: Path) -> None:
 
 def exact_tensors(kernel: Kernel, case: Case, device: str) -> dict[str, Tensor]:
     """The tensors of `case`, each in storage of its own; outputs hold nothing yet."""
-    specs, tensors = tensor_specs(case), filled(case, kernel.declaration.supports)
+    specs, tensors = tensor_specs(case), problem_of(case).filled(case, kernel.declaration.supports)
     return {name: _moved(tensor, device, copy=specs[name].role != "output") for name, tensor in tensors.items()}
 
 

@@ -31,7 +31,7 @@ from attnfuzz.problems.allocation import Allocator, allocate, role_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.placement import Placement
-from attnfuzz.problems.registry import filled, problem_of
+from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports
 
@@ -335,7 +335,7 @@ def build_through_host(
 
     ``edit`` may change tensors while they are on the host, by name.
     """
-    written = filled(case, supports)
+    written = problem_of(case).filled(case, supports)
     for name, change in (edit or {}).items():
         if name in written:
             change(written[name])
