@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from attnfuzz.bench.kernels.measurements import Report
     from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.campaign.stopping import Interrupts
     from attnfuzz.declaration import Declaration
 
 __all__ = ["command", "option_values"]
@@ -327,8 +328,9 @@ def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]
             raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")
 
 
-_FOR_COMPILING = 0.3
-"""Of the budget, at most."""
+_FOR_COMPILING, _LAST_BUILD = 0.3, (0.7, 0.9)
+"""Of the budget: until when attnfuzz's own kernels are compiled ahead; and when an engine's last build begins and ends.
+"""
 
 
 @command.command("ladder")
@@ -371,7 +373,7 @@ def ladder_command(
     else:
         _refuse_interpreter(device)
         with refusing(), interrupts:
-            report = _measured_ladder(suites, device, seconds, budget)
+            report = _measured_ladder(suites, device, seconds, budget, interrupts)
     write_asked(
         ("--json", json_file, lambda path: write_file(path, encode_report(report))),
         ("--page", page, lambda path: _write_ladder(path, report)),
@@ -382,8 +384,10 @@ def ladder_command(
     return 1 if any(failed) else 0
 
 
-def _measured_ladder(suites: tuple[str, ...], device: str, seconds: float, budget: float) -> Report:
-    from attnfuzz.bench.kernels.ladder import FIGURES, compile_ahead, ladder_entries, measure_ladder
+def _measured_ladder(
+    suites: tuple[str, ...], device: str, seconds: float, budget: float, interrupts: Interrupts
+) -> Report:
+    from attnfuzz.bench.kernels.ladder import FIGURES, Builds, compile_ahead, ladder_entries, measure_ladder
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.declaration import KernelLoadError
     from attnfuzz.report import bench
@@ -406,17 +410,26 @@ def _measured_ladder(suites: tuple[str, ...], device: str, seconds: float, budge
         bench.print_machine(console, process.machine, engines, list(absent.values()))
         on_gpu = process.machine.device == "cuda"
         entries = list(ladder_entries(figures, known, on_gpu=on_gpu))
-        if on_gpu:
-            compile_ahead(process, entries, cores=len(os.sched_getaffinity(0)), seconds=_FOR_COMPILING * budget)
-            console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
-        return measure_ladder(
-            entries,
-            process,
-            engines,
-            seconds=seconds,
-            budget_s=budget - (time.monotonic() - began),
-            report_row=bench.BenchProgress(console),
-        )
+        builds = Builds(process, entries)
+        try:
+            if on_gpu:
+                compile_ahead(process, entries, cores=len(os.sched_getaffinity(0)), seconds=_FOR_COMPILING * budget)
+                console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
+            return measure_ladder(
+                builds.entries(
+                    last_start=began + _LAST_BUILD[0] * budget,
+                    last_end=began + _LAST_BUILD[1] * budget,
+                    stopped=lambda: interrupts.count > 0,
+                ),
+                process,
+                engines,
+                suites=tuple(figure.suite for figure in figures),
+                seconds=seconds,
+                budget_s=budget - (time.monotonic() - began),
+                report_row=bench.BenchProgress(console),
+            )
+        finally:
+            builds.close()
 
 
 def _write_ladder(page: Path, report: Report) -> None:

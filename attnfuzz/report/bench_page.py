@@ -113,17 +113,18 @@ def plots_png(report: Report) -> bytes | None:
     return file.getvalue()
 
 
-def charts_of(report: Report, suite: str) -> list[Chart]:
+def charts_of(report: Report, suite: str, names: Sequence[str] = ()) -> list[Chart]:
     """Charts of the suite's timed results, in the first state of launch and cache in which anything was timed.
 
     What has only one length is no line, and left out. Over lengths, or sequences where batches are ragged, only the
-    suite's first page size is drawn; all are in the chart of the bandwidth.
+    suite's first page size is drawn; all are in the chart of the bandwidth. ``names``: contenders in the order of their
+    colours, where those of several suites are to have the same.
     """
     results = [one for one in report.chosen(suite) if one.times]
     states = states_of(results)
     if not states:
         return []
-    state, names = states[0], _names(results)
+    state, names = states[0], names or _names(results)
     said = f"{'CUDA graph' if state[0] == 'graph' else 'eager'}, L2 {state[1]}"
     is_ragged = 2 * sum(not one.shape.is_even for one in results) > len(results)
     place, label = (_num_seqs, "sequences in the batch") if is_ragged else (_longest, _x_label(results))

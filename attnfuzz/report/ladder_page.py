@@ -317,7 +317,10 @@ def _failures(report: Report) -> list[str]:
 
 def _curves_of(*suites: str) -> Callable[[Report], list[Chart]]:
     """Their curves over lengths or batches; the roofline stands for their bandwidth."""
-    return lambda report: [chart for suite in suites for chart in charts_of(report, suite) if chart.ceiling is None]
+    names = list(dict.fromkeys(step.name for one in FIGURES if one.suite in suites for step in one.steps))
+    return lambda report: [
+        chart for suite in suites for chart in charts_of(report, suite, names) if chart.ceiling is None
+    ]
 
 
 def _nothing_found(report: Report) -> Iterator[str]:

@@ -149,7 +149,7 @@ def draw_tensors(shape: Shape, device: str, seed: int) -> AttentionTensors | Mer
         q=normal(sum(shape.queries), shape.num_q_heads, shape.head_size),
         k_cache=normal(*cache).to(kv_dtype),
         v_cache=normal(*cache).to(kv_dtype),
-        block_table=_block_table(shape, pages, seed).to(device),
+        block_table=_block_table(shape, pages).to(device),
         seq_lens=torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
         cu_seqlens_q=torch.tensor([0, *itertools.accumulate(shape.queries)], dtype=torch.int32, device=device),
     )
@@ -168,10 +168,13 @@ def in_layout(k_cache: Tensor, v_cache: Tensor, layout: Layout) -> dict[str, Ten
     return {"k_cache": k_cache.contiguous(), "v_cache": v_cache.contiguous()}
 
 
-def _block_table(shape: Shape, pages: list[int], seed: int) -> Int32[Tensor, "num_seqs max_blocks_per_seq"]:
-    """Physical pages in random order; what no sequence needs names some page, too."""
+def _block_table(shape: Shape, pages: list[int]) -> Int32[Tensor, "num_seqs max_blocks_per_seq"]:
+    """Physical pages in random order; what no sequence needs names some page, too.
+
+    The same in all sets: FlashInfer's wrappers for graphs keep one for all batches of a shape.
+    """
     total = max(1, sum(pages))
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed), device="cpu").int()
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(0), device="cpu").int()
     width = max(1, -(-max(shape.longest, shape.room) // shape.block_size))
     table = order[torch.arange(len(pages) * width, device="cpu") % total].view(len(pages), width)
     starts = [0, *itertools.accumulate(pages)]

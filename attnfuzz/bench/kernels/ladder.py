@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,10 +27,21 @@ from attnfuzz.bench.kernels.run import (
     timed_on,
 )
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, SUITES, Shape, tiny
+from attnfuzz.campaign.stopping import Interrupted
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["FIGURES", "SUITES_OF_STEPS", "Figure", "Step", "compile_ahead", "ladder_entries", "measure_ladder"]
+__all__ = [
+    "FIGURES",
+    "SUITES_OF_STEPS",
+    "Builds",
+    "Figure",
+    "Step",
+    "compile_ahead",
+    "ladder_entries",
+    "measure_ladder",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,7 @@ SUITES_OF_STEPS = ("prompts", "half", "ragged")
 """Suites with 0, 50 and 100 % of decoding sequences."""
 
 _FA3 = Step("FA3", "vllm:flash_attention_3", {"num_splits": (0,), "scheduled": (False, True)})
-_FLASHINFER = Step("FlashInfer", "flashinfer:batch_decode", {"use_tensor_cores": (False, True)})
+_FLASHINFER = Step("FlashInfer", "flashinfer:batch_decode", {"use_tensor_cores": (True,)})
 _FLASHINFER_GRAPH = Step("FlashInfer", "flashinfer:batch_decode_graph", {"use_tensor_cores": (True,)})
 _FLASHINFER_PREFILL = Step("FlashInfer", "flashinfer:batch_prefill")
 _SDPA = Step("SDPA", "torch:sdpa")
@@ -108,7 +119,7 @@ FIGURES = (
         ),
         l2="warm",
     ),
-    Figure(suite="variety", steps=(_GROUPED, Step("Q-Block", "paged_attention_auto"), _FA3, _FLASHINFER, _SDPA)),
+    Figure(suite="variety", steps=(_GROUPED, _CLIMB[5], _FA3, _FLASHINFER, _SDPA)),
     Figure(suite="padded", steps=(*_CLIMB[4:], _GROUPED, _FA3, _FLASHINFER_GRAPH), together=2),
     Figure(
         suite="merge",
@@ -165,10 +176,11 @@ _MATRIX_SIZE, _SMALL_MATRIX_SIZE = 8192, 64
 
 
 def measure_ladder(
-    entries: Sequence[TimedEntry],
+    entries: Iterable[TimedEntry],
     process: Measures,
     engines: Sequence[Declaration],
     *,
+    suites: tuple[str, ...],
     seconds: float,
     budget_s: float,
     report_row: Callable[[Result], None] = lambda _: None,
@@ -181,7 +193,7 @@ def measure_ladder(
         entries,
         process,
         engines,
-        suites=tuple(dict.fromkeys(entry.suite for entry in entries)),
+        suites=suites,
         seconds=seconds,
         budget_s=budget_s,
         with_copies=False,
@@ -192,6 +204,8 @@ def measure_ladder(
 
 
 _MOST_COMPILERS = 10
+_BUILDS_ITSELF = "flashinfer:"
+"""Engines that compile C++ when they are first called, for up to a minute for each dtype and head size."""
 
 
 def compile_ahead(process: TimingProcess, entries: Sequence[TimedEntry], *, cores: int, seconds: float) -> None:
@@ -200,12 +214,7 @@ def compile_ahead(process: TimingProcess, entries: Sequence[TimedEntry], *, core
     What Triton compiles there the measuring process finds in its cache: one after the other that takes minutes.
     """
     until = time.monotonic() + seconds
-    requests = [
-        replace(request, modes=(), l2=("warm",))
-        for entry in entries
-        if not entry.is_reference
-        for request in entry.requests(0)
-    ]
+    requests = [_untimed(request) for entry in entries if not entry.is_reference for request in entry.requests(0)]
     waiting, lock = iter(requests), threading.Lock()
 
     def take() -> MeasureRequest | None:
@@ -226,6 +235,73 @@ def compile_ahead(process: TimingProcess, entries: Sequence[TimedEntry], *, core
         except BaseException:
             until = 0.0
             raise
+
+
+class Builds:
+    """Has engines compile themselves in a process beside the measuring one, one build at a time as they need it.
+
+    Their entries are put off until no build is under way: two at a time spoil each other's log.
+    """
+
+    def __init__(self, process: TimingProcess, entries: Sequence[TimedEntry]) -> None:
+        self._process = process
+        self._entries = entries
+        self._wanted: dict[str, MeasureRequest] = {}
+        for entry in sorted(entries, key=lambda one: sum(one.shape.seq_lens)):  # short ones disturb the least
+            for request in entry.requests(0) if _builds_itself(entry) else ():
+                self._wanted.setdefault(_object_of(request), _untimed(request))
+        self._built: set[str] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        if self._wanted:
+            self._thread.start()
+
+    def entries(self, *, last_start: float, last_end: float, stopped: Callable[[], bool]) -> Iterator[TimedEntry]:
+        """All that can be measured. No build begins after ``last_start``, and none is waited for after ``last_end``,
+        both in seconds of the monotonic clock, or once ``stopped``; what is not built by then is left out."""
+        put_off = []
+        for entry in self._entries:
+            if not _builds_itself(entry) or self._has_built(entry):
+                yield entry
+            else:
+                put_off.append(entry)
+        while self._thread.is_alive() and time.monotonic() < last_end and not stopped():
+            if time.monotonic() > last_start:
+                self.close()
+            with suppress(Interrupted):
+                self._thread.join(0.2)
+        yield from filter(self._has_built, put_off)
+
+    def close(self) -> None:
+        """Begin no other build."""
+        self._closed.set()
+
+    def _has_built(self, entry: TimedEntry) -> bool:
+        return not self._thread.is_alive() and all(_object_of(one) in self._built for one in entry.requests(0))
+
+    def _work(self) -> None:
+        with suppress(ExecutorUnavailable), TimingProcess(beside=self._process) as mine:  # the other may have ended
+            for key, request in self._wanted.items():
+                if self._closed.is_set():
+                    break
+                with suppress(Crashed):
+                    mine.measure(request)
+                    self._built.add(key)
+
+
+def _builds_itself(entry: TimedEntry) -> bool:
+    return entry.contender.startswith(_BUILDS_ITSELF)
+
+
+def _untimed(request: MeasureRequest) -> MeasureRequest:
+    return replace(request, modes=(), l2=("warm",))
+
+
+def _object_of(request: MeasureRequest) -> str:
+    """What stands for the object that is compiled for it."""
+    shape = request.shape
+    sizes = (shape.dtype, shape.kv_dtype, shape.head_size, bool(shape.window), shape.kind)
+    return repr((request.contender, request.options, sizes))
 
 
 def _ends_first(count: int) -> list[int]:

@@ -203,7 +203,7 @@ def _steps(share: int) -> list[Shape]:
         contexts = ragged_lengths(rng, batch * share // 100, 2048)
         prompts = ragged_lengths(rng, batch - len(contexts), 384)
         queries = () if share == 100 else (*[1] * len(contexts), *prompts)
-        shapes.append(_attention(f"{batch} sequences", 32, 8, (*contexts, *prompts), query_lens=queries))
+        shapes.append(_attention(f"batch {batch}", 32, 8, (*contexts, *prompts), query_lens=queries))
     return shapes
 
 
@@ -218,7 +218,7 @@ def _padded() -> list[Shape]:
     for batch in (3, 5, 17, 65):
         lengths = tuple(min(8192, length) for length in ragged_lengths(random.Random(batch), batch, 1024))
         whole = 1 << batch.bit_length()
-        shapes.append(_attention(f"{batch} sequences", 32, 8, lengths))
+        shapes.append(_attention(f"batch {batch}", 32, 8, lengths))
         shapes.append(
             _attention(f"{batch} padded to {whole}", 32, 8, lengths + (1,) * (whole - batch), room=8192)
         )  # fmt: skip
