@@ -247,7 +247,8 @@ class Builds:
         self._process = process
         self._entries = entries
         self._wanted: dict[str, MeasureRequest] = {}
-        for entry in sorted(entries, key=lambda one: sum(one.shape.seq_lens)):  # short ones disturb the least
+        for entry in sorted(entries, key=lambda one: (one.shape.num_tokens, sum(one.shape.seq_lens))):
+            # short ones disturb the least
             for request in entry.requests(0) if _builds_itself(entry) else ():
                 self._wanted.setdefault(_object_of(request), _untimed(request))
         self._built: set[str] = set()
