@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -110,18 +110,24 @@ def _timed(report: Report, suite: str) -> list[Result]:
     return sorted(found, key=lambda one: order.get(one.shape.label, len(order)))
 
 
-def _first_us(result: Result) -> float:
-    """In the first of the states that matter most to a server."""
-    return next(timed.median_us for state in states_of([result]) if (timed := result.time(*state)) is not None)
-
-
-def _ratios(report: Report, suite: str, of: str, to: str, shape_of: Callable[[Result], bool] = bool) -> list[float]:
-    """Times of a step over those of another on the same shapes."""
-    times = {one.shape.label: _first_us(one) for one in _timed(report, suite) if one.name == to}
-    return [
-        _first_us(one) / times[one.shape.label]
+def _times(report: Report, suite: str) -> dict[tuple[str, str], float]:
+    """Microseconds by shape and step, in the first of the states that matter most to a server."""
+    return {
+        (one.shape.label, one.name): next(
+            timed.median_us for state in states_of([one]) if (timed := one.time(*state)) is not None
+        )
         for one in _timed(report, suite)
-        if one.name == of and one.shape.label in times and shape_of(one)
+    }
+
+
+def _names(times: Iterable[tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for _, name in times))
+
+
+def _gains(times: dict[tuple[str, str], float], before: str, after: str) -> list[float]:
+    """How many times as fast a step is as another, on each shape."""
+    return [
+        us / times[label, after] for (label, name), us in times.items() if name == before and (label, after) in times
     ]
 
 
@@ -134,23 +140,12 @@ def _span(ratios: Sequence[float], unit: str = " x") -> str:
 
 
 def _steps_found(report: Report) -> Iterator[str]:
-    """How much faster each step is than the one before it."""
-    steps = [step.name for step in FIGURES[0].steps if ":" not in step.kernel]
-    rows = []
-    for before, after in pairwise(steps):
-        gains = [[1 / ratio for ratio in _ratios(report, suite, after, before)] for suite in SUITES_OF_STEPS]
-        rows.append([f"{before} → {after}", *map(_span, gains)])
-    last = {suite: "grouped" if suite == "ragged" else "tuned" for suite in SUITES_OF_STEPS}
-    for rival in _RIVALS:
-        rows.append([
-            f"naive, times {rival}'s time", *(_span(_ratios(report, suite, "naive", rival)) for suite in last)
-        ])  # fmt: skip
-        rows.append(
-            [
-                f"the last step, times {rival}'s time",
-                *(_span(_ratios(report, suite, name, rival)) for suite, name in last.items()),
-            ]
-        )
+    """How much faster each step is than the one before it, and the first and the last ones than engines."""
+    own = [step.name for step in FIGURES[0].steps if ":" not in step.kernel]
+    pairs = {f"{before} → {after}": (before, after) for before, after in pairwise(own)}
+    pairs |= {f"{name}, times {rival}'s speed": (rival, name) for rival in _RIVALS for name in (own[0], *own[-2:])}
+    times = [_times(report, suite) for suite in SUITES_OF_STEPS]
+    rows = [[told, *(_span(_gains(of_suite, *pair)) for of_suite in times)] for told, pair in pairs.items()]
     yield "How many times as fast each step is as the one before (median over batches, from the least to the most):"
     yield _table(["step", *_SHARES.values()], [row for row in rows if any(row[1:])])
 
@@ -183,7 +178,8 @@ _LAUNCHED: dict[Mode, str] = {"graph": "in one CUDA graph for all lengths", "eag
 
 
 def _output_charts(report: Report) -> list[Chart]:
-    return [
+    """Without FlashAttention 3, times over lengths."""
+    shares = [
         Chart(
             f"attention of one sequence, {text}",
             "output tokens after a prompt of 500",
@@ -195,6 +191,7 @@ def _output_charts(report: Report) -> list[Chart]:
         for mode, text in _LAUNCHED.items()
         if (lines := [Curve(name, at, i) for i, (name, at) in enumerate(_shares(report, mode).items()) if at])
     ]
+    return shares or _curves_of("output")(report)
 
 
 def _output_found(report: Report) -> Iterator[str]:
@@ -207,58 +204,30 @@ def _output_found(report: Report) -> Iterator[str]:
 
 
 def _qwen_found(report: Report) -> Iterator[str]:
-    grown = []
-    times = {(one.shape.label, one.name): _first_us(one) for one in _timed(report, "qwen")}
-    for name in dict.fromkeys(name for _, name in times):
-        if ("12/2 128", name) in times and ("12/2 4096", name) in times:
-            grown.append(f"{_text(name)} {times['12/2 4096', name] / times['12/2 128', name] - 1:+.0%}")
-    if grown:
-        yield f"From 128 to 4,096 tokens with 12 heads on 2: {', '.join(grown)}."
-
-    def is_long(one: Result) -> bool:
-        return one.shape.longest >= 1024
-
-    names = [step.name for step in next(one for one in FIGURES if one.suite == "qwen").steps]
-    rows = [
-        [f"{before} → {after}", _span([1 / ratio for ratio in _ratios(report, "qwen", after, before, is_long)])]
-        for before, after in (*pairwise([names[1], names[2], names[5], names[7]]), ("v1", "v2"), ("paged", "v2"))
-    ]
-    if any(row[1] for row in rows):
+    times = _times(report, "qwen")
+    ends = "12/2 128", "12/2 4096"
+    grown = {name: [times[end, name] for end in ends if (end, name) in times] for name in _names(times)}
+    told = [f"{_text(name)} {us[1] / us[0] - 1:+.0%}" for name, us in grown.items() if len(us) == 2]
+    if told:
+        yield f"From 128 to 4,096 tokens with 12 heads on 2: {', '.join(told)}."
+    long = {shape.label for shape in SUITES["qwen"]() if shape.longest >= 1024}
+    times = {place: us for place, us in times.items() if place[0] in long}
+    pairs = (*pairwise(("simple", "paged", "split-K", "grouped")), ("v1", "v2"), ("paged", "v2"))
+    rows = [[" → ".join(pair), _span(gains)] for pair in pairs if (gains := _gains(times, *pair))]
+    if rows:
         yield _table(["how many times as fast, from 1,024 tokens on", "median (least to most)"], rows)
 
 
 def _padded_found(report: Report) -> Iterator[str]:
-    results = _timed(report, "padded")
-    whole = {(one.name, _filled(one)): _first_us(one) for one in results if not one.shape.room}
-    found = []
-    for name in dict.fromkeys(one.name for one in results):
-        ratios = [
-            _first_us(one) / whole[name, _filled(one)]
-            for one in results
-            if one.name == name and one.shape.room and (name, _filled(one)) in whole
-        ]
-        if ratios:
-            found.append(f"{_text(name)} {_span(ratios)}")
-    if found:
-        yield f"Time of the padded batch over that of the batch as it is: {', '.join(found)}."
-
-
-def _filled(result: Result) -> int:
-    return sum(length > 1 for length in result.shape.seq_lens)
-
-
-def _against_rivals(report: Report) -> list[tuple[str, str, float]]:
-    """Shapes of the variety, and what steps take over the faster of the rivals."""
-    results = _timed(report, "variety")
-    best: dict[str, float] = {}
-    for one in results:
-        if one.name in _RIVALS:
-            best[one.shape.label] = min(_first_us(one), best.get(one.shape.label, float("inf")))
-    return [
-        (one.shape.label, one.name, _first_us(one) / best[one.shape.label])
-        for one in results
-        if not one.is_reference and one.shape.label in best
-    ]
+    times, labels = _times(report, "padded"), [shape.label for shape in SUITES["padded"]()]
+    pairs = list(zip(labels[::2], labels[1::2], strict=True))
+    for name in _names(times):
+        if ratios := [
+            times[padded, name] / times[whole, name]
+            for whole, padded in pairs
+            if (whole, name) in times and (padded, name) in times
+        ]:
+            yield f"{_text(name)}: the padded batch takes {_span(ratios)} the time of the batch as it is."
 
 
 def _variety_charts(report: Report) -> list[Chart]:
@@ -267,16 +236,19 @@ def _variety_charts(report: Report) -> list[Chart]:
 
 
 def _variety_found(report: Report) -> Iterator[str]:
-    ratios = _against_rivals(report)
-    for name in dict.fromkeys(name for _, name, _ in ratios):
-        mine = sorted((ratio for _, one, ratio in ratios if one == name), reverse=True)
-        slow = [f"{_text(label)} {ratio:.2f}" for label, one, ratio in ratios if one == name and ratio > 1]
-        yield (
-            f"{_text(name)} takes {mine[-1]:.2f} to {mine[0]:.2f} times the faster of FlashAttention 3 and FlashInfer; "
-            f"above 1.00 at {', '.join(slow) or 'none'}."
-        )
-    times = {(one.shape.label, one.name): _first_us(one) for one in _timed(report, "variety")}
-    for name in dict.fromkeys(name for _, name in times):
+    times = _times(report, "variety")
+    best: dict[str, float] = {}
+    for (label, name), us in times.items():
+        if name in _RIVALS:
+            best[label] = min(us, best.get(label, us))
+    for name in _names(times):
+        ratios = {label: us / best[label] for (label, one), us in times.items() if one == name and label in best}
+        if ratios and name not in _RIVALS:
+            slow = [f"{_text(label)} {ratio:.2f}" for label, ratio in ratios.items() if ratio > 1]
+            yield (
+                f"{_text(name)} takes {_span(list(ratios.values()))} the time of the faster of FlashAttention 3 and "
+                f"FlashInfer; above 1.00 at {', '.join(slow) or 'none'}."
+            )
         short, long = (times.get((f"8x{n} window 1024", name)) for n in (1024, 32768))
         if short and long:
             yield f"Behind a window of 1,024, {_text(name)} takes {long / short:.2f} times as long with 32,768 tokens."
@@ -286,22 +258,24 @@ def _roofline_charts(report: Report) -> list[Chart]:
     """Operations a second over operations a byte, of all attention that was timed with keys and values in memory."""
     points: dict[str, list[tuple[float, float]]] = {}
     for suite in (*SUITES_OF_STEPS, "variety"):
+        times = _times(report, suite)
         for one in _timed(report, suite):
             work = operations(one.shape)
-            points.setdefault(one.name, []).append((work / one.nbytes, work / _first_us(one) * 1e-6))
-    if not points:
-        return []
+            speed = work / times[one.shape.label, one.name] * 1e-6
+            points.setdefault(one.name, []).append((work / one.nbytes, speed))
     shown = [name for name in ("naive", "Q-Block", "static grid", "tuned", "grouped", *_RIVALS) if name in points]
-    ridge = report.peak_tflop_s * 1e3 / report.peak_gb_s
-    roof = [(x, min(report.peak_tflop_s, x * report.peak_gb_s * 1e-3)) for x in (1.0, ridge, 1024.0)]
+    roof = [(x, min(report.peak_tflop_s, x * report.peak_gb_s * 1e-3)) for x in sorted((1.0, _ridge(report), 1024.0))]
     lines = [Curve(name, sorted(points[name]), i, scattered=True) for i, name in enumerate(shown)]
-    lines.append(Curve("copy and product of matrices", sorted(roof), 11, dashed=True))
-    return [Chart("roofline", "operations a byte that must move", "TFLOP/s", lines)]
+    roofline = Curve("copy and product of matrices", roof, 11, dashed=True)
+    return [Chart("roofline", "operations a byte that must move", "TFLOP/s", [*lines, roofline])] if lines else []
+
+
+def _ridge(report: Report) -> float:
+    return report.peak_tflop_s * 1e3 / report.peak_gb_s
 
 
 def _roofline_found(report: Report) -> Iterator[str]:
-    if report.peak_gb_s:
-        yield f"The ridge is at {report.peak_tflop_s * 1e3 / report.peak_gb_s:.0f} operations a byte."
+    yield f"The ridge is at {_ridge(report):.0f} operations a byte."
 
 
 def _failures(report: Report) -> list[str]:

@@ -214,27 +214,33 @@ def compile_ahead(process: TimingProcess, entries: Sequence[TimedEntry], *, core
     What Triton compiles there the measuring process finds in its cache: one after the other that takes minutes.
     """
     until = time.monotonic() + seconds
-    requests = [_untimed(request) for entry in entries if not entry.is_reference for request in entry.requests(0)]
-    waiting, lock = iter(requests), threading.Lock()
-
-    def take() -> MeasureRequest | None:
-        with lock:
-            return next(waiting, None) if time.monotonic() < until else None
-
-    def work() -> None:
-        with TimingProcess(beside=process) as mine:
-            while (request := take()) is not None:
-                with suppress(Crashed):  # it will crash again when it is measured, and be told then
-                    mine.measure(request)
-
-    count = max(1, min(_MOST_COMPILERS, cores - 2, len(requests)))
+    own = [_untimed(request) for entry in entries if not entry.is_reference for request in entry.requests(0)]
+    count = max(1, min(_MOST_COMPILERS, cores - 2, len(own)))
     with ThreadPoolExecutor(count) as pool:
         try:
-            for future in [pool.submit(work) for _ in range(count)]:
-                future.result()
+            parts = [
+                pool.submit(_call_each, process, own[i::count], lambda: time.monotonic() > until) for i in range(count)
+            ]
+            for part in parts:
+                part.result()
         except BaseException:
             until = 0.0
             raise
+
+
+def _call_each(
+    process: TimingProcess, requests: Sequence[MeasureRequest], stopped: Callable[[], bool]
+) -> list[MeasureRequest]:
+    """In a process beside; those that did not end it."""
+    called = []
+    with suppress(ExecutorUnavailable), TimingProcess(beside=process) as mine:  # the other may end before
+        for request in requests:
+            if stopped():
+                break
+            with suppress(Crashed):  # it will crash again when it is measured, and be told then
+                mine.measure(request)
+                called.append(request)
+    return called
 
 
 class Builds:
@@ -244,17 +250,15 @@ class Builds:
     """
 
     def __init__(self, process: TimingProcess, entries: Sequence[TimedEntry]) -> None:
-        self._process = process
         self._entries = entries
-        self._wanted: dict[str, MeasureRequest] = {}
-        for entry in sorted(entries, key=lambda one: (one.shape.num_tokens, sum(one.shape.seq_lens))):
-            # short ones disturb the least
-            for request in entry.requests(0) if _builds_itself(entry) else ():
-                self._wanted.setdefault(_object_of(request), _untimed(request))
-        self._built: set[str] = set()
+        late = [request for entry in entries if _builds_itself(entry) for request in entry.requests(0)]
+        late.sort(key=lambda one: (one.shape.num_tokens, sum(one.shape.seq_lens)))  # short ones disturb the least
+        wanted = [next(same) for _, same in itertools.groupby(sorted(late, key=_object_of), _object_of)]
+        wanted.sort(key=late.index)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        if self._wanted:
+        self._built: set[str] = set()
+        self._thread = threading.Thread(target=self._work, args=(process, wanted), daemon=True)
+        if wanted:
             self._thread.start()
 
     def entries(self, *, last_start: float, last_end: float, stopped: Callable[[], bool]) -> Iterator[TimedEntry]:
@@ -280,14 +284,8 @@ class Builds:
     def _has_built(self, entry: TimedEntry) -> bool:
         return not self._thread.is_alive() and all(_object_of(one) in self._built for one in entry.requests(0))
 
-    def _work(self) -> None:
-        with suppress(ExecutorUnavailable), TimingProcess(beside=self._process) as mine:  # the other may have ended
-            for key, request in self._wanted.items():
-                if self._closed.is_set():
-                    break
-                with suppress(Crashed):
-                    mine.measure(request)
-                    self._built.add(key)
+    def _work(self, process: TimingProcess, wanted: Sequence[MeasureRequest]) -> None:
+        self._built.update(map(_object_of, _call_each(process, wanted, self._closed.is_set)))
 
 
 def _builds_itself(entry: TimedEntry) -> bool:
