@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from attnfuzz.bench.kernels.ladder import FIGURES, SUITES_OF_STEPS
@@ -231,8 +231,12 @@ def _padded_found(report: Report) -> Iterator[str]:
 
 
 def _variety_charts(report: Report) -> list[Chart]:
-    """Bandwidth, in the place of a curve over lengths: its shapes have nothing in common."""
-    return [chart for chart in charts_of(report, "variety") if chart.ceiling is not None]
+    """Bandwidth, without lines: its shapes have nothing in common."""
+    return [
+        replace(chart, lines=[replace(line, scattered=True) for line in chart.lines])
+        for chart in charts_of(report, "variety")
+        if chart.ceiling is not None
+    ]
 
 
 def _variety_found(report: Report) -> Iterator[str]:

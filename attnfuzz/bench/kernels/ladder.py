@@ -111,7 +111,7 @@ FIGURES = (
             Step("v1", "paged_attention_v1", {"tile": (32,)}),
             Step("v2", "paged_attention_v2", {"tile": (32,), "partition_size": (512,)}),
             Step("split-K", "paged_split_k", {"tile": (32,), "num_splits": (8, 32)}),
-            Step("split-K, splits by rule", "paged_split_k_auto", {"tile": (32,)}),
+            Step("split-K by rule", "paged_split_k_auto", {"tile": (32,)}),
             _GROUPED,
             _FA3,
             _FLASHINFER,
