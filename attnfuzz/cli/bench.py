@@ -415,7 +415,7 @@ def _measured_ladder(
             if on_gpu:
                 compile_ahead(process, entries, cores=len(os.sched_getaffinity(0)), seconds=_FOR_COMPILING * budget)
                 console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
-            return measure_ladder(
+            report = measure_ladder(
                 builds.entries(
                     last_start=began + _LAST_BUILD[0] * budget,
                     last_end=began + _LAST_BUILD[1] * budget,
@@ -430,6 +430,8 @@ def _measured_ladder(
             )
         finally:
             builds.close()
+    report.unreached += builds.left_out
+    return report
 
 
 def _write_ladder(page: Path, report: Report) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from attnfuzz.bench.kernels import ladder
 from attnfuzz.bench.kernels.ladder import FIGURES, Builds, ladder_entries, measure_ladder
 from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, decode_report, encode_report
-from attnfuzz.bench.kernels.run import Crashed, TimedEntry, TimingProcess
+from attnfuzz.bench.kernels.run import Crashed, TimingProcess
 from attnfuzz.campaign.stopping import Interrupted
 from attnfuzz.declaration import Declaration, Supports
 from attnfuzz.problems.cases import Problem
@@ -153,10 +153,10 @@ def test_what_could_not_be_built_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     """Each measurement would wait a minute for a compiler that fails, and the budget be spent on it."""
     monkeypatch.setattr(ladder, "TimingProcess", Building)
     process = object.__new__(TimingProcess)
-    found: list[TimedEntry] = list(
-        Builds(process, ENTRIES).entries(last_start=float("inf"), last_end=float("inf"), stopped=lambda: False)
-    )
+    builds = Builds(process, ENTRIES)
+    found = list(builds.entries(last_start=float("inf"), last_end=float("inf"), stopped=lambda: False))
     left_out = [one for one in ENTRIES if one not in found]
+    assert len(left_out) == builds.left_out
     assert {one.contender for one in left_out} == {"flashinfer:batch_decode"}
     assert {one.shape.head_size for one in left_out} == {64, 256}
 

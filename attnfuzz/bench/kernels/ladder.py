@@ -108,8 +108,8 @@ FIGURES = (
             Step("dense", "dense_naive", {"tile": (64,)}),
             Step("simple", "paged_simple"),
             Step("paged", "paged_naive", {"tile": (32,)}),
-            Step("v1", "paged_attention_v1", {"tile": (32,)}),
-            Step("v2", "paged_attention_v2", {"tile": (32,), "partition_size": (512,)}),
+            Step("v1", "paged_attention_v1"),
+            Step("v2", "paged_attention_v2", {"partition_size": (512,)}),
             Step("split-K", "paged_split_k", {"tile": (32,), "num_splits": (8, 32)}),
             Step("split-K by rule", "paged_split_k_auto", {"tile": (32,)}),
             _GROUPED,
@@ -246,7 +246,8 @@ def _call_each(
 class Builds:
     """Has engines compile themselves in a process beside the measuring one, one build at a time as they need it.
 
-    Their entries are put off until no build is under way: two at a time spoil each other's log.
+    Their entries are put off until no build is under way: two at a time spoil each other's log. ``left_out``: how many
+    of them had to be left out in the end.
     """
 
     def __init__(self, process: TimingProcess, entries: Sequence[TimedEntry]) -> None:
@@ -255,6 +256,7 @@ class Builds:
         late.sort(key=lambda one: (one.shape.num_tokens, sum(one.shape.seq_lens)))  # short ones disturb the least
         wanted = [next(same) for _, same in itertools.groupby(sorted(late, key=_object_of), _object_of)]
         wanted.sort(key=late.index)
+        self.left_out = 0
         self._closed = threading.Event()
         self._built: set[str] = set()
         self._thread = threading.Thread(target=self._work, args=(process, wanted), daemon=True)
@@ -275,7 +277,9 @@ class Builds:
                 self.close()
             with suppress(Interrupted):
                 self._thread.join(0.2)
-        yield from filter(self._has_built, put_off)
+        ready = [entry for entry in put_off if self._has_built(entry)]
+        self.left_out = len(put_off) - len(ready)
+        yield from ready
 
     def close(self) -> None:
         """Begin no other build."""
