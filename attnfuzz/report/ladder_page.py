@@ -67,9 +67,9 @@ def _head(report: Report) -> str:
         "this page; `attnfuzz bench ladder ladder.json --page docs/ladder.md` writes it again. Every result was "
         "compared with float64 before it was timed.\n\n"
         f"{_text(report.started[:10])}, {_text(machine.name)}, {_text(versions)}; beside: {_text(engines)}. A copy "
-        f"reaches {report.peak_gb_s:,.0f} GB/s, a product of large float16 matrices {report.peak_tflop_s:,.3g} TFLOP/s. "
-        "Llama-3.1-8B's heads (32 on 8, of 128), float16 and pages of 16 where nothing else is said. A time is the median of a call in a CUDA graph, in microseconds, with keys "
-        f"and values in memory.{cut}"
+        f"reaches {report.peak_gb_s:,.0f} GB/s, a product of large float16 matrices {report.peak_tflop_s:,.3g} "
+        "TFLOP/s. Llama-3.1-8B's heads (32 on 8, of 128), float16 and pages of 16 where nothing else is said. A time "
+        f"is the median of a call in a CUDA graph, in microseconds, with keys and values in memory.{cut}"
     )
 
 
