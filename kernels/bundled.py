@@ -131,6 +131,8 @@ _GROUPED = {
 }
 # Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.
 _LATENT_BLOCKS = {"tile": (32, 16), "block_m": (16, 32), **_NUM_WARPS, "num_stages": (2, 1)}
+# What a wrapper chooses if it is not told: little to draw, and `bench tune` may name others.
+_CHOSEN = {"tile": ("auto",), "num_warps": ("auto",), "num_stages": ("auto",), "fill": ("auto",)}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
 
@@ -378,10 +380,15 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
 
 
-@attnfuzz.kernel("paged_attention", supports=_BY_SHAPE, numerics=_MATRIX_UNITS)
-def paged_attention_auto(inputs: Any) -> State:
-    """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
-    return _q_block(inputs)
+@attnfuzz.kernel(
+    "paged_attention",
+    supports=_BY_SHAPE,
+    options={"block_m": ("auto", 128), **_CHOSEN, "tuned": (True, False)},
+    numerics=_MATRIX_UNITS,
+)
+def paged_attention_auto(inputs: Any, **options: Any) -> State:
+    """The same with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of the batch."""
+    return _q_block(inputs, **{name: value for name, value in options.items() if value != "auto"})
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_MATRIX_UNITS)
