@@ -211,8 +211,13 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
     return out, lse
 
 
-@attnfuzz.kernel("paged_decode", supports=_HALVES_BY_SHAPE, numerics=_MATRIX_UNITS)
-def paged_grouped_auto(inputs: Any) -> State:
+@attnfuzz.kernel(
+    "paged_decode",
+    supports=_HALVES_BY_SHAPE,
+    options={**_CHOSEN, "pdl": ("auto",), "tuned": (True, False)},
+    numerics=_MATRIX_UNITS,
+)
+def paged_grouped_auto(inputs: Any, **options: Any) -> State:
     """The same as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_grouped.grouped_decode(
         **_packed(inputs),
@@ -220,6 +225,7 @@ def paged_grouped_auto(inputs: Any) -> State:
         layout=inputs.layout,
         out=inputs.out,
         lse=inputs.lse,
+        **_given(options),
     )
 
 
@@ -388,7 +394,7 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
 )
 def paged_attention_auto(inputs: Any, **options: Any) -> State:
     """The same with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of the batch."""
-    return _q_block(inputs, **{name: value for name, value in options.items() if value != "auto"})
+    return _q_block(inputs, **_given(options))
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_MATRIX_UNITS)
@@ -445,6 +451,10 @@ def latent_eager(inputs: Any) -> State:
         alibi_slopes=inputs.alibi_slopes,
         sinks=inputs.sinks,
     )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value != "auto"}
 
 
 def _q_block(inputs: Any, **options: Any) -> State:

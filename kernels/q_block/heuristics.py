@@ -1,10 +1,10 @@
 """How the Q-Block kernels are launched: by what was measured on a GPU, or else by what its properties say.
 
 Tuning at run time costs more than it gains and cannot happen while a CUDA graph is replayed, so what micro-benchmarks
-of realistic, ragged batches say is written down as a few branches (arXiv 2511.11581, §5): `tuned` has a tree for each
-GPU that was measured. Everywhere else ``_by_shape`` decides, whose reasons hold for any GPU with matrix units, and all
-that counts of the GPU is how many multiprocessors and how much shared memory it has. Only what the host knows decides,
-never lengths: those are on the device. Blocks shrink until they fit (``fitting``).
+of realistic, ragged batches say is written down as a few branches (arXiv 2511.11581, §5): `kernels/tuned` has a tree
+for each GPU that was measured. Everywhere else ``_by_shape`` decides, whose reasons hold for any GPU with matrix units,
+and all that counts of the GPU is how many multiprocessors and how much shared memory it has. Only what the host knows
+decides, never lengths: those are on the device. Blocks shrink until they fit (``fitting``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.common.matrix_units import num_tiles, tiles_in_shared_memory
-from attnfuzz.kernels.q_block.tuned import tree_for
+from attnfuzz.kernels.tuned import measured_choice
 
 __all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
 
@@ -62,29 +62,25 @@ def choose(
     """
     group = num_q_heads // num_kv_heads
     rows = max_query_len * group
-    features = {
-        "batch": num_seqs,
-        "max_seq_len": max_seq_len,
-        "heads_per_group": group,
-        "head_size": head_size,
-        "max_query_len": max_query_len,
-        "rows": rows,
-        "pairs": num_seqs * num_kv_heads,
-    }
-    launch = (_as_measured(gpu, itemsize, features) if tuned else None) or _by_shape(rows, head_size, itemsize)
+    launch = _by_shape(rows, head_size, itemsize)
+    if tuned and itemsize <= _MEASURED_ITEMSIZE:
+        measured = measured_choice(
+            "paged_attention_auto",
+            gpu,
+            batch=num_seqs,
+            max_seq_len=max_seq_len,
+            heads_per_group=group,
+            head_size=head_size,
+            max_query_len=max_query_len,
+            rows=rows,
+            pairs=num_seqs * num_kv_heads,
+        )
+        launch = launch._replace(**measured)
     launch = fitting(launch._replace(**given), head_size=head_size, itemsize=itemsize, gpu=gpu)
     if launch.num_segments:
         return launch
     segments = _segments(launch, num_seqs, num_kv_heads, group, max_query_len, max_seq_len, num_sms)
     return launch._replace(num_segments=segments)
-
-
-def _as_measured(gpu: GpuLimits | None, itemsize: int, features: dict[str, int]) -> Launch | None:
-    """None where nothing like it was measured: another GPU, float32, larger heads."""
-    tree = None if gpu is None or itemsize > _MEASURED_ITEMSIZE else tree_for(gpu)
-    if tree is None or features["head_size"] > tree.RANGES["head_size"][1]:
-        return None
-    return Launch(**tree.choose_options(**features))
 
 
 def _by_shape(rows: int, head_size: int, itemsize: int) -> Launch:
