@@ -77,14 +77,26 @@ _ANY_CACHE: dict[str, Any] = {
     "variants": ("window", "soft_cap", "alibi", "sinks"),
     "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
     "infinite_scores": True,
+    "large_sizes": True,
 }
-_ANY_STATES: dict[str, Any] = {"strides": "any", "empty_state_outputs": "anything", **_ROW_BY_ROW}
+_ANY_STATES: dict[str, Any] = {
+    "strides": "any",
+    "empty_state_outputs": "anything",
+    "large_sizes": True,
+    **_ROW_BY_ROW,
+}
 _STATES = attnfuzz.Supports(**_ANY_STATES)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", **_ANY_STATES)
-_DENSE = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True, **_ROW_BY_ROW)
-_DENSE_PADDED = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True)
+_ANY_DENSE: dict[str, Any] = {"strides": "any", "v_head_sizes": "any", "infinite_scores": True, "large_sizes": True}
+_DENSE = attnfuzz.Supports(**_ANY_DENSE, **_ROW_BY_ROW)
+_DENSE_PADDED = attnfuzz.Supports(**_ANY_DENSE)
 _SIMPLE = attnfuzz.Supports(
-    layouts=("NHD",), strides="contiguous", unused_table_entries="garbage", infinite_scores=True, **_ROW_BY_ROW
+    layouts=("NHD",),
+    strides="contiguous",
+    unused_table_entries="garbage",
+    infinite_scores=True,
+    large_sizes=True,
+    **_ROW_BY_ROW,
 )
 _PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
 _PAGED_ANY_MASK = attnfuzz.Supports(non_causal=True, **_ANY_CACHE, **_ROW_BY_ROW)
