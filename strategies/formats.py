@@ -58,9 +58,9 @@ _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _HEADS_OF_ONE_WIDE = 24
 _MOST_PROGRAMS = 160
-_MOST_PROGRAMS_OF_QUERIES = 72
-"""Of one query token whose group has more than 24 heads, each of which may take one for each split. Where a program has
-to find its sequence first, the interpreter takes 20 ms for it."""
+_MOST_PROGRAMS_OF_QUERIES = 40
+"""Of one query token whose group has more than 24 heads, each of which may take one for each split, unless all cases
+may be large. Padding tokens have as many."""
 _RARITY_OF_LARGE = 64, 12
 """How many times as likely each of the other wide groups is; the second where the rows of a block are an option, and a
 group takes few programs."""
@@ -235,6 +235,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         large = [one for one in ratios if one > _HEADS_OF_ONE_WIDE]
         programs = {one: (-(-one // QUERY_TILE) if in_blocks else one) * num_sharing for one in large}
         most_programs = _MOST_PROGRAMS_OF_QUERIES if has_query_lens(plan.problem) else _MOST_PROGRAMS
+        most_programs = max(most_programs, max(plan.sizes.work) // 8)
         num_q_heads, num_kv_heads = decide_gqa_heads(
             shape,
             tuple(one for one in ratios if one not in large) if plan.supports.large_sizes else ratios,
