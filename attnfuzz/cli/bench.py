@@ -11,7 +11,7 @@ import click
 
 from attnfuzz.bench.kernels.measurements import L2State, Mode
 from attnfuzz.bench.kernels.shapes import SUITES
-from attnfuzz.bench.tuning import FEATURES
+from attnfuzz.bench.tuning_record import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from attnfuzz.bench.kernels.measurements import Report
     from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.bench.tuning_record import Tuned
     from attnfuzz.campaign.stopping import Interrupts
     from attnfuzz.declaration import Declaration
 
-__all__ = ["command", "option_values"]
+__all__ = ["command", "joint_option_values", "option_values"]
 
 
 _KERNELS = click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
@@ -449,6 +450,44 @@ def _write_ladder(page: Path, report: Report) -> None:
 _HOST_KNOWS = FEATURES[:-1]
 
 
+def joint_option_values(
+    ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
+) -> dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]:
+    """``NAME[/NAME...]=VALUE[/VALUE...][,...]``: values of options that are taken together."""
+    found: dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]] = {}
+    for text in given:
+        names, _, values = text.partition("=")
+        named = tuple(names.split("/"))
+        choices = tuple(tuple(_value(part.strip()) for part in one.split("/")) for one in values.split(","))
+        taken = {name for known in found for name in known}
+        if (
+            not all(name.isidentifier() and name not in taken for name in named)
+            or len(set(named)) < len(named)
+            or any(len(choice) != len(named) or "" in choice for choice in choices)
+        ):
+            raise click.BadParameter(
+                f"{text!r} must read NAME=VALUE,VALUE or NAME/NAME=VALUE/VALUE,VALUE/VALUE, as block_m/num_warps=64/4,"
+                "128/8, and each name may occur once", ctx, param,
+            )  # fmt: skip
+        found[named] = choices
+    return found
+
+
+_FEATURES = click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    type=click.Choice(FEATURES),
+    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
+)
+_LEAVES = click.option(
+    "--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Of the tree, at most."
+)
+_PYTHON = click.option(
+    "--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module."
+)
+
+
 @command.command("tune", epilog=KERNEL_HELP)
 @click.argument("kernel", metavar="KERNEL")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
@@ -457,28 +496,25 @@ _HOST_KNOWS = FEATURES[:-1]
     "options",
     multiple=True,
     metavar="NAME=VALUE,...",
-    callback=option_values,
-    help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed.",
+    callback=joint_option_values,
+    help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed. "
+    "NAME/NAME=VALUE/VALUE,... for options that go together.",
 )
-@click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    type=click.Choice(FEATURES),
-    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
-)
+@_FEATURES
 @click.option("--batches", type=click.IntRange(1, 1000), default=40, show_default=True, help="Ragged batches, at most.")
 @click.option("--configurations", type=click.IntRange(1, 1000), default=48, show_default=True, help="At most.")
-@click.option("--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Of the tree, at most.")
+@_LEAVES
 @click.option("--cold/--warm", "is_cold", default=True, help="Keys and values in memory, or where they fit in L2.")
 @click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no batch is begun.")
-@click.option("--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module.")
-@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the tree as JSON.")
+@_PYTHON
+@click.option(
+    "--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all times and the tree."
+)
 def tune_command(
     kernel: str,
     device: str,
-    options: dict[str, tuple[OptionValue, ...]],
+    options: dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]],
     features: tuple[str, ...],
     batches: int,
     configurations: int,
@@ -491,12 +527,13 @@ def tune_command(
 ) -> int:
     """Measure the options that KERNEL declares over ragged batches, and print a small tree of if and else.
 
-    Configurations that are wrong are left out and named; the exit status is then 1.
+    A part of the batches is kept back, to show what the tree is worth on batches that it has not seen. Configurations
+    that are wrong are left out and named; the exit status is then 1. `attnfuzz bench tree` makes the same of the JSON
+    file again.
     """
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning import Tuning, tune
-    from attnfuzz.bench.tuning_tree import python_source
-    from attnfuzz.report.files import write_file, write_json
+    from attnfuzz.bench.tuning_record import grown
     from attnfuzz.report.terminal import make_console
 
     _refuse_interpreter(device)
@@ -512,27 +549,63 @@ def tune_command(
             raise Refusal(f"{kernel} names {len(found)} kernels; name one: {', '.join(one.target for one in found)}")
         plan = Tuning(
             options=options,
-            features=features or _HOST_KNOWS,
             max_batches=batches,
             max_configurations=configurations,
-            max_leaves=leaves,
             l2="cold" if is_cold and process.machine.device == "cuda" else "warm",
             seconds=seconds,
             budget_s=budget,
         )
         try:
-            tuned, measured = tune(process, found[0], plan, note=lambda line: console.print(line))
+            record = tune(process, found[0], plan, note=lambda line: console.print(line))
+            tuned = grown(found[0].target, record, features or _HOST_KNOWS, leaves)
         except ValueError as error:
             raise Refusal(str(error)) from error
-    for configuration, why in measured.wrong:
+    _show_tuned(console, tuned, python_file, json_file)
+    return 1 if record.wrong else 0
+
+
+@command.command("tree")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_FEATURES
+@_LEAVES
+@_PYTHON
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write FILE anew.")
+def tree_command(
+    file: Path, features: tuple[str, ...], leaves: int, python_file: Path | None, json_file: Path | None
+) -> int:
+    """Grow a tree from the times in FILE, which `attnfuzz bench tune --json` wrote, on a machine without a GPU too.
+
+    It is the tree of that run, unless other features or leaves are asked for.
+    """
+    from attnfuzz.bench.tuning_record import decode_tuned, grown
+    from attnfuzz.report.terminal import make_console
+
+    try:
+        read = decode_tuned(read_data_file(file, MOST_RESULT_BYTES))
+    except OSError as error:
+        raise Refusal(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Refusal(f"{file} is not what attnfuzz bench tune --json writes: {error}") from error
+    context = click.get_current_context()
+    is_asked = context.get_parameter_source("leaves") is not click.core.ParameterSource.DEFAULT
+    tuned = grown(read.kernel, read.record, features or read.features, leaves if is_asked else read.max_leaves)
+    _show_tuned(make_console(), tuned, python_file, json_file)
+    return 0
+
+
+def _show_tuned(console: Console, tuned: Tuned, python_file: Path | None, json_file: Path | None) -> None:
+    """Print the module with its figures, and write the files that were asked for."""
+    from attnfuzz.bench.tuning_record import encode_tuned, python_source
+    from attnfuzz.report.files import write_file
+
+    for configuration, why in tuned.record.wrong:
         console.print(f"WRONG, left out: {configuration}: {why}", style="bold red")
-    if measured.unreached:
-        console.print(f"{measured.unreached} batches were not measured; raise --budget", style="yellow")
+    if tuned.record.unreached:
+        console.print(f"{tuned.record.unreached} batches were not measured; raise --budget", style="yellow")
     console.print()
     source = python_source(tuned)
     console.print(source, soft_wrap=True)
     write_asked(
         ("--python", python_file, lambda path: write_file(path, source.encode())),
-        ("--json", json_file, lambda path: write_json(path, tuned)),
+        ("--json", json_file, lambda path: write_file(path, encode_tuned(tuned))),
     )
-    return 1 if measured.wrong else 0

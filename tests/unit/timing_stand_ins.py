@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest, Timed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
@@ -24,8 +24,9 @@ class Pretended:
     """A GPU that copies 1000 bytes a nanosecond; ``answer`` is asked for what each contender takes."""
 
     def __init__(self, answer: Callable[[MeasureRequest], MeasureReply]) -> None:
-        self.machine = MachineReply(device="cuda", name="GPU <1>", l2_bytes=50 << 20, processors=132)
+        self.machine = MachineReply(device="cuda", name="GPU <1>", l2_bytes=50 << 20, processors=132, capability=(9, 0))
         self.asked: list[MeasureRequest] = []
+        self.checked: list[MeasureRequest] = []
         self._answer = answer
 
     def copy(self, nbytes: int, seconds: float) -> Timed:
@@ -40,6 +41,9 @@ class Pretended:
     def measure(self, request: MeasureRequest) -> MeasureReply:
         self.asked.append(request)
         return self._answer(request)
+
+    def check(self, requests: Sequence[MeasureRequest]) -> None:
+        self.checked += requests
 
 
 def times(request: MeasureRequest, factor: float) -> MeasureReply:

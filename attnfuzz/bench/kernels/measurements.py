@@ -42,12 +42,13 @@ Status = Literal["ok", "wrong", "failed", "unmeasured", "unsupported"]
 
 
 class MachineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The device and what runs on it. ``l2_bytes``: 0 where there is none to speak of."""
+    """The device and what runs on it. ``l2_bytes``: 0 where there is none to speak of. ``capability``: a GPU's."""
 
     device: str
     name: str
     l2_bytes: int = 0
     processors: int = 0
+    capability: tuple[int, int] | None = None
     versions: dict[str, str] = {}
 
 

@@ -6,6 +6,7 @@ import fnmatch
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self, TypeVar
@@ -29,6 +30,7 @@ from attnfuzz.bench.kernels.measurements import (
 )
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, SUITES, Shape, bytes_to_move
 from attnfuzz.campaign.stopping import Interrupted
+from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import likely_device
 from attnfuzz.isolation.executor import Executor
@@ -74,6 +76,8 @@ class Measures(Protocol):
     def product(self, size: int, seconds: float) -> Timed: ...
 
     def measure(self, request: MeasureRequest) -> MeasureReply: ...
+
+    def check(self, requests: Sequence[MeasureRequest]) -> None: ...
 
 
 def measure_kernels(
@@ -340,6 +344,9 @@ _START_TIMEOUT_S = 300.0
 _MEASURE_TIMEOUT_S = 300.0
 """Compiling FlexAttention for a new shape takes half a minute."""
 
+_MOST_PROCESSES = 14
+"""That compile. They share a GPU, whose driver begins one process after another."""
+
 _ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Its pool of compiler processes does not come to life in a forked process."""
 
@@ -392,6 +399,22 @@ class TimingProcess:
     def measure(self, request: MeasureRequest) -> MeasureReply:
         """Raises Crashed."""
         return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
+
+    def check(self, requests: Sequence[MeasureRequest]) -> None:
+        """Have each run once, in several processes at a time: what is compiled for it is not compiled again.
+
+        What is wrong, or dies, ``measure`` will find as well.
+        """
+        untimed = iter([replace(one, l2=("warm",), modes=()) for one in requests])
+        workers = max(1, min(len(requests), cores() - 1, _MOST_PROCESSES))
+        with ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(self._check_some, untimed) for _ in range(workers)]:
+                done.result()
+
+    def _check_some(self, requests: Iterator[MeasureRequest]) -> None:
+        with Executor(self._zygote, environment=_ENVIRONMENT) as executor:
+            for request in requests:
+                executor.call("measure", msgspec.json.encode(request), timeout_s=_MEASURE_TIMEOUT_S)
 
     def close(self) -> None:
         """End the process."""

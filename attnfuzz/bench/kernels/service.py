@@ -103,6 +103,7 @@ class TimingService:
             name=properties.name,
             l2_bytes=self._l2_bytes,
             processors=properties.multi_processor_count,
+            capability=torch.cuda.get_device_capability(0),
             versions=packages | {"CUDA": str(torch.version.cuda)},
         )
 
