@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ import msgspec
 
 from attnfuzz.bench.kernels.measurements import L2State, MeasureRequest
 from attnfuzz.bench.kernels.run import Crashed, Measures
-from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, smoke_suite
+from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, ragged_lengths, smoke_suite
 from attnfuzz.bench.tuning_record import Batch, Record
 from attnfuzz.bench.tuning_tree import Configuration
 from attnfuzz.declaration import Declaration
@@ -255,9 +254,6 @@ _MEDIAN_LENGTHS = (128, 512, 2048, 8192, 32768)
 _MOST_TOKENS = 1 << 19
 """In a batch: 2 GiB of keys and values with 8 KV heads of 128."""
 
-_SPREAD = 0.6
-"""Of the logarithm of lengths: the longest of 64 sequences is about four times the median."""
-
 _PROMPTS = (64, 512, 2048)
 _TOKENS_TO_MERGE = (64, 256, 1024, 4096, 16384)
 
@@ -293,7 +289,7 @@ def _decode(seed: int) -> list[Shape]:
     for heads in _HEADS:
         for batch in _BATCHES:
             for median in _MEDIAN_LENGTHS:
-                lengths = _lengths(rng, batch, median)
+                lengths = ragged_lengths(rng, batch, median)
                 if sum(lengths) <= _MOST_TOKENS:
                     shapes.append(_shape("decode", heads, lengths, median))
     return shapes
@@ -306,8 +302,8 @@ def _mixed(seed: int) -> list[Shape]:
     for heads in _HEADS:
         for batch in _BATCHES[:5]:
             for median in _PROMPTS:
-                prompts = _lengths(rng, batch, median)
-                going_on = _lengths(rng, batch, 4 * median)
+                prompts = ragged_lengths(rng, batch, median)
+                going_on = ragged_lengths(rng, batch, 4 * median)
                 shapes.append(_shape("prompts", heads, prompts, median, prompts))
                 queries = prompts + [1] * batch
                 shapes.append(_shape("mixed", heads, prompts + going_on, median, queries))
@@ -326,10 +322,3 @@ def _shape(
         seq_lens=tuple(lengths),
         query_lens=tuple(queries),
     )
-
-
-def _lengths(rng: random.Random, batch: int, median: int) -> list[int]:
-    """Log-normal; a batch of one has the median itself, or tells little about the length that it is named for."""
-    if batch == 1:
-        return [median]
-    return [max(1, round(median * math.exp(rng.gauss(0, _SPREAD)))) for _ in range(batch)]

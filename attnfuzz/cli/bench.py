@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from attnfuzz.bench.kernels.measurements import L2State, Mode
+from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.bench.tuning_record import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
 from attnfuzz.cli.output import Refusal, refusing, write_asked
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from attnfuzz.bench.kernels.measurements import Report
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning_record import Tuned
+    from attnfuzz.campaign.stopping import Interrupts
     from attnfuzz.declaration import Declaration
 
 __all__ = ["command", "joint_option_values", "option_values"]
@@ -147,10 +151,18 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
 
     Several files are shown as one, if they were measured on the same kind of device.
     """
-    from attnfuzz.bench.kernels.measurements import decode_report, joined
     from attnfuzz.report.terminal import make_console
 
     _require_matplotlib(png_file)
+    report = _read_reports(files)
+    _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
+    return 0
+
+
+def _read_reports(files: tuple[Path, ...]) -> Report:
+    """All as one. Raises Refusal."""
+    from attnfuzz.bench.kernels.measurements import decode_report, joined
+
     reports = []
     for file in files:
         try:
@@ -160,16 +172,14 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
         except ValueError as error:
             raise Refusal(f"{file} is not what attnfuzz bench kernels --json writes: {error}") from error
     try:
-        report = joined(reports)
+        return joined(reports)
     except ValueError as error:
         raise Refusal(str(error)) from error
-    _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
-    return 0
 
 
 _NONE = "none"
 
-_SUITES = ("decode", "qwen", "merge", "mixed", "graph")
+_SUITES = tuple(SUITES)
 _L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
 _MODES: dict[str, tuple[Mode, ...]] = {"eager": ("eager",), "graph": ("graph",), "both": ("eager", "graph")}
 
@@ -317,6 +327,124 @@ def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]
         if name not in declared:
             known = ", ".join(sorted(declared)) or "none"
             raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")
+
+
+_FOR_COMPILING, _LAST_BUILD = 0.3, (0.7, 0.9)
+"""Of the budget: until when attnfuzz's own kernels are compiled ahead; and when an engine's last build begins and ends.
+"""
+
+
+@command.command("ladder")
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--suite", "suites", type=click.Choice(_SUITES), multiple=True, help="Only figures of this suite.")
+@_DEVICE
+@click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
+@click.option("--budget", callback=duration, default="4m", show_default=True, help="After which no other is begun.")
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
+@click.option(
+    "--page", type=FILE, callback=writable_file, metavar="FILE", help="Write Markdown, and pictures in pictures/."
+)
+def ladder_command(
+    files: tuple[Path, ...],
+    suites: tuple[str, ...],
+    device: str,
+    seconds: float,
+    budget: float,
+    json_file: Path | None,
+    page: Path | None,
+) -> int:
+    """Time the bundled kernels from the naive one to the fastest, beside the engines that are installed, and draw it.
+
+    With FILEs, which an earlier run wrote with --json, nothing is measured, and no GPU is needed. Stopped by Ctrl-C,
+    SIGTERM or its budget, it has a part of every figure and writes what it knows. The exit status is 1 if a kernel was
+    wrong, failed or crashed.
+    """
+    from attnfuzz.bench.kernels.measurements import encode_report
+    from attnfuzz.campaign.stopping import Interrupts
+    from attnfuzz.report.bench_page import NO_MATPLOTLIB, can_plot
+    from attnfuzz.report.files import write_file
+
+    if page is not None and not can_plot():
+        raise Refusal(f"--page: {NO_MATPLOTLIB}")
+    if page is None and json_file is None:
+        raise Refusal("nothing would be kept of it: name a file with --json, a page with --page, or both")
+    interrupts = Interrupts(raising=True)
+    if files:
+        report = _read_reports(files)
+    else:
+        _refuse_interpreter(device)
+        with refusing(), interrupts:
+            report = _measured_ladder(suites, device, seconds, budget, interrupts)
+    write_asked(
+        ("--json", json_file, lambda path: write_file(path, encode_report(report))),
+        ("--page", page, lambda path: _write_ladder(path, report)),
+    )
+    if interrupts.first is not None:
+        return 128 + interrupts.first
+    failed = (one.status in ("wrong", "failed", "crashed") for one in report.results if not one.is_reference)
+    return 1 if any(failed) else 0
+
+
+def _measured_ladder(
+    suites: tuple[str, ...], device: str, seconds: float, budget: float, interrupts: Interrupts
+) -> Report:
+    from attnfuzz.bench.kernels.ladder import FIGURES, Builds, compile_ahead, ladder_entries, measure_ladder
+    from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.report import bench
+    from attnfuzz.report.terminal import make_console
+
+    console, began = make_console(), time.monotonic()
+    figures = [figure for figure in FIGURES if not suites or figure.suite in suites]
+    if not figures:
+        raise Refusal(f"--suite: there are figures of {', '.join(dict.fromkeys(one.suite for one in FIGURES))}")
+    known: dict[str, Declaration] = {}
+    absent: dict[str, str] = {}
+    with TimingProcess(device) as process:
+        _refuse_interpreter(device, process.machine.device)
+        for kernel in dict.fromkeys(step.kernel for figure in figures for step in figure.steps):
+            try:
+                known[kernel] = process.declarations([kernel])[0]
+            except KernelLoadError as error:
+                absent[kernel] = str(error)
+        engines = [one for one in known.values() if one.versions]
+        bench.print_machine(console, process.machine, engines, list(absent.values()))
+        on_gpu = process.machine.device == "cuda"
+        entries = list(ladder_entries(figures, known, on_gpu=on_gpu))
+        builds = Builds(process, entries)
+        try:
+            if on_gpu:
+                compile_ahead(process, entries, cores=len(os.sched_getaffinity(0)), seconds=_FOR_COMPILING * budget)
+                console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
+            report = measure_ladder(
+                builds.entries(
+                    last_start=began + _LAST_BUILD[0] * budget,
+                    last_end=began + _LAST_BUILD[1] * budget,
+                    stopped=lambda: interrupts.count > 0,
+                ),
+                process,
+                engines,
+                suites=tuple(figure.suite for figure in figures),
+                seconds=seconds,
+                budget_s=budget - (time.monotonic() - began),
+                report_row=bench.BenchProgress(console),
+            )
+        finally:
+            builds.close()
+    report.unreached += builds.left_out
+    return report
+
+
+def _write_ladder(page: Path, report: Report) -> None:
+    from attnfuzz.report.files import write_file
+    from attnfuzz.report.ladder_page import PICTURES, ladder_page
+
+    text, pictures = ladder_page(report)
+    folder = page.parent / PICTURES
+    folder.mkdir(exist_ok=True)
+    for name, drawn in pictures.items():
+        write_file(folder / name, drawn)
+    write_file(page, text.encode())
 
 
 _HOST_KNOWS = FEATURES[:-1]
