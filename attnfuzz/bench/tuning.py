@@ -127,7 +127,7 @@ def measure_batches(
     bench = _Bench(process, kernel, default, l2, seconds)
     if process.machine.device == "cuda":
         note(f"compiling {len(candidates)} configurations")
-        bench.compile([default, *candidates], shapes)
+        bench.compile([default, *candidates], shapes, budget_s / 2)
     alive: Sequence[int] = range(len(candidates))
     is_default = next((i for i, one in enumerate(candidates) if default | one == default), None)
     rows: list[dict[int, float]] = []
@@ -200,7 +200,7 @@ class _Bench:
         """Whether it has been, on some batch."""
         return any(configuration == one for one, _ in self.wrong)
 
-    def compile(self, tried: Sequence[Configuration], shapes: Sequence[Shape]) -> None:
+    def compile(self, tried: Sequence[Configuration], shapes: Sequence[Shape], seconds: float) -> None:
         """All that will be needed, or nearly: what is compiled depends on heads, and on whether sequences are cut."""
         alike: dict[tuple[int, int, int], list[Shape]] = {}
         for shape in shapes:
@@ -210,7 +210,7 @@ class _Bench:
             for some in alike.values()
             for end in (min, max)
         ]
-        self._process.check([self._request(one, shape) for shape in ends for one in tried])
+        self._process.check([self._request(one, shape) for shape in ends for one in tried], seconds)
 
     def time(self, configuration: Configuration, shape: Shape) -> float:
         """Microseconds under a CUDA graph if that can be, eager otherwise; infinite if it does not run."""

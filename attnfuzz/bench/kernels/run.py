@@ -77,7 +77,7 @@ class Measures(Protocol):
 
     def measure(self, request: MeasureRequest) -> MeasureReply: ...
 
-    def check(self, requests: Sequence[MeasureRequest]) -> None: ...
+    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None: ...
 
 
 def measure_kernels(
@@ -400,20 +400,23 @@ class TimingProcess:
         """Raises Crashed."""
         return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
 
-    def check(self, requests: Sequence[MeasureRequest]) -> None:
+    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
         """Have each run once, in several processes at a time: what is compiled for it is not compiled again.
+
+        None is begun after so many ``seconds``.
 
         What is wrong, or dies, ``measure`` will find as well.
         """
+        until = time.monotonic() + seconds
         untimed = iter([replace(one, l2=("warm",), modes=()) for one in requests])
         workers = max(1, min(len(requests), cores() - 1, _MOST_PROCESSES))
         with ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(self._check_some, untimed) for _ in range(workers)]:
+            for done in [pool.submit(self._check_some, untimed, until) for _ in range(workers)]:
                 done.result()
 
-    def _check_some(self, requests: Iterator[MeasureRequest]) -> None:
+    def _check_some(self, requests: Iterator[MeasureRequest], until: float) -> None:
         with Executor(self._zygote, environment=_ENVIRONMENT) as executor:
-            for request in requests:
+            while time.monotonic() < until and (request := next(requests, None)) is not None:
                 executor.call("measure", msgspec.json.encode(request), timeout_s=_MEASURE_TIMEOUT_S)
 
     def close(self) -> None:
