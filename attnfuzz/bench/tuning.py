@@ -39,8 +39,14 @@ class Tuning:
     budget_s: float = inf
 
 
-def tune(process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[str], None] = lambda _: None) -> Record:
-    """Measure. Raises ValueError for a kernel that cannot be tuned."""
+def tune(
+    process: Measures,
+    kernel: Declaration,
+    plan: Tuning,
+    note: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Record:
+    """Measure, until ``stopped``. Raises ValueError for a kernel that cannot be tuned."""
     for name in itertools.chain(*plan.options):
         if name not in kernel.options:
             known = ", ".join(kernel.options) or "none"
@@ -58,6 +64,7 @@ def tune(process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[s
         seconds=plan.seconds,
         budget_s=plan.budget_s,
         note=note,
+        stopped=stopped,
     )
 
 
@@ -120,9 +127,10 @@ def measure_batches(
     seconds: float = 0.02,
     budget_s: float = inf,
     note: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Record:
-    """No batch is begun once the budget is spent."""
+    """No batch is begun once the budget is spent, or it is ``stopped``."""
     started, until = datetime.now(UTC).isoformat(timespec="seconds"), clock() + budget_s
     bench = _Bench(process, kernel, default, l2, seconds)
     if process.machine.device == "cuda":
@@ -133,7 +141,7 @@ def measure_batches(
     rows: list[dict[int, float]] = []
     batches: list[Batch] = []
     for place, shape in enumerate(shapes):
-        if place and clock() > until:
+        if place and (stopped() or clock() > until):
             break
         grown_on = not _is_kept_back(place, shape, shapes)
         if grown_on and len(rows) == _SCREENED:

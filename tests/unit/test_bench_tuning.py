@@ -133,6 +133,9 @@ def test_the_budget_ends_it_after_a_batch() -> None:
     clock = itertools.count().__next__
     found = measured(Pretended(answer), budget_s=2.5, clock=lambda: float(clock()))
     assert (len(found.batches), found.unreached) == (3, 27)
+    asked_to_stop = iter([False, False, True])
+    found = measured(Pretended(answer), stopped=lambda: next(asked_to_stop))
+    assert (len(found.batches), found.unreached) == (3, 27)
 
 
 def test_the_printed_function_chooses_what_was_fastest() -> None:
