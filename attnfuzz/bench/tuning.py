@@ -246,10 +246,13 @@ class _Bench:
 
 
 def _good(alive: Sequence[int], rows: Sequence[Mapping[int, float]]) -> list[int]:
-    """Those near the best of some batch, the most often near ones first if they are too many; in their old order."""
+    """Those near the best of some batch, the most often near ones if they are too many; in their old order.
+
+    All of them where none ran.
+    """
     near = {i: sum(row.get(i, inf) <= _NEAR * min(row.values()) < inf for row in rows) for i in alive}
     best = sorted((i for i in alive if near[i]), key=lambda i: -near[i])[:_MOST_KEPT]
-    return sorted(best)
+    return sorted(best or alive)
 
 
 _HEADS = ((32, 8, 128), (12, 2, 128), (28, 4, 128), (32, 8, 64), (64, 8, 128))

@@ -210,7 +210,7 @@ def test_what_cannot_be_tuned_is_said() -> None:
     def dead(request: MeasureRequest) -> MeasureReply:
         raise Crashed(f"{request.contender} died")
 
-    plan = Tuning(options={}, max_batches=3)
+    plan = Tuning(options={}, max_batches=12)
     with pytest.raises(ValueError, match=r"no configuration of file\.py:split ran"):
         grown(SPLIT.target, tune(Pretended(dead), SPLIT, plan), ("batch",), 8)
     with pytest.raises(ValueError, match="only one configuration"):
