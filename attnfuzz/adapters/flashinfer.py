@@ -43,7 +43,7 @@ _CACHES: dict[str, Any] = {
     "variants": ("window", "soft_cap"),
 }
 _QUANTISED: dict[str, Any] = {**_CACHES, "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"), "kv_scales": ("tensor",)}
-_NUMERICS = attnfuzz.Numerics(partials="float32", tanh="approximate")
+_NUMERICS = attnfuzz.Numerics(partials="input", tanh="approximate")  # `tmp_v` of decode.cuh has the output's dtype
 
 
 def _dispatched(headers: Path, macro: str) -> tuple[int, ...]:

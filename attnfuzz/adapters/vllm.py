@@ -21,6 +21,7 @@ __all__ = [
     "flash_attention_3_decode",
     "flash_attention_3_sinks",
     "flash_attn_backend",
+    "flash_mla",
     "merge_attn_states",
     "merge_attn_states_cuda",
     "triton_backend",
@@ -106,6 +107,36 @@ def decode_attention_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callabl
             i.block_size, is_mla=True,
         )  # fmt: skip
         return i.out, i.lse
+
+    return call
+
+
+_FLASH_MLA = "vllm.third_party.flashmla.flash_mla_interface"
+
+
+@VLLM.kernel(
+    "latent_decode",
+    needs={"attend": (f"{_FLASH_MLA}:flash_mla_with_kvcache",), "schedule": (f"{_FLASH_MLA}:get_mla_metadata",)},
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        head_sizes=(576,),
+        v_head_sizes=(512,),
+        block_sizes=(64,),
+        empty_sequences=False,
+    ),
+    numerics=attnfuzz.Numerics(row_sum="float32", partials="float32"),
+    gpu_only=True,
+)
+def flash_mla(i: Any, *, attend: Any, schedule: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """FlashMLA's dense decode for sm_90, which vLLM ships. Its schedule is made on the first call and kept."""
+    kept, _ = schedule()
+
+    def call() -> tuple[Tensor, Tensor]:
+        out, lse = attend(
+            i.q[:, None], i.kv_cache[:, :, None], i.block_table, i.seq_lens, i.v_head_size, kept,
+            softmax_scale=i.scale, causal=True,
+        )  # fmt: skip
+        return out[:, 0], lse[:, :, 0]
 
     return call
 

@@ -357,9 +357,12 @@ def _other_formulas(row: AttentionRow) -> Iterator[Predicted]:
     if row.case.variant.has_weighty_sinks:
         yield from _wrong_sinks(row, numbers["sinks"][row.head])
     if "alibi_slopes" in numbers:
-        distance = torch.arange(1 - len(row.scores), 1, dtype=torch.float64, device="cpu")
-        twice = 2 * numbers["alibi_slopes"][row.head] * distance
-        yield _outcome(row, "ALiBi is subtracted", dots=row.scores - twice)
+        slope, position = numbers["alibi_slopes"][row.head], len(row.scores) - 1
+        out, lse, _ = _outcome(row, "")
+        # FlashAttention 2 does so where it masks causally: a constant of a row, which softmax does not see.
+        yield out, float(lse or 0.0) + slope * position, "ALiBi counts from the first key, not from the query"
+        distance = torch.arange(-position, 1, dtype=torch.float64, device="cpu")
+        yield _outcome(row, "ALiBi is subtracted", dots=row.scores - 2 * slope * distance)
 
 
 def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Predicted]:

@@ -34,6 +34,8 @@ OF_EMPTY_ROWS = "maximum_begins_finite"
 """The one mistake of these that makes rows without keys wrong, too."""
 LOWEST_EXPONENT = -1000.0
 """exp is 0 of all that is lower, in whatever format."""
+_LOG_OF_KEYS = 10.0
+"""So many keys have one score at most: those of a tile, or of a sequence."""
 _SHORTER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _LARGEST_EXPONENT = 700.0
 _TF32_BITS = 10
@@ -330,14 +332,32 @@ def _without_maximum(row: AttentionRow) -> Rounding:
 def _finite_maximum(row: AttentionRow) -> Rounding:
     """A running maximum that begins at a large negative number, with a sum of weights that is not 0.
 
-    Beside scores that lie below, what it begins with takes nearly all weight, and V none of that.
+    Beside scores that lie below, what it begins with takes nearly all weight, and V none of that. Where keys that must
+    not be seen have that number as their score, they take it instead, and the output is an average of their V, whatever
+    lies there: then the log-sum-exp says so by itself, if it is near a number that somebody may have written.
     """
     begins = row.got_lse if row.got_lse is not None and math.isfinite(row.got_lse) else 0.0
     is_lost = row.top < LOWEST_EXPONENT and begins > row.lse + row.lse_bound
     lost = min(0.0, row.lse - begins) if is_lost else 0.0
     words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
-    ways = [(math.exp(lost) * row.expected, torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu"))]
+    lse = torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu")
+    ways = [(math.exp(lost) * row.expected, lse)]
+    if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):
+        ways.append((row.got, lse))
     return _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
+
+
+def _stands_for_infinity(lse: float, scale: float) -> bool:
+    """Whether so low a log-sum-exp is that of some keys whose score is a number of one digit, as -5e4.
+
+    It may have been a score before the scale, or one to base 2.
+    """
+    for unit in (1.0, math.log(2), abs(scale), abs(scale) * math.log(2)):
+        written = -lse / unit
+        digit = 10.0 ** math.floor(math.log10(written))
+        if abs(written - round(written / digit) * digit) * unit <= _LOG_OF_KEYS:
+            return True
+    return False
 
 
 def _rounding(

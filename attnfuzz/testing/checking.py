@@ -181,6 +181,10 @@ def _leak_here(kernel: Kernel | str, case: Case, device: str) -> Failure | None:
 
 
 def _loaded(kernel: Kernel | str) -> Kernel:
+    """To be run in this process, whose interpreter is repaired as that of an executor is."""
+    from attnfuzz.triton_compat.interpreter import set_up_interpreter
+
+    set_up_interpreter()
     return kernel if isinstance(kernel, Kernel) else load_here(kernel)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels.q_block import launch as q_block_launch
-from attnfuzz.kernels.q_block.heuristics_hopper import Launch
+from attnfuzz.kernels.q_block.heuristics import Launch
 from attnfuzz.kernels.q_block.launch import q_block_attention
 
 Make = Callable[..., Any]
@@ -71,7 +71,8 @@ def _check() -> Make:
         # P is rounded to the input dtype, and each V in the sum is as large as the largest
         loose = {torch.float16: 2e-3, torch.float32: 2e-6}[got[0].dtype]
         torch.testing.assert_close(got[0].double(), expected[0], rtol=loose, atol=loose)
-        torch.testing.assert_close(got[1].double(), expected[1], rtol=2e-6, atol=2e-6)
+        of_sums = 2e-6 * max(1.0, got[0].shape[2] / 256)  # products that are summed; tensor cores cut bits off
+        torch.testing.assert_close(got[1].double(), expected[1], rtol=of_sums, atol=of_sums)
 
     return check
 
@@ -296,6 +297,7 @@ def test_long_decodes_beside_a_prompt_get_segments(make: Make, monkeypatch: pyte
         attend(*args)
 
     monkeypatch.setattr(q_block_launch, "_attend", watched)
+    monkeypatch.setattr(q_block_launch, "gpu_at", lambda device: None)  # a GPU would have programs to spare
     monkeypatch.setattr(q_block_launch, "_SMS_OF_A_CPU", 8)
     args, _, _ = make([(1, 5), (3, 3)])
     q_block_attention(*args, max_query_len=600, max_seq_len=32768, num_decodes=1)

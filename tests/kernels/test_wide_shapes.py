@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +52,7 @@ _CLAIMED = [
 
 @pytest.fixture(scope="module", name="runner")
 def _runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
+    with Runner(device="cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda") as runner:
         yield runner
 
 

@@ -215,6 +215,30 @@ def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant:
         assert failure.cause == "maximum_begins_finite"
 
 
+@pytest.mark.parametrize("hidden", [-1e4, -5e4 * math.log(2), -5e4 * 0.25])
+def test_masked_keys_with_a_finite_score_are_named(hidden: float, plant: Any) -> None:
+    """Of FlashInfer's -5e4, rows that average what is masked were a second bug, of small numbers from nowhere."""
+
+    def weights(scores: Tensor) -> Tensor:
+        return scores.softmax(0) if scores.max() > hidden else torch.full_like(scores, 1 / 48)
+
+    def lse(scores: Tensor) -> Tensor:
+        return scores.logsumexp(0) if scores.max() > hidden else torch.tensor(hidden + math.log(47))
+
+    kernel = plant(weights=weights, lse=lse)
+    values: Any = Values(keys="negative", values="integers", logit_exponent=8)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
+    failure = judge(
+        kernel,
+        DenseDecodeCase(**shape, seq_lens=(3,), values=values),
+        device="cpu",
+        oracles=("accuracy",),
+        relations=(),
+    ).failure
+    assert failure is not None
+    assert failure.cause == "maximum_begins_finite"
+
+
 def by_tiles(tile: int, *, of_sum: Any = None, of_v: Any = None) -> dict[str, Any]:
     """Online softmax as kernels write it, with sums of their own dtypes."""
 

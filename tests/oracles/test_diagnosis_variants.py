@@ -98,6 +98,15 @@ def test_an_lse_without_the_sink_is_named() -> None:
     assert lse_words_of(replace(right, got_lse=without.got_lse)) == "the LSE leaves out the sink"
 
 
+def test_alibi_that_counts_from_the_first_key_is_named() -> None:
+    """FlashAttention 2 shifts a row's scores by a constant, which in the smallest case looks like a wrong sign."""
+    case = case_with(alibi="scattered")
+    row = row_that_got(case, case)
+    slope = case.variant.per_head_numbers(4, case.values.seed)["alibi_slopes"][1]
+    told = lse_words_of(replace(row, got_lse=row.lse + 8 * slope))
+    assert told == "ALiBi counts from the first key, not from the query"
+
+
 def test_a_sink_that_overflows_is_named() -> None:
     """The log-sum-exp would be infinite for no reason; SGLang 0.5.23 subtracts the maximum of the scores alone."""
     case = case_with(sinks="level")

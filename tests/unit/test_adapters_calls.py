@@ -19,7 +19,14 @@ import attnfuzz
 from attnfuzz.adapters import engine
 from attnfuzz.declaration import Absent, Kernel
 from attnfuzz.memory.arena import Arena
-from attnfuzz.problems.cases import Case, MaskedAttentionCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import (
+    Case,
+    LatentDecodeCase,
+    MaskedAttentionCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+)
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.variants import Variant
@@ -246,6 +253,26 @@ def merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
     v_merged.copy_(sum(v.double() * weight for v, weight in zip((v_a, v_b), weights)))
     return v_merged, s_merged
 """
+FLASH_MLA = """
+import torch
+from plain import paged
+
+class FlashMLASchedMeta:
+    have_initialized = False
+
+def get_mla_metadata(*args, **kwargs):
+    return FlashMLASchedMeta(), None
+
+def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,
+                           softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,
+                           extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,
+                           out=None, enable_batch_invariant=False):
+    assert isinstance(tile_scheduler_metadata, FlashMLASchedMeta) and num_splits is None and causal
+    assert q.shape[1:2] + q.shape[3:] == (1, 576) and k_cache.shape[1:] == (64, 1, 576) and head_dim_v == 512
+    found, lse = paged(q[:, 0], k_cache, k_cache[..., :head_dim_v], block_table, cache_seqlens,
+                       torch.arange(len(q) + 1), scale=softmax_scale)
+    return found[:, None], lse[:, :, None]
+"""
 SGLANG = """
 def _supported_headdim(o):
     return o.shape[2] % (4 if o.dtype.itemsize == 4 else 8) == 0
@@ -256,6 +283,7 @@ FILES = {
     "flash_attn_interface.py": FLASH_ATTN_3,
     "vllm/vllm_flash_attn/flash_attn_interface.py": VLLM,
     "vllm/vllm_flash_attn/_vllm_fa3_C.py": "",
+    "vllm/third_party/flashmla/flash_mla_interface.py": FLASH_MLA,
     "flashinfer/__init__.py": FLASHINFER,
     "flashinfer/attention.py": SINKS,
     "flashinfer/jit/env.py": "import pathlib\nFLASHINFER_INCLUDE_DIR = pathlib.Path(__file__).parents[1]\n",
@@ -275,7 +303,7 @@ VARIANTS = {
 Names = dict[str, tuple[str, ...]]
 ATTENTION: Names = {
     "flash_attn": ("with_kvcache", "varlen", "v3_with_kvcache", "v3_varlen"),
-    "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode"),
+    "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode", "flash_mla"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
         "batch_attention_sinks", "batch_prefill_mask",
@@ -331,6 +359,9 @@ def case_for(kernel: Kernel, variant: Variant, **others: Any) -> Case:
     shape = {**SHAPE, "block_size": sizes[0] if sizes else 16, "dtype": "float16", "variant": variant, **others}
     if kernel.declaration.problem == "paged_decode":
         return PagedDecodeCase(**{"seq_lens": (5, 37), **shape})
+    if kernel.declaration.problem == "latent_decode":
+        mla = {"num_q_heads": 16, "num_kv_heads": 1, "head_size": 576, "v_head_size": 512}
+        return LatentDecodeCase(**{"seq_lens": (5, 37), **shape, **mla})
     if kernel.declaration.problem == "masked_attention":
         mask = Mask(kind="bits", seqs=((4, 9), (2, 6, 0)))
         return MaskedAttentionCase(**{"seq_lens": (5, 37), "query_lens": (2, 3), "mask": mask, **shape})

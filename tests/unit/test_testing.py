@@ -281,3 +281,41 @@ def test_what_triton_cannot_interpret_is_skipped() -> None:
 
     on_some()
     assert judged
+
+
+BLOCKS_AND = """
+import torch
+import triton
+import triton.language as tl
+
+import attnfuzz
+from tests.unit.test_testing import FIELDS, attend
+
+
+@triton.jit
+def copy_kernel(p_in, p_out, SIZE: tl.constexpr):
+    o = tl.arange(0, SIZE)
+    tl.store(p_out + o, tl.where((o < 0) and (o >= 0), 0.0, tl.load(p_in + o)))
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), strides="contiguous"))
+def copies(inputs):
+    out, lse = attend(inputs)
+    copied = torch.empty_like(out)
+    copy_kernel[(1,)](out, copied, SIZE=out.numel())
+    return copied, lse
+
+
+if __name__ == "__main__":
+    attnfuzz.check(copies, FIELDS, device="cpu", isolated=False)
+"""
+
+
+@pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
+def test_a_kernel_checked_in_this_process_is_interpreted_as_in_executors(tmp_path: Path) -> None:
+    """Where Triton's interpreter takes `a and b` of blocks for b, a correct kernel would be called wrong."""
+    file = tmp_path / "copies.py"
+    file.write_text(BLOCKS_AND, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
