@@ -6,6 +6,9 @@
 .SUFFIXES:
 .PHONY: explore test test-all lint types unit quality audit docs format clean
 
+# Else each of the many processes of a test run would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BUDGET ?= 60s
 KERNELS ?=
