@@ -4,7 +4,7 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test test-all lint types unit quality audit docs format clean
+.PHONY: explore test test-all lint types unit quality audit docs pictures format clean
 
 # Else each of the many processes of a test run would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,6 +48,10 @@ audit: $(TESTABLE)
 # The site of docs/, in build/docs; a warning is an error.
 docs: $(TESTABLE)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/docs
+
+# What docs/pictures/ shows, from a campaign of half a minute on a CPU; the report needs Chromium.
+pictures: $(TESTABLE)
+	$(BIN)/python docs/pictures.py
 
 format: $(TESTABLE)
 	$(BIN)/python -m ruff check --fix .
