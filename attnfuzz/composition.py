@@ -77,6 +77,7 @@ def _declared(attention: Declaration, merge: Declaration) -> Declaration:
         attention.supports,
         dtypes=dtypes,
         head_sizes=head_sizes,
+        large_sizes=attention.supports.large_sizes and merge.supports.large_sizes,
         v_head_sizes="equal",
         empty_sequences=merge.supports.empty_sequences,
         lse=merge.supports.lse,

@@ -77,14 +77,26 @@ _ANY_CACHE: dict[str, Any] = {
     "variants": ("window", "soft_cap", "alibi", "sinks"),
     "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
     "infinite_scores": True,
+    "large_sizes": True,
 }
-_ANY_STATES: dict[str, Any] = {"strides": "any", "empty_state_outputs": "anything", **_ROW_BY_ROW}
+_ANY_STATES: dict[str, Any] = {
+    "strides": "any",
+    "empty_state_outputs": "anything",
+    "large_sizes": True,
+    **_ROW_BY_ROW,
+}
 _STATES = attnfuzz.Supports(**_ANY_STATES)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", **_ANY_STATES)
-_DENSE = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True, **_ROW_BY_ROW)
-_DENSE_PADDED = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True)
+_ANY_DENSE: dict[str, Any] = {"strides": "any", "v_head_sizes": "any", "infinite_scores": True, "large_sizes": True}
+_DENSE = attnfuzz.Supports(**_ANY_DENSE, **_ROW_BY_ROW)
+_DENSE_PADDED = attnfuzz.Supports(**_ANY_DENSE)
 _SIMPLE = attnfuzz.Supports(
-    layouts=("NHD",), strides="contiguous", unused_table_entries="garbage", infinite_scores=True, **_ROW_BY_ROW
+    layouts=("NHD",),
+    strides="contiguous",
+    unused_table_entries="garbage",
+    infinite_scores=True,
+    large_sizes=True,
+    **_ROW_BY_ROW,
 )
 _PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
 _PAGED_ANY_MASK = attnfuzz.Supports(non_causal=True, **_ANY_CACHE, **_ROW_BY_ROW)
@@ -131,6 +143,8 @@ _GROUPED = {
 }
 # Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.
 _LATENT_BLOCKS = {"tile": (32, 16), "block_m": (16, 32), **_NUM_WARPS, "num_stages": (2, 1)}
+# What a wrapper chooses if it is not told: little to draw, and `bench tune` may name others.
+_CHOSEN = {"tile": ("auto",), "num_warps": ("auto",), "num_stages": ("auto",), "fill": ("auto",)}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
 
@@ -209,8 +223,13 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
     return out, lse
 
 
-@attnfuzz.kernel("paged_decode", supports=_HALVES_BY_SHAPE, numerics=_MATRIX_UNITS)
-def paged_grouped_auto(inputs: Any) -> State:
+@attnfuzz.kernel(
+    "paged_decode",
+    supports=_HALVES_BY_SHAPE,
+    options={**_CHOSEN, "pdl": ("auto",), "tuned": (True, False)},
+    numerics=_MATRIX_UNITS,
+)
+def paged_grouped_auto(inputs: Any, **options: Any) -> State:
     """The same as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_grouped.grouped_decode(
         **_packed(inputs),
@@ -218,6 +237,7 @@ def paged_grouped_auto(inputs: Any) -> State:
         layout=inputs.layout,
         out=inputs.out,
         lse=inputs.lse,
+        **_given(options),
     )
 
 
@@ -378,10 +398,15 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
 
 
-@attnfuzz.kernel("paged_attention", supports=_BY_SHAPE, numerics=_MATRIX_UNITS)
-def paged_attention_auto(inputs: Any) -> State:
-    """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
-    return _q_block(inputs)
+@attnfuzz.kernel(
+    "paged_attention",
+    supports=_BY_SHAPE,
+    options={"block_m": ("auto", 128), **_CHOSEN, "tuned": (True, False)},
+    numerics=_MATRIX_UNITS,
+)
+def paged_attention_auto(inputs: Any, **options: Any) -> State:
+    """The same with blocks, tiles and segments that the wrapper chooses by the GPU and the shapes of the batch."""
+    return _q_block(inputs, **_given(options))
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_MATRIX_UNITS)
@@ -438,6 +463,10 @@ def latent_eager(inputs: Any) -> State:
         alibi_slopes=inputs.alibi_slopes,
         sinks=inputs.sinks,
     )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value != "auto"}
 
 
 def _q_block(inputs: Any, **options: Any) -> State:

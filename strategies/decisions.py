@@ -33,6 +33,10 @@ class Decisions:
         self._next += 1
         return options[byte * len(options) >> 8]
 
+    def pick_rarely(self, usual: Sequence[T], rare: Sequence[T], *, weight: int) -> T:
+        """One of both, each of ``usual`` ``weight`` times as likely as one of ``rare``, which come last."""
+        return self.pick([*(one for one in usual for _ in range(weight)), *rare])
+
     def part(self, size: int) -> Decisions:
         """The next ``size`` bytes, to decide about one part of the value."""
         start = self._next

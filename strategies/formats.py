@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice
 
 from attnfuzz.problems.boundaries import QUERY_TILE, split_count, tile_sizes
-from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase
+from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase, has_query_lens
 from attnfuzz.problems.choices import (
+    LARGE_BLOCK_SIZES,
+    LARGE_HEAD_SIZES,
     block_sizes_of,
     caches_of,
     dtypes_of,
@@ -55,6 +57,15 @@ _HEADS_OF_BLOCKS = (*_HEADS, (1, 1), (1, 1))
 _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _HEADS_OF_ONE_WIDE = 24
+_MOST_PROGRAMS = 160
+_MOST_PROGRAMS_OF_QUERIES = 40
+"""Of one query token whose group has more than 24 heads, each of which may take one for each split, unless all cases
+may be large. Padding tokens have as many."""
+_RARITY_OF_LARGE = 64, 12
+"""How many times as likely each of the other wide groups is; the second where the rows of a block are an option, and a
+group takes few programs."""
+_RARITY_OF_LARGE_HEADS = 12
+_RARITY_OF_LARGE_PAGES = 6
 _HEADS_OF_SCALES = 6
 """Where KV heads have scales of their own, room for at least two of them, with several query heads each."""
 _TILE = 16
@@ -219,8 +230,20 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     if (counts := head_counts_of(plan.supports)) is not None:
         num_q_heads, num_kv_heads = decide_head_counts(shape, counts, most_heads)
     else:
+        in_blocks = "block_m" in options
+        ratios = gqa_ratios_of(plan.supports)
+        large = [one for one in ratios if one > _HEADS_OF_ONE_WIDE]
+        programs = {one: (-(-one // QUERY_TILE) if in_blocks else one) * num_sharing for one in large}
+        most_programs = _MOST_PROGRAMS_OF_QUERIES if has_query_lens(plan.problem) else _MOST_PROGRAMS
+        most_programs = max(most_programs, max(plan.sizes.work) // 8)
         num_q_heads, num_kv_heads = decide_gqa_heads(
-            shape, gqa_ratios_of(plan.supports), most_heads, wide=wide, least_kv_heads=2 if has_scales else 1
+            shape,
+            tuple(one for one in ratios if one not in large) if plan.supports.large_sizes else ratios,
+            most_heads,
+            wide=wide,
+            least_kv_heads=2 if has_scales else 1,
+            large=tuple(one for one in large if wide == 1 and programs[one] <= most_programs),
+            weight=_RARITY_OF_LARGE[in_blocks],
         )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
     v_head_size = _pick_v_head_size(decisions, plan, layout, num_q_heads, head_size)
@@ -274,7 +297,8 @@ def _pick_merge_heads(shape: Decisions, plan: FormatPlan, most: int) -> int:
 
 def _pick_head_size(shape: Decisions, plan: FormatPlan, dtype: Dtype, layout: Layout | None, num_q_heads: int) -> int:
     sizes = plan.head_sizes[dtype][layout]
-    return shape.pick([size for size in sizes if size * num_q_heads <= plan.sizes.max_head_elements] or sizes[:1])
+    fitting = [size for size in sizes if size * num_q_heads <= plan.sizes.max_head_elements] or sizes[:1]
+    return _pick_size(shape, plan, fitting, LARGE_HEAD_SIZES, _RARITY_OF_LARGE_HEADS)
 
 
 def _pick_v_head_size(
@@ -294,4 +318,12 @@ def _pick_v_head_size(
 
 def _pick_block_size(shape: Decisions, plan: FormatPlan, token_elements: int) -> int:
     sizes = block_sizes_of(plan.supports)
-    return shape.pick([size for size in sizes if size * token_elements <= plan.sizes.max_page_elements] or sizes[:1])
+    fitting = [size for size in sizes if size * token_elements <= plan.sizes.max_page_elements] or sizes[:1]
+    return _pick_size(shape, plan, fitting, LARGE_BLOCK_SIZES, _RARITY_OF_LARGE_PAGES)
+
+
+def _pick_size(shape: Decisions, plan: FormatPlan, fitting: Sequence[int], large: tuple[int, ...], rarity: int) -> int:
+    """Any of them, and of those that only ``large_sizes`` offers each more rarely than the others."""
+    rare = [size for size in fitting if plan.supports.large_sizes and size in large]
+    usual = [size for size in fitting if size not in rare]
+    return shape.pick_rarely(usual, rare, weight=rarity)

@@ -3,64 +3,55 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import inf, prod
+
+import msgspec
 
 from attnfuzz.bench.kernels.measurements import L2State, MeasureRequest
 from attnfuzz.bench.kernels.run import Crashed, Measures
-from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, smoke_suite
-from attnfuzz.bench.tuning_tree import Configuration, Sample, Tuned, cross_validated_regret, grow_tree, regret
+from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, ragged_lengths, smoke_suite
+from attnfuzz.bench.tuning_record import Batch, Record
+from attnfuzz.bench.tuning_tree import Configuration
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = [
-    "FEATURES",
-    "Configuration",
-    "Measurements",
-    "Tuning",
-    "configurations",
-    "features_of",
-    "measure_batches",
-    "tune",
-    "tuning_batches",
-]
+__all__ = ["Asked", "Tuning", "configurations", "measure_batches", "tune", "tuning_batches"]
 
 
-_LEAST_GAIN = 0.01
+Asked = Mapping[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]
+"""Values to try, by the names of the options that take them together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """``options``: values to try in place of all that are declared. ``seconds``: of one measurement."""
 
-    options: Mapping[str, tuple[OptionValue, ...]]
-    features: tuple[str, ...]
+    options: Asked
     max_batches: int = 40
     max_configurations: int = 48
-    max_leaves: int = 8
     l2: L2State = "cold"
     seconds: float = 0.02
-    budget_s: float = float("inf")
+    budget_s: float = inf
 
 
-def tune(
-    process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[str], None] = lambda _: None
-) -> tuple[Tuned, Measurements]:
-    """Measure and grow. Raises ValueError for a kernel that cannot be tuned, or of which nothing ran."""
-    for name in plan.options:
+def tune(process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[str], None] = lambda _: None) -> Record:
+    """Measure. Raises ValueError for a kernel that cannot be tuned."""
+    for name in itertools.chain(*plan.options):
         if name not in kernel.options:
             known = ", ".join(kernel.options) or "none"
             raise ValueError(f"--option {name}: {kernel.target} has no such option; it has {known}")
-    candidates = configurations(kernel.options, plan.options, plan.max_configurations)
+    default, candidates = configurations(kernel.options, plan.options, plan.max_configurations)
     if len(candidates) < 2:
         raise ValueError(f"{kernel.target} has only one configuration, so there is nothing to choose; declare options")
-    measured = measure_batches(
+    return measure_batches(
         process,
         kernel,
+        default,
         candidates,
         _batches(process.machine.device, kernel, plan.max_batches),
         l2=plan.l2,
@@ -68,25 +59,6 @@ def tune(
         budget_s=plan.budget_s,
         note=note,
     )
-    if not measured.samples:
-        raise ValueError(f"no configuration of {kernel.target} ran on any batch; try it with attnfuzz bench kernels")
-    samples, kept = measured.samples, measured.configurations
-    node = grow_tree(samples, plan.features, kept, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN)
-    tuned = Tuned(
-        kernel=kernel.target,
-        device=process.machine.name,
-        versions=process.machine.versions,
-        batches=len(samples),
-        configurations=len(candidates),
-        regret=regret(samples, kept, node),
-        regret_of_one=regret(samples, kept, grow_tree(samples, plan.features, kept, max_leaves=1)),
-        regret_unseen=cross_validated_regret(
-            samples, plan.features, kept, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN
-        ),
-        features=plan.features,
-        tree=node,
-    )
-    return tuned, measured
 
 
 def _batches(device: str, kernel: Declaration, count: int) -> list[Shape]:
@@ -98,46 +70,49 @@ def _batches(device: str, kernel: Declaration, count: int) -> list[Shape]:
 
 
 _SCREENED = 6
-"""Batches on which all configurations are measured first."""
+"""Batches to grow on, on which all configurations are measured."""
 
 _NEAR = 1.1
-"""How near to the best of a screened batch a configuration must come to be measured on all."""
+"""How near to the best of a screened batch a configuration must come to be measured on the others to grow on."""
 
 _MOST_KEPT = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """One sample a batch, each with a time for each of ``configurations``, those that were measured on all.
-
-    ``wrong``: what is left out for being wrong, and what was said of it. ``unreached``: batches without times.
-    """
-
-    configurations: list[Configuration]
-    samples: list[Sample]
-    shapes: list[Shape]
-    wrong: list[tuple[Configuration, str]]
-    unreached: int
+_NOT_GROWN_ON = 7
+"""Every so many batches one is kept to show what the tree is worth, and all with heads that it has not seen."""
 
 
 def configurations(
-    declared: Mapping[str, tuple[OptionValue, ...]], asked: Mapping[str, tuple[OptionValue, ...]], most: int
-) -> list[Configuration]:
-    """All combinations of the declared choices, or of those asked for; if they are more than ``most``, a part of them.
+    declared: Mapping[str, tuple[OptionValue, ...]], asked: Asked, most: int
+) -> tuple[Configuration, list[Configuration]]:
+    """What the kernel takes by default, and what to try in its place.
 
-    The first one, which is what the kernel takes by default, is always there.
+    That is all combinations of the declared choices, or of those asked for; if they are more than ``most``, a part of
+    them, with the first one. What is asked for with one value is fixed, in the default too, and no part of the choice.
     """
-    values = [asked.get(name, choices) for name, choices in declared.items()]
-    total = prod(map(len, values))
-    places = range(total) if total <= most else [0, *sorted(random.Random(0).sample(range(1, total), most - 1))]
-    combinations = itertools.product(*values)
-    wanted = set(places)
-    return [dict(zip(declared, chosen, strict=True)) for place, chosen in enumerate(combinations) if place in wanted]
+    groups = {name: next((names for names in asked if name in names), (name,)) for name in declared}
+    choices = {
+        names: asked.get(names, tuple((value,) for value in declared[names[0]]))
+        for names in dict.fromkeys(groups.values())
+    }
+    default = {name: values[0] for name, values in declared.items()}
+    for names, values in choices.items():
+        if len(values) == 1:
+            default |= dict(zip(names, values[0], strict=True))
+    varied = {names: values for names, values in choices.items() if len(values) > 1}
+    names = tuple(itertools.chain(*varied))
+    total = prod(map(len, varied.values()))
+    wanted = set(range(total) if total <= most else [0, *random.Random(0).sample(range(1, total), most - 1)])
+    found = [
+        dict(zip(names, itertools.chain(*chosen), strict=True))
+        for place, chosen in enumerate(itertools.product(*varied.values()))
+        if place in wanted
+    ]
+    return default, found
 
 
 def measure_batches(
     process: Measures,
     kernel: Declaration,
+    default: Configuration,
     candidates: Sequence[Configuration],
     shapes: Sequence[Shape],
     *,
@@ -146,87 +121,138 @@ def measure_batches(
     budget_s: float = inf,
     note: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Measurements:
+) -> Record:
     """No batch is begun once the budget is spent."""
-    until = clock() + budget_s
-    bench = _Bench(process, kernel, l2, seconds)
-    alive = list(range(len(candidates)))
-    rows: dict[int, dict[int, float]] = {}
+    started, until = datetime.now(UTC).isoformat(timespec="seconds"), clock() + budget_s
+    bench = _Bench(process, kernel, default, l2, seconds)
+    if process.machine.device == "cuda":
+        note(f"compiling {len(candidates)} configurations")
+        bench.compile([default, *candidates], shapes)
+    alive: Sequence[int] = range(len(candidates))
+    is_default = next((i for i, one in enumerate(candidates) if default | one == default), None)
+    rows: list[dict[int, float]] = []
+    batches: list[Batch] = []
     for place, shape in enumerate(shapes):
         if place and clock() > until:
             break
-        if place == _SCREENED:
+        grown_on = not _is_kept_back(place, shape, shapes)
+        if grown_on and len(rows) == _SCREENED:
             alive = _good(alive, rows)
-            note(f"{len(alive)} of {len(candidates)} configurations are measured on all batches")
-        times = {i: bench.time(candidates[i], shape) for i in alive if i not in bench.wrong_of(candidates)}
-        if any(taken < inf for taken in times.values()):
-            rows[place] = times
-            best = min(times, key=lambda i: times[i])
-            note(f"{shape.label}: {times[best]:.1f} us with {candidates[best]}")
-    kept = [i for i in _good(alive, rows) if i not in bench.wrong_of(candidates)] if rows else []
-    samples = [
-        Sample({name: float(value) for name, value in features_of(shapes[place]).items()}, tuple(row[i] for i in kept))
-        for place, row in rows.items()
-        if kept and min(row[i] for i in kept) < inf
-    ]
-    measured = [shapes[place] for place, row in rows.items() if kept and min(row[i] for i in kept) < inf]
-    wrong = [(candidates[i], why) for i, why in bench.wrong_of(candidates).items()]
-    return Measurements([candidates[i] for i in kept], samples, measured, wrong, len(shapes) - len(rows))
+            note(f"{len(alive)} of {len(candidates)} configurations are measured on all batches to grow on")
+        tried = alive if grown_on else range(len(candidates))
+        times = {i: bench.time(candidates[i], shape) for i in tried}
+        if grown_on:
+            rows.append(times)
+        usual = times[is_default] if is_default in times else bench.time(default, shape)
+        batches.append(
+            Batch(
+                shape=shape,
+                grown_on=grown_on,
+                default_us=_or_none(usual),
+                times_us=tuple(_or_none(times.get(i, inf)) for i in range(len(candidates))),
+            )
+        )
+        best = min(times, key=lambda i: times[i])
+        kept_back = "" if grown_on else ", not to grow on"
+        note(f"{shape.label}{kept_back}: {times[best]:.1f} us with {candidates[best]}; {usual:.1f} us by default")
+    wrong = [i for i, one in enumerate(candidates) if bench.is_wrong(one)]
+    return Record(
+        started=started,
+        machine=process.machine,
+        l2=l2,
+        default=default,
+        configurations=tuple(candidates),
+        batches=tuple(_without(one, wrong) for one in batches),
+        wrong=tuple(bench.wrong),
+        unreached=len(shapes) - len(batches),
+    )
+
+
+def _is_kept_back(place: int, shape: Shape, shapes: Sequence[Shape]) -> bool:
+    """Never the first, and nothing of a handful."""
+    if len(shapes) < _NOT_GROWN_ON:
+        return False
+    return place % _NOT_GROWN_ON == _NOT_GROWN_ON - 1 or (shape.num_q_heads, shape.num_kv_heads) == _HEADS_KEPT_BACK
+
+
+def _without(batch: Batch, wrong: Sequence[int]) -> Batch:
+    """What was right here and wrong elsewhere counts nowhere."""
+    times = tuple(None if i in wrong else taken for i, taken in enumerate(batch.times_us))
+    return msgspec.structs.replace(batch, times_us=times)
+
+
+def _or_none(taken: float) -> float | None:
+    return float(f"{taken:.5g}") if taken < inf else None
 
 
 class _Bench:
-    def __init__(self, process: Measures, kernel: Declaration, l2: L2State, seconds: float) -> None:
+    def __init__(
+        self, process: Measures, kernel: Declaration, default: Configuration, l2: L2State, seconds: float
+    ) -> None:
         self._process = process
         self._kernel = kernel
+        self._default = default
         self._l2: L2State = l2
         self._seconds = seconds
-        self._wrong: list[tuple[Configuration, str]] = []
+        self.wrong: list[tuple[Configuration, str]] = []
 
-    def wrong_of(self, candidates: Sequence[Configuration]) -> dict[int, str]:
-        """Which of ``candidates`` have been wrong, and what was said of them."""
-        return {candidates.index(one): why for one, why in self._wrong}
+    def is_wrong(self, configuration: Configuration) -> bool:
+        """Whether it has been, on some batch."""
+        return any(configuration == one for one, _ in self.wrong)
+
+    def compile(self, tried: Sequence[Configuration], shapes: Sequence[Shape]) -> None:
+        """All that will be needed, or nearly: what is compiled depends on heads, and on whether sequences are cut."""
+        alike: dict[tuple[int, int, int], list[Shape]] = {}
+        for shape in shapes:
+            alike.setdefault((shape.num_q_heads, shape.num_kv_heads, shape.head_size), []).append(shape)
+        ends = [
+            end(some, key=lambda shape: shape.longest / max(1, len(shape.seq_lens)))
+            for some in alike.values()
+            for end in (min, max)
+        ]
+        self._process.check([self._request(one, shape) for shape in ends for one in tried])
 
     def time(self, configuration: Configuration, shape: Shape) -> float:
         """Microseconds under a CUDA graph if that can be, eager otherwise; infinite if it does not run."""
+        if self.is_wrong(configuration):
+            return inf
+        try:
+            reply = self._process.measure(self._request(configuration, shape))
+        except Crashed as how:
+            self.wrong.append((configuration, str(how)))
+            return inf
+        if reply.status == "wrong":
+            self.wrong.append((configuration, reply.note))
+        return reply.times[0].median_us if reply.times else inf
+
+    def _request(self, configuration: Configuration, shape: Shape) -> MeasureRequest:
         in_graph = self._kernel.supports.graph_replay and self._process.machine.device == "cuda"
-        request = MeasureRequest(
+        return MeasureRequest(
             contender=self._kernel.target,
             shape=shape,
-            options=configuration,
+            options=self._default | configuration,
             l2=(self._l2,),
             modes=("graph",) if in_graph else ("eager",),
             seconds=self._seconds,
         )
-        try:
-            reply = self._process.measure(request)
-        except Crashed as how:
-            self._wrong.append((configuration, str(how)))
-            return inf
-        if reply.status == "wrong":
-            self._wrong.append((configuration, reply.note))
-        return reply.times[0].median_us if reply.times else inf
 
 
-def _good(alive: Sequence[int], rows: Mapping[int, Mapping[int, float]]) -> list[int]:
+def _good(alive: Sequence[int], rows: Sequence[Mapping[int, float]]) -> list[int]:
     """Those near the best of some batch, the most often near ones first if they are too many; in their old order."""
-    near = {i: sum(row.get(i, inf) <= _NEAR * min(row.values()) for row in rows.values()) for i in alive}
+    near = {i: sum(row.get(i, inf) <= _NEAR * min(row.values()) < inf for row in rows) for i in alive}
     best = sorted((i for i in alive if near[i]), key=lambda i: -near[i])[:_MOST_KEPT]
     return sorted(best)
 
 
-FEATURES = ("batch", "max_seq_len", "heads_per_group", "head_size", "max_query_len", "total_tokens")
-"""What a decision may depend on. All but the last are known to the host when a CUDA graph is captured."""
-
 _HEADS = ((32, 8, 128), (12, 2, 128), (28, 4, 128), (32, 8, 64), (64, 8, 128))
 """Query heads, KV heads and head size, the most usual first."""
+
+_HEADS_KEPT_BACK = (12, 2)
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _MEDIAN_LENGTHS = (128, 512, 2048, 8192, 32768)
 _MOST_TOKENS = 1 << 19
 """In a batch: 2 GiB of keys and values with 8 KV heads of 128."""
-
-_SPREAD = 0.6
-"""Of the logarithm of lengths: the longest of 64 sequences is about four times the median."""
 
 _PROMPTS = (64, 512, 2048)
 _TOKENS_TO_MERGE = (64, 256, 1024, 4096, 16384)
@@ -250,22 +276,11 @@ def tuning_batches(problem: str, count: int, seed: int = 0) -> list[Shape]:
     else:
         raise ValueError(f"problem={problem!r} is not tuned; name a kernel of paged_decode, dense_decode, "
                          "paged_attention or merge_states")  # fmt: skip
-    return random.Random(seed).sample(shapes, min(count, len(shapes)))
-
-
-def features_of(shape: Shape) -> dict[str, int]:
-    """The numbers of ``FEATURES``; of a merge, its tokens are the batch."""
-    if shape.kind == "merge":
-        return dict(zip(FEATURES, (shape.num_tokens, 1, 1, shape.head_size, 1, shape.num_tokens), strict=True))
-    numbers = (
-        len(shape.seq_lens),
-        shape.longest,
-        shape.num_q_heads // shape.num_kv_heads,
-        shape.head_size,
-        max(shape.queries),
-        sum(shape.seq_lens),
-    )
-    return dict(zip(FEATURES, numbers, strict=True))
+    of_heads: dict[tuple[int, int, int], list[Shape]] = {}
+    for shape in random.Random(seed).sample(shapes, len(shapes)):
+        of_heads.setdefault((shape.num_q_heads, shape.num_kv_heads, shape.head_size), []).append(shape)
+    in_turn = itertools.chain(*itertools.zip_longest(*of_heads.values()))
+    return [shape for shape in in_turn if shape is not None][:count]
 
 
 def _decode(seed: int) -> list[Shape]:
@@ -274,7 +289,7 @@ def _decode(seed: int) -> list[Shape]:
     for heads in _HEADS:
         for batch in _BATCHES:
             for median in _MEDIAN_LENGTHS:
-                lengths = _lengths(rng, batch, median)
+                lengths = ragged_lengths(rng, batch, median)
                 if sum(lengths) <= _MOST_TOKENS:
                     shapes.append(_shape("decode", heads, lengths, median))
     return shapes
@@ -287,8 +302,8 @@ def _mixed(seed: int) -> list[Shape]:
     for heads in _HEADS:
         for batch in _BATCHES[:5]:
             for median in _PROMPTS:
-                prompts = _lengths(rng, batch, median)
-                going_on = _lengths(rng, batch, 4 * median)
+                prompts = ragged_lengths(rng, batch, median)
+                going_on = ragged_lengths(rng, batch, 4 * median)
                 shapes.append(_shape("prompts", heads, prompts, median, prompts))
                 queries = prompts + [1] * batch
                 shapes.append(_shape("mixed", heads, prompts + going_on, median, queries))
@@ -307,10 +322,3 @@ def _shape(
         seq_lens=tuple(lengths),
         query_lens=tuple(queries),
     )
-
-
-def _lengths(rng: random.Random, batch: int, median: int) -> list[int]:
-    """Log-normal; a batch of one has the median itself, or tells little about the length that it is named for."""
-    if batch == 1:
-        return [median]
-    return [max(1, round(median * math.exp(rng.gauss(0, _SPREAD)))) for _ in range(batch)]

@@ -1,11 +1,10 @@
-"""A small decision tree over measured configurations, and the same as a file to commit: Python or JSON. Torch-free."""
+"""A small decision tree over measured configurations. Torch-free."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -17,12 +16,10 @@ __all__ = [
     "Node",
     "Sample",
     "Split",
-    "Tuned",
     "choose",
-    "cross_validated_regret",
+    "cost",
     "grow_tree",
     "leaves",
-    "python_source",
     "regret",
 ]
 
@@ -31,7 +28,6 @@ Configuration = dict[str, OptionValue]
 """Values of options, by their names."""
 
 _LEAST_SAMPLES = 2
-_FOLDS = 5
 _COST_OF_FAILING = math.log(1000.0)
 """As if it took a thousand times as long: then the configuration that fails least often is taken, if all do."""
 
@@ -102,28 +98,8 @@ def leaves(node: Node) -> list[Leaf]:
 
 def regret(samples: Sequence[Sample], configurations: Sequence[Configuration], node: Node) -> float:
     """By what share the chosen configurations are slower than the best ones, in the geometric mean."""
-    chosen = [_cost(one, configurations.index(choose(node, one.features))) for one in samples]
+    chosen = [cost(one, one.times[configurations.index(choose(node, one.features))]) for one in samples]
     return math.expm1(sum(chosen) / len(chosen))
-
-
-def cross_validated_regret(
-    samples: Sequence[Sample],
-    features: Sequence[str],
-    configurations: Sequence[Configuration],
-    *,
-    max_leaves: int,
-    least_gain: float,
-) -> float | None:
-    """The regret on samples that the tree has not seen, a fifth at a time; None for too few."""
-    if len(samples) < 2 * _FOLDS:
-        return None
-    total = 0.0
-    for fold in range(_FOLDS):
-        seen = [one for i, one in enumerate(samples) if i % _FOLDS != fold]
-        node = grow_tree(seen, features, configurations, max_leaves=max_leaves, least_gain=least_gain)
-        unseen = samples[fold::_FOLDS]
-        total += len(unseen) * math.log1p(regret(unseen, configurations, node))
-    return math.expm1(total / len(samples))
 
 
 class _Growing:
@@ -175,12 +151,13 @@ class _Growing:
 
 def _best_config(samples: Sequence[Sample]) -> tuple[float, int]:
     """The least sum of logarithms of time over best time, and whose it is."""
-    sums = (math.fsum(_cost(one, config) for one in samples) for config in range(len(samples[0].times)))
+    sums = (math.fsum(cost(one, one.times[config]) for one in samples) for config in range(len(samples[0].times)))
     return min((cost, config) for config, cost in enumerate(sums))
 
 
-def _cost(sample: Sample, config: int) -> float:
-    return min(math.log(sample.times[config] / min(sample.times)), _COST_OF_FAILING)
+def cost(sample: Sample, taken: float) -> float:
+    """The logarithm of a time over the best of the sample."""
+    return min(math.log(taken / min(sample.times)), _COST_OF_FAILING)
 
 
 def _round_threshold(low: float, high: float) -> float:
@@ -188,78 +165,3 @@ def _round_threshold(low: float, high: float) -> float:
     power = 2.0 ** math.floor(math.log2(high)) if high >= 1 else low
     power = power / 2 if power >= high else power
     return power if low <= power < high else low
-
-
-_WIDTH = 100
-
-
-class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What ``attnfuzz bench tune`` found for one kernel.
-
-    Regrets are shares by which the choices are slower than the best configuration of each batch, in the geometric mean:
-    of the tree, of the best configuration for all, and of trees on batches that they have not seen (None: too few).
-    """
-
-    format: Literal["attnfuzz.bench-tune/1"] = "attnfuzz.bench-tune/1"
-    kernel: str
-    device: str
-    versions: dict[str, str]
-    batches: int
-    configurations: int
-    regret: float
-    regret_of_one: float
-    regret_unseen: float | None
-    features: tuple[str, ...]
-    tree: Split | Leaf
-
-
-def python_source(tuned: Tuned) -> str:
-    """A module with a function ``choose_options`` of the features."""
-    versions = ", ".join(f"{name} {version}" for name, version in tuned.versions.items())
-    unseen = "" if tuned.regret_unseen is None else f", {tuned.regret_unseen:.1%} on batches left out"
-    types = (type(one).__name__ for leaf in leaves(tuned.tree) for one in leaf.options.values())
-    value = " | ".join(dict.fromkeys(types))
-    return "\n".join(
-        [
-            f'"""Options of {tuned.kernel.rpartition(":")[2]}, as `attnfuzz bench tune` chose them.',
-            "",
-            f"Measured on {tuned.device} ({versions}): {tuned.configurations} configurations, {tuned.batches} batches.",
-            f"Slower than the best configuration of each batch by {tuned.regret:.1%} in the mean{unseen};",
-            f"the best single configuration by {tuned.regret_of_one:.1%}.",
-            '"""',
-            "",
-            '__all__ = ["choose_options"]',
-            "",
-            "",
-            *_signature(tuned.features, value or "int"),
-            '    """Lengths in tokens; of all sequences of a batch."""',
-            *_lines(tuned.tree, "    "),
-            "",
-        ]
-    )
-
-
-def _signature(features: Sequence[str], value: str) -> list[str]:
-    """On one line if that is short enough, else as formatters break it."""
-    arguments = ", ".join(f"{name}: int" for name in features)
-    line = f"def choose_options({arguments}) -> dict[str, {value}]:"
-    return [line] if len(line) <= _WIDTH else ["def choose_options(", f"    {arguments}", f") -> dict[str, {value}]:"]
-
-
-def _lines(node: Node, indent: str) -> Iterator[str]:
-    """What comes after a return needs no else."""
-    if isinstance(node, Leaf):
-        pairs = ", ".join(f'"{name}": {_literal(value)}' for name, value in node.options.items())
-        yield f"{indent}return {{{pairs}}}"
-        return
-    yield f"{indent}if {node.feature} <= {_number(node.at_most)}:"
-    yield from _lines(node.then, indent + "    ")
-    yield from _lines(node.otherwise, indent)
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _literal(value: OptionValue) -> str:
-    return f'"{value}"' if isinstance(value, str) and value.isprintable() and '"' not in value else repr(value)

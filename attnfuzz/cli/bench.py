@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from attnfuzz.bench.kernels.measurements import L2State, Mode
-from attnfuzz.bench.tuning import FEATURES
+from attnfuzz.bench.kernels.shapes import SUITES
+from attnfuzz.bench.tuning_record import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
 
     from attnfuzz.bench.kernels.measurements import Report
     from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.bench.tuning_record import Tuned
+    from attnfuzz.campaign.stopping import Interrupts
     from attnfuzz.declaration import Declaration
 
-__all__ = ["command", "option_values"]
+__all__ = ["command", "joint_option_values", "option_values"]
 
 
 _KERNELS = click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
@@ -146,10 +151,18 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
 
     Several files are shown as one, if they were measured on the same kind of device.
     """
-    from attnfuzz.bench.kernels.measurements import decode_report, joined
     from attnfuzz.report.terminal import make_console
 
     _require_matplotlib(png_file)
+    report = _read_reports(files)
+    _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
+    return 0
+
+
+def _read_reports(files: tuple[Path, ...]) -> Report:
+    """All as one. Raises Refusal."""
+    from attnfuzz.bench.kernels.measurements import decode_report, joined
+
     reports = []
     for file in files:
         try:
@@ -159,16 +172,14 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
         except ValueError as error:
             raise Refusal(f"{file} is not what attnfuzz bench kernels --json writes: {error}") from error
     try:
-        report = joined(reports)
+        return joined(reports)
     except ValueError as error:
         raise Refusal(str(error)) from error
-    _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
-    return 0
 
 
 _NONE = "none"
 
-_SUITES = ("decode", "qwen", "merge", "mixed", "graph")
+_SUITES = tuple(SUITES)
 _L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
 _MODES: dict[str, tuple[Mode, ...]] = {"eager": ("eager",), "graph": ("graph",), "both": ("eager", "graph")}
 
@@ -318,7 +329,163 @@ def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]
             raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")
 
 
+_FOR_COMPILING, _LAST_BUILD = 0.3, (0.7, 0.9)
+"""Of the budget: until when attnfuzz's own kernels are compiled ahead; and when an engine's last build begins and ends.
+"""
+
+
+@command.command("ladder")
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--suite", "suites", type=click.Choice(_SUITES), multiple=True, help="Only figures of this suite.")
+@_DEVICE
+@click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
+@click.option("--budget", callback=duration, default="4m", show_default=True, help="After which no other is begun.")
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
+@click.option(
+    "--page", type=FILE, callback=writable_file, metavar="FILE", help="Write Markdown, and pictures in pictures/."
+)
+def ladder_command(
+    files: tuple[Path, ...],
+    suites: tuple[str, ...],
+    device: str,
+    seconds: float,
+    budget: float,
+    json_file: Path | None,
+    page: Path | None,
+) -> int:
+    """Time the bundled kernels from the naive one to the fastest, beside the engines that are installed, and draw it.
+
+    With FILEs, which an earlier run wrote with --json, nothing is measured, and no GPU is needed. Stopped by Ctrl-C,
+    SIGTERM or its budget, it has a part of every figure and writes what it knows. The exit status is 1 if a kernel was
+    wrong, failed or crashed.
+    """
+    from attnfuzz.bench.kernels.measurements import encode_report
+    from attnfuzz.campaign.stopping import Interrupts
+    from attnfuzz.report.bench_page import NO_MATPLOTLIB, can_plot
+    from attnfuzz.report.files import write_file
+
+    if page is not None and not can_plot():
+        raise Refusal(f"--page: {NO_MATPLOTLIB}")
+    if page is None and json_file is None:
+        raise Refusal("nothing would be kept of it: name a file with --json, a page with --page, or both")
+    interrupts = Interrupts(raising=True)
+    if files:
+        report = _read_reports(files)
+    else:
+        _refuse_interpreter(device)
+        with refusing(), interrupts:
+            report = _measured_ladder(suites, device, seconds, budget, interrupts)
+    write_asked(
+        ("--json", json_file, lambda path: write_file(path, encode_report(report))),
+        ("--page", page, lambda path: _write_ladder(path, report)),
+    )
+    if interrupts.first is not None:
+        return 128 + interrupts.first
+    failed = (one.status in ("wrong", "failed", "crashed") for one in report.results if not one.is_reference)
+    return 1 if any(failed) else 0
+
+
+def _measured_ladder(
+    suites: tuple[str, ...], device: str, seconds: float, budget: float, interrupts: Interrupts
+) -> Report:
+    from attnfuzz.bench.kernels.ladder import FIGURES, Builds, compile_ahead, ladder_entries, measure_ladder
+    from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.report import bench
+    from attnfuzz.report.terminal import make_console
+
+    console, began = make_console(), time.monotonic()
+    figures = [figure for figure in FIGURES if not suites or figure.suite in suites]
+    if not figures:
+        raise Refusal(f"--suite: there are figures of {', '.join(dict.fromkeys(one.suite for one in FIGURES))}")
+    known: dict[str, Declaration] = {}
+    absent: dict[str, str] = {}
+    with TimingProcess(device) as process:
+        _refuse_interpreter(device, process.machine.device)
+        for kernel in dict.fromkeys(step.kernel for figure in figures for step in figure.steps):
+            try:
+                known[kernel] = process.declarations([kernel])[0]
+            except KernelLoadError as error:
+                absent[kernel] = str(error)
+        engines = [one for one in known.values() if one.versions]
+        bench.print_machine(console, process.machine, engines, list(absent.values()))
+        on_gpu = process.machine.device == "cuda"
+        entries = list(ladder_entries(figures, known, on_gpu=on_gpu))
+        builds = Builds(process, entries)
+        try:
+            if on_gpu:
+                compile_ahead(process, entries, cores=len(os.sched_getaffinity(0)), seconds=_FOR_COMPILING * budget)
+                console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
+            report = measure_ladder(
+                builds.entries(
+                    last_start=began + _LAST_BUILD[0] * budget,
+                    last_end=began + _LAST_BUILD[1] * budget,
+                    stopped=lambda: interrupts.count > 0,
+                ),
+                process,
+                engines,
+                suites=tuple(figure.suite for figure in figures),
+                seconds=seconds,
+                budget_s=budget - (time.monotonic() - began),
+                report_row=bench.BenchProgress(console),
+            )
+        finally:
+            builds.close()
+    report.unreached += builds.left_out
+    return report
+
+
+def _write_ladder(page: Path, report: Report) -> None:
+    from attnfuzz.report.files import write_file
+    from attnfuzz.report.ladder_page import PICTURES, ladder_page
+
+    text, pictures = ladder_page(report)
+    folder = page.parent / PICTURES
+    folder.mkdir(exist_ok=True)
+    for name, drawn in pictures.items():
+        write_file(folder / name, drawn)
+    write_file(page, text.encode())
+
+
 _HOST_KNOWS = FEATURES[:-1]
+
+
+def joint_option_values(
+    ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
+) -> dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]:
+    """``NAME[/NAME...]=VALUE[/VALUE...][,...]``: values of options that are taken together."""
+    found: dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]] = {}
+    for text in given:
+        names, _, values = text.partition("=")
+        named = tuple(names.split("/"))
+        choices = tuple(tuple(_value(part.strip()) for part in one.split("/")) for one in values.split(","))
+        taken = {name for known in found for name in known}
+        if (
+            not all(name.isidentifier() and name not in taken for name in named)
+            or len(set(named)) < len(named)
+            or any(len(choice) != len(named) or "" in choice for choice in choices)
+        ):
+            raise click.BadParameter(
+                f"{text!r} must read NAME=VALUE,VALUE or NAME/NAME=VALUE/VALUE,VALUE/VALUE, as block_m/num_warps=64/4,"
+                "128/8, and each name may occur once", ctx, param,
+            )  # fmt: skip
+        found[named] = choices
+    return found
+
+
+_FEATURES = click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    type=click.Choice(FEATURES),
+    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
+)
+_LEAVES = click.option(
+    "--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Of the tree, at most."
+)
+_PYTHON = click.option(
+    "--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module."
+)
 
 
 @command.command("tune", epilog=KERNEL_HELP)
@@ -329,28 +496,25 @@ _HOST_KNOWS = FEATURES[:-1]
     "options",
     multiple=True,
     metavar="NAME=VALUE,...",
-    callback=option_values,
-    help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed.",
+    callback=joint_option_values,
+    help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed. "
+    "NAME/NAME=VALUE/VALUE,... for options that go together.",
 )
-@click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    type=click.Choice(FEATURES),
-    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
-)
+@_FEATURES
 @click.option("--batches", type=click.IntRange(1, 1000), default=40, show_default=True, help="Ragged batches, at most.")
 @click.option("--configurations", type=click.IntRange(1, 1000), default=48, show_default=True, help="At most.")
-@click.option("--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Of the tree, at most.")
+@_LEAVES
 @click.option("--cold/--warm", "is_cold", default=True, help="Keys and values in memory, or where they fit in L2.")
 @click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no batch is begun.")
-@click.option("--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module.")
-@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the tree as JSON.")
+@_PYTHON
+@click.option(
+    "--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all times and the tree."
+)
 def tune_command(
     kernel: str,
     device: str,
-    options: dict[str, tuple[OptionValue, ...]],
+    options: dict[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]],
     features: tuple[str, ...],
     batches: int,
     configurations: int,
@@ -363,12 +527,13 @@ def tune_command(
 ) -> int:
     """Measure the options that KERNEL declares over ragged batches, and print a small tree of if and else.
 
-    Configurations that are wrong are left out and named; the exit status is then 1.
+    A part of the batches is kept back, to show what the tree is worth on batches that it has not seen. Configurations
+    that are wrong are left out and named; the exit status is then 1. `attnfuzz bench tree` makes the same of the JSON
+    file again.
     """
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning import Tuning, tune
-    from attnfuzz.bench.tuning_tree import python_source
-    from attnfuzz.report.files import write_file, write_json
+    from attnfuzz.bench.tuning_record import grown
     from attnfuzz.report.terminal import make_console
 
     _refuse_interpreter(device)
@@ -384,27 +549,63 @@ def tune_command(
             raise Refusal(f"{kernel} names {len(found)} kernels; name one: {', '.join(one.target for one in found)}")
         plan = Tuning(
             options=options,
-            features=features or _HOST_KNOWS,
             max_batches=batches,
             max_configurations=configurations,
-            max_leaves=leaves,
             l2="cold" if is_cold and process.machine.device == "cuda" else "warm",
             seconds=seconds,
             budget_s=budget,
         )
         try:
-            tuned, measured = tune(process, found[0], plan, note=lambda line: console.print(line))
+            record = tune(process, found[0], plan, note=lambda line: console.print(line))
+            tuned = grown(found[0].target, record, features or _HOST_KNOWS, leaves)
         except ValueError as error:
             raise Refusal(str(error)) from error
-    for configuration, why in measured.wrong:
+    _show_tuned(console, tuned, python_file, json_file)
+    return 1 if record.wrong else 0
+
+
+@command.command("tree")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_FEATURES
+@_LEAVES
+@_PYTHON
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write FILE anew.")
+def tree_command(
+    file: Path, features: tuple[str, ...], leaves: int, python_file: Path | None, json_file: Path | None
+) -> int:
+    """Grow a tree from the times in FILE, which `attnfuzz bench tune --json` wrote, on a machine without a GPU too.
+
+    It is the tree of that run, unless other features or leaves are asked for.
+    """
+    from attnfuzz.bench.tuning_record import decode_tuned, grown
+    from attnfuzz.report.terminal import make_console
+
+    try:
+        read = decode_tuned(read_data_file(file, MOST_RESULT_BYTES))
+    except OSError as error:
+        raise Refusal(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Refusal(f"{file} is not what attnfuzz bench tune --json writes: {error}") from error
+    context = click.get_current_context()
+    is_asked = context.get_parameter_source("leaves") is not click.core.ParameterSource.DEFAULT
+    tuned = grown(read.kernel, read.record, features or read.features, leaves if is_asked else read.max_leaves)
+    _show_tuned(make_console(), tuned, python_file, json_file)
+    return 0
+
+
+def _show_tuned(console: Console, tuned: Tuned, python_file: Path | None, json_file: Path | None) -> None:
+    """Print the module with its figures, and write the files that were asked for."""
+    from attnfuzz.bench.tuning_record import encode_tuned, python_source
+    from attnfuzz.report.files import write_file
+
+    for configuration, why in tuned.record.wrong:
         console.print(f"WRONG, left out: {configuration}: {why}", style="bold red")
-    if measured.unreached:
-        console.print(f"{measured.unreached} batches were not measured; raise --budget", style="yellow")
+    if tuned.record.unreached:
+        console.print(f"{tuned.record.unreached} batches were not measured; raise --budget", style="yellow")
     console.print()
     source = python_source(tuned)
     console.print(source, soft_wrap=True)
     write_asked(
         ("--python", python_file, lambda path: write_file(path, source.encode())),
-        ("--json", json_file, lambda path: write_json(path, tuned)),
+        ("--json", json_file, lambda path: write_file(path, encode_tuned(tuned))),
     )
-    return 1 if measured.wrong else 0

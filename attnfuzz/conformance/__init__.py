@@ -129,13 +129,6 @@ class ConformanceOutcome:
     failure: Failure | None = None
     why: str = ""
 
-    @property
-    def cause(self) -> str:
-        """A stable word for what went wrong; "" unless something did."""
-        if self.failure is None:
-            return ""
-        return self.failure.cause or f"{self.failure.oracle}/{self.failure.kind}"
-
 
 @dataclass(frozen=True, slots=True)
 class Examined:
@@ -150,9 +143,18 @@ class Examined:
 
     def failing(self) -> dict[str, tuple[ConformanceOutcome, ...]]:
         """The cases that failed, by cause, the smallest first."""
-        failed = sorted((one for one in self.outcomes if one.status == "fail"), key=_size)
-        causes = dict.fromkeys(one.cause for one in failed)
-        return {cause: tuple(one for one in failed if one.cause == cause) for cause in causes}
+        failed = sorted((one for one in self.outcomes if one.failure is not None), key=_size)
+        causes = dict.fromkeys(map(self.cause_of, failed))
+        return {cause: tuple(one for one in failed if self.cause_of(one) == cause) for cause in causes}
+
+    def cause_of(self, outcome: ConformanceOutcome) -> str:
+        """A stable word for what went wrong, "" if nothing did; where it is not sure, that of others if it may be."""
+        failure = outcome.failure
+        if failure is None:
+            return ""
+        sure = {one.failure.cause for one in self.outcomes if one.failure is not None}
+        possible = (cause for cause in failure.maybe if cause in sure)
+        return failure.cause or next(possible, f"{failure.oracle}/{failure.kind}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,10 @@ def _diagnose(
         return near
     if found is not None and found.is_fitted and not also_wrong:
         found = None  # some number always fits one row
+    if near is not None and found is not None and failed.name == "lse" and not also_wrong:
+        # Of one number that rounding may give too, one of so many formulas gives it by chance.
+        causes = (found.cause, near.cause, *found.maybe, *near.maybe)
+        return Diagnosis(f"{found.words}, or {near.words}", maybe=tuple(dict.fromkeys(filter(None, causes))))
     possible = rounded.perhaps() if near is None else tuple(filter(None, (near.cause, *near.maybe)))
     return replace(found or Diagnosis(""), maybe=possible) if possible else found
 

@@ -35,6 +35,9 @@ __all__ = [
     "GQA_RATIOS",
     "HEAD_SIZES",
     "KV_HEADS",
+    "LARGE_BLOCK_SIZES",
+    "LARGE_GQA_RATIOS",
+    "LARGE_HEAD_SIZES",
     "NUM_SPLITS",
     "block_size_rank",
     "block_sizes_of",
@@ -68,6 +71,10 @@ __all__ = [
 HEAD_SIZES = (16, 13, 40, 64, 72, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 3, 5, 7, 12, 17, 24, 48, 80, 100, 144)
 GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
+LARGE_HEAD_SIZES = (512, 576, 1024)
+LARGE_BLOCK_SIZES = (272, 528)
+LARGE_GQA_RATIOS = (32, 64, 71, 128)
+"""Of models: DeepSeek's latent heads and 128 query heads on one, Falcon's 71 on one, pages of hybrid Mamba models."""
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
@@ -123,6 +130,10 @@ def _values(supports: Supports, name: str, declared: tuple[Any, ...] | None, usu
     return found
 
 
+def _usual(supports: Supports, sizes: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ...]:
+    return (*sizes, *large) if supports.large_sizes else sizes
+
+
 def _named(supports: Supports, name: str) -> set[Any] | None:
     """The values of ``name`` in all combinations; None if one of them, or no table, leaves that open."""
     found = [combination.get(name) for combination in supports.combinations]
@@ -161,7 +172,8 @@ def head_sizes_of(supports: Supports, dtype: Dtype | KvDtype, layout: Layout | N
     ``dtype``: of the cache. In the interleaved layout heads of V have K's size, which must be supported for them too.
     """
     width = packed_width(dtype) if layout == "packed" else 1
-    sizes = {size for size in _values(supports, "head_size", supports.head_sizes, HEAD_SIZES) if size % width == 0}
+    usual = _usual(supports, HEAD_SIZES, LARGE_HEAD_SIZES)
+    sizes = {size for size in _values(supports, "head_size", supports.head_sizes, usual) if size % width == 0}
     if layout == "interleaved" and isinstance(supports.v_head_sizes, tuple):
         sizes &= set(supports.v_head_sizes)
     of_values = _named(supports, "v_head_size")
@@ -180,11 +192,13 @@ def v_head_sizes_of(supports: Supports, head_size: int, layout: Layout | None = 
 
 
 def block_sizes_of(supports: Supports) -> tuple[int, ...]:
-    return tuple(sorted(_values(supports, "block_size", supports.block_sizes, BLOCK_SIZES), key=block_size_rank))
+    usual = _usual(supports, BLOCK_SIZES, LARGE_BLOCK_SIZES)
+    return tuple(sorted(_values(supports, "block_size", supports.block_sizes, usual), key=block_size_rank))
 
 
 def gqa_ratios_of(supports: Supports) -> tuple[int, ...]:
-    return tuple(sorted(_values(supports, "gqa_ratio", supports.gqa_ratios, GQA_RATIOS)))
+    usual = _usual(supports, GQA_RATIOS, LARGE_GQA_RATIOS)
+    return tuple(sorted(_values(supports, "gqa_ratio", supports.gqa_ratios, usual)))
 
 
 def head_counts_of(supports: Supports) -> tuple[tuple[int, int], ...] | None:

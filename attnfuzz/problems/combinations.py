@@ -24,6 +24,7 @@ from attnfuzz.problems.cases import CASE_TYPES, AttentionCase, Case, PagedDecode
 from attnfuzz.problems.choices import (
     HEAD_SIZES,
     KV_HEADS,
+    LARGE_HEAD_SIZES,
     block_sizes_of,
     caches_of,
     dtypes_of,
@@ -256,7 +257,8 @@ def _choices(problem: Problem, supports: Supports, options: Options) -> dict[str
         return tuple(case.dtype if one is None else one for one in caches_of(problem, supports, case.dtype))
 
     fields = fields_of(problem)
-    head_sizes = tuple(sorted(set(supports.head_sizes or HEAD_SIZES), key=head_size_rank))
+    usual = (*HEAD_SIZES, *LARGE_HEAD_SIZES) if supports.large_sizes else HEAD_SIZES
+    head_sizes = tuple(sorted(set(supports.head_sizes or usual), key=head_size_rank))
     found: dict[str, _Choices] = {
         "dtype": dtypes_of(supports),
         "layout": layouts_of(supports),

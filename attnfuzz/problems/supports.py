@@ -79,6 +79,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
       ``max_seq_len``, ``max_query_len``, ``max_num_splits``: the values that may occur.
+    * ``large_sizes``: what these leave open may, now and then, be heads of 512, 576 and 1,024, pages of 272 and 528
+      tokens, and 32, 64, 71 and 128 query heads per KV head. Not unless declared: kernels that keep a whole head in
+      registers or shared memory run out of it.
     * ``v_head_sizes``: sizes of V's heads, which are the output's too: ``"equal"``, those of K and no others;
       ``"any"``; or the sizes that may occur, each with any of ``head_sizes``: multi-head latent attention as DeepSeek
       has it is ``head_sizes=(192,), v_head_sizes=(128,)``.
@@ -160,6 +163,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     batch_invariant: bool = False
     infinite_scores: bool = False
     graph_replay: bool = False
+    large_sizes: bool = False
     where: Where = None
 
     @property
@@ -220,6 +224,7 @@ _FLAGS = (
     "deterministic",
     "batch_invariant",
     "graph_replay",
+    "large_sizes",
 )
 _CHOICE_FIELDS: dict[str, Any] = {
     "strides": Strides,

@@ -33,13 +33,17 @@ __all__ = [
     "bench_page",
     "can_plot",
     "charts_of",
+    "drawn_svg",
     "plots_png",
     "plots_svg",
 ]
 
 NO_MATPLOTLIB = "plots need matplotlib: pip install 'attnfuzz[plot]'"
 
-_COLOURS = ("#5b86e5", "#39a88e", "#d98b3a", "#a77bd8", "#d0638c", "#7b9a3d", "#4aa5c9", "#8d8d95")
+_COLOURS = (
+    "#5b86e5", "#39a88e", "#d98b3a", "#a77bd8", "#d0638c", "#7b9a3d", "#4aa5c9", "#8d8d95",
+    "#b5543c", "#c2a83e", "#3f5fa8", "#2f7a5f",
+)  # fmt: skip
 _INK = "#646b75"
 _CEILING = "#c92a2a"
 _INCHES = (6.2, 3.6)
@@ -48,23 +52,25 @@ _INCHES = (6.2, 3.6)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``points``: x and y, ascending in x, both above 0. ``colour``: from 0 to 7."""
+    """``points``: x and y, ascending in x, both above 0. ``colour``: from 0 to 11. ``scattered``: with no line."""
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int
     dashed: bool = False
+    scattered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """With ``ceiling``, the bandwidth of a copy, y is linear from 0 on; else it is logarithmic, as x always is."""
+    """With ``ceiling``, which ``limit`` names, y is linear from 0 on; else it is logarithmic, as x always is."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Curve]
     ceiling: float | None = None
+    limit: str = "copy"
 
 
 def can_plot() -> bool:
@@ -80,12 +86,20 @@ def plots_svg(report: Report, suite: str) -> Markup | None:
     charts = charts_of(report, suite)
     if not charts:
         return None
+    return Markup(drawn_svg(charts, salt=suite).replace(_INK, "currentColor"))
+
+
+def drawn_svg(charts: Sequence[Chart], *, salt: str, columns: int = 2) -> str:
+    """The charts, ``columns`` of them beside each other, on nothing, with ids that ``salt`` makes its own.
+
+    Raises ImportError without matplotlib.
+    """
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with _settings(salt=suite):
+    with _settings(salt=salt):
         file = io.StringIO()
-        _figure(charts).savefig(file, format="svg", transparent=True, metadata=no_metadata)
+        _figure(charts, columns).savefig(file, format="svg", transparent=True, metadata=no_metadata)
     drawn = file.getvalue()
-    return Markup(drawn[drawn.index("<svg") :].replace(_INK, "currentColor"))
+    return drawn[drawn.index("<svg") :]
 
 
 def plots_png(report: Report) -> bytes | None:
@@ -99,24 +113,27 @@ def plots_png(report: Report) -> bytes | None:
     return file.getvalue()
 
 
-def charts_of(report: Report, suite: str) -> list[Chart]:
+def charts_of(report: Report, suite: str, names: Sequence[str] = ()) -> list[Chart]:
     """Charts of the suite's timed results, in the first state of launch and cache in which anything was timed.
 
-    What has only one length is no line, and left out. Over lengths only the suite's first page size is drawn; all are
-    in the chart of the bandwidth.
+    What has only one length is no line, and left out. Over lengths, or sequences where batches are ragged, only the
+    suite's first page size is drawn; all are in the chart of the bandwidth. ``names``: contenders in the order of their
+    colours, where those of several suites are to have the same.
     """
     results = [one for one in report.chosen(suite) if one.times]
     states = states_of(results)
     if not states:
         return []
-    state, names = states[0], _names(results)
+    state, names = states[0], names or _names(results)
     said = f"{'CUDA graph' if state[0] == 'graph' else 'eager'}, L2 {state[1]}"
+    is_ragged = 2 * sum(not one.shape.is_even for one in results) > len(results)
+    place, label = (_num_seqs, "sequences in the batch") if is_ragged else (_longest, _x_label(results))
     groups: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         if result.shape.block_size == results[0].shape.block_size:
-            groups[_group(result)].append(result)
+            groups[_group(result, is_ragged=is_ragged)].append(result)
     charts = [
-        Chart(group, _x_label(some), f"microseconds, {said}", _lines(some, names, _x, partial(_median, state=state)))
+        Chart(group, label, f"microseconds, {said}", _lines(some, names, place, partial(_median, state=state)))
         for group, some in groups.items()
     ]
     speeds = _lines(results, names, lambda one: float(one.nbytes), lambda one: one.gigabytes_per_s(*state))
@@ -125,8 +142,8 @@ def charts_of(report: Report, suite: str) -> list[Chart]:
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """Contenders in the order of their colours: the same one has the same colour in all charts of a suite."""
-    return list(dict.fromkeys(one.contender for one in results))[: len(_COLOURS)]
+    """Contenders or steps in the order of their colours: the same one has the same in all charts of a suite."""
+    return list(dict.fromkeys(one.name for one in results))[: len(_COLOURS)]
 
 
 def _lines(
@@ -138,8 +155,8 @@ def _lines(
     """One for each contender, and a dashed one for its graph with room for more; medians where an x comes again."""
     found: dict[tuple[int, bool], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in results:
-        if one.contender in names and (value := y(one)) is not None:
-            found[names.index(one.contender), bool(one.shape.room)][x(one)].append(value)
+        if one.name in names and (value := y(one)) is not None:
+            found[names.index(one.name), bool(one.shape.room)][x(one)].append(value)
     return [
         Curve(
             names[colour] + (" with room" if has_room else ""),
@@ -156,21 +173,26 @@ def _median(result: Result, state: State) -> float | None:
     return timed.median_us if timed is not None else None
 
 
-def _x(result: Result) -> float:
+def _longest(result: Result) -> float:
     return float(result.shape.longest)
+
+
+def _num_seqs(result: Result) -> float:
+    """Without those of one token, which only fill a batch up. The longest of a ragged batch says little."""
+    return float(sum(length > 1 for length in result.shape.seq_lens))
 
 
 def _x_label(results: Sequence[Result]) -> str:
     return "tokens merged" if results[0].shape.kind == "merge" else "tokens of the longest sequence"
 
 
-def _group(result: Result) -> str:
+def _group(result: Result, *, is_ragged: bool) -> str:
     """What is drawn together: the same heads, batch and pages."""
     shape = result.shape
     if shape.kind == "merge":
         return f"{shape.num_q_heads} heads of {shape.head_size}"
-    if shape.kind == "mixed":
-        return "half prompts, half decode"
+    if is_ragged:
+        return f"ragged batches, {shape.queries.count(1) / len(shape.queries):.0%} decode"
     return f"{shape.num_q_heads}/{shape.num_kv_heads} heads, batch {len(shape.seq_lens)}"
 
 
@@ -197,19 +219,19 @@ def _settings(*, salt: str) -> Iterator[None]:
         yield
 
 
-def _figure(charts: Sequence[Chart]) -> Figure:
-    """Two plots a row, each with its own key."""
+def _figure(charts: Sequence[Chart], columns: int = 2) -> Figure:
+    """So many plots a row, each with its own key."""
     from matplotlib.figure import Figure
 
-    rows = -(-len(charts) // 2)
-    figure = Figure(figsize=(2 * _INCHES[0], rows * _INCHES[1]), layout="constrained")
+    rows = -(-len(charts) // columns)
+    figure = Figure(figsize=(columns * _INCHES[0], rows * _INCHES[1]), layout="constrained")
     for i, chart in enumerate(charts):
-        axes = figure.add_subplot(rows, 2, i + 1)
+        axes = figure.add_subplot(rows, columns, i + 1)
         _frame(axes, chart)
         drawn = []
         for line in chart.lines:
             xs, ys = zip(*line.points, strict=True)
-            shape = "o--" if line.dashed else "o-"
+            shape = "o" if line.scattered else "o--" if line.dashed else "o-"
             drawn += axes.plot(xs, ys, shape, color=_COLOURS[line.colour], markersize=3, linewidth=1.5)
         axes.legend(drawn, [only_printable(line.name) for line in chart.lines], fontsize=7, frameon=False)
     return figure
@@ -226,7 +248,7 @@ def _frame(axes: Axes, chart: Chart) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.axhline(chart.ceiling, color=_CEILING, linestyle=":", linewidth=1)
-        axes.annotate("copy", (0.01, chart.ceiling), xycoords=("axes fraction", "data"), va="bottom")
+        axes.annotate(chart.limit, (0.01, chart.ceiling), xycoords=("axes fraction", "data"), va="bottom")
         axes.set_ylim(0, 1.15 * max(chart.ceiling, *(y for line in chart.lines for _, y in line.points)))
     else:
         axes.set_xscale("log", base=2)  # lengths are powers of two

@@ -151,7 +151,7 @@ def _kernel(kernel: Examined) -> _Kernel:
                 status=one.status,
                 case=msgspec.Raw(encode_case(one.case)),
                 changes=one.changes,
-                cause=one.cause,
+                cause=kernel.cause_of(one),
                 message=one.failure.message if one.failure is not None else "",
                 why=one.why,
             )
@@ -205,7 +205,7 @@ def _table(kernels: tuple[Examined, ...], causes: Sequence[_Cause]) -> _Table:
 def _cell(kernel: Examined, group: str, feature: str, numbers: dict[tuple[str, str], int]) -> _Cell:
     found = [one for one in kernel.outcomes if (one.entry.group, one.entry.feature) == (group, feature)]
     if failed := [one for one in found if one.status == "fail"]:
-        ids = tuple(dict.fromkeys(numbers[kernel.declaration.target, one.cause] for one in failed))
+        ids = tuple(dict.fromkeys(numbers[kernel.declaration.target, kernel.cause_of(one)] for one in failed))
         said = failed[0].failure.message if failed[0].failure is not None else ""
         return _Cell("bad", f"{len(failed)}/{len(found)}", said, ids)
     if passed := [one for one in found if one.status == "pass"]:

@@ -20,12 +20,15 @@ _KEPT_BYTES = 1 << 10
 class GpuLimits(NamedTuple):
     """``processors``: multiprocessors, or AMD's compute units. ``shared_bytes``: the most shared memory of a program.
     ``is_hopper``: of NVIDIA and of capability 9.0 at least, which brings warp groups and programmatic dependent launch.
+    ``name``, ``capability``: what torch calls it, by which a measured launch is found.
     """
 
     processors: int
     shared_bytes: int
     is_amd: bool
     is_hopper: bool
+    name: str = ""
+    capability: tuple[int, int] | None = None
 
 
 @lru_cache
@@ -41,8 +44,9 @@ def gpu_at(device: torch.device) -> GpuLimits | None:
     is_amd = torch.version.hip is not None
     shared = properties.shared_memory_per_block if is_amd else properties.shared_memory_per_multiprocessor - _KEPT_BYTES
     # Capabilities of ROCm's devices are other numbers, (9, 4) for one that has nothing of Hopper's.
-    is_hopper = not is_amd and torch.cuda.get_device_capability(device) >= _HOPPER
-    return GpuLimits(properties.multi_processor_count, shared, is_amd, is_hopper)
+    capability = torch.cuda.get_device_capability(device)
+    is_hopper = not is_amd and capability >= _HOPPER
+    return GpuLimits(properties.multi_processor_count, shared, is_amd, is_hopper, properties.name, capability)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

@@ -18,6 +18,7 @@ from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.grouped_decode import grouped_decode_kernel
+from attnfuzz.kernels.tuned import measured_choice
 
 __all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
 
@@ -46,8 +47,10 @@ class GroupedPlan(NamedTuple):
     pdl: bool
 
 
-def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) -> GroupedPlan:
+def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int, fill: int = 2) -> GroupedPlan:
     """The launch for ``pairs`` of a sequence and a block of query heads, on a GPU with so many ``processors``.
+
+    ``fill``: programs that each of them should get.
 
     ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the larger head
     size rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two
@@ -55,7 +58,7 @@ def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) ->
     small launch, which serves short lengths too, and whole sequences, if long, more loads on their way.
     """
     tile = max(LEAST_FOR_DOT, min(64, 8192 // block_d))
-    num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
+    num_splits = max(1, min(fill * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
     if num_splits > 1:
         return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
     if max_seq_len <= tile:
@@ -84,16 +87,19 @@ def grouped_decode(
     pdl: bool | None = None,
     block_m: int | None = None,
     num_combined: int | None = None,
+    fill: int | None = None,
+    tuned: bool = True,
     counters: Tensor | None = None,
     **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """``paged.launch.paged_decode`` at the speed of memory, in float16 or bfloat16.
 
-    Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
-    are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
-    by ``plan_grouped``. ``block_m``: query heads of a program, a power of two, at least 16 and as far as registers hold
-    its accumulator; larger groups are shared out. ``num_combined``: splits that are combined in one step, a power of
-    two, as far as registers hold them.
+    Arguments and result as there. ``num_splits``: programs that share a sequence, at most; where it is not given,
+    ``fill`` is how many programs a multiprocessor should get. ``tile`` and ``num_stages`` are taken as far as they fit
+    into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen as it was measured on this
+    GPU, if it was and ``tuned`` does not forbid it, or else by ``plan_grouped``. ``block_m``: query heads of a program,
+    a power of two, at least 16 and as far as registers hold its accumulator; larger groups are shared out.
+    ``num_combined``: splits that are combined in one step, a power of two, as far as registers hold them.
 
     ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
     program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
@@ -108,6 +114,7 @@ def grouped_decode(
     launch = _launch(
         num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, v_head_size, num_tokens,
         q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, block_m, num_combined,
+        fill, tuned,
     )  # fmt: skip
     num_splits = launch.num_splits
     if counters is not None:
@@ -182,6 +189,8 @@ def _launch(
     pdl: bool | None,
     block_m: int | None,
     num_combined: int | None,
+    fill: int | None = None,
+    tuned: bool = True,
 ) -> _Launch:
     """Computed once: eager decoding is as fast as the host can launch. Raises ValueError."""
     if dtype not in _DTYPES:
@@ -196,7 +205,20 @@ def _launch(
     pairs = num_seqs * num_kv_heads * head_blocks
     gpu = gpu_at(device)
     processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
-    plan = plan_grouped(pairs, num_tokens, processors, max(block_d, block_dv))
+    check_positive("fill", 1 if fill is None else fill)
+    measured = measured_choice(
+        "paged_grouped_auto",
+        gpu if tuned else None,
+        batch=num_seqs,
+        max_seq_len=num_tokens,
+        heads_per_group=group_size,
+        head_size=max(head_size, v_head_size),
+        max_query_len=1,
+        rows=group_size,
+        pairs=num_seqs * num_kv_heads,
+    )
+    plan = plan_grouped(pairs, num_tokens, processors, max(block_d, block_dv), fill or measured.get("fill", 2))
+    plan = plan._replace(**{name: value for name, value in measured.items() if name != "fill"})
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     check_grid("num_splits", num_splits, "use 64")

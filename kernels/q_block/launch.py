@@ -14,10 +14,10 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
-from attnfuzz.kernels.common.matrix_units import block_columns
+from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
 from attnfuzz.kernels.common.prepare import PagedCall, prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
-from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
+from attnfuzz.kernels.q_block.heuristics import MAX_SEGMENTS, Launch, choose, programs_per_sm
 from attnfuzz.kernels.q_block.q_block import q_block_kernel
 from attnfuzz.kernels.q_block.reduce_segments import reduce_segments_kernel
 
@@ -49,6 +49,8 @@ def q_block_attention(
     num_warps: int | None = None,
     num_stages: int | None = None,
     num_segments: int | None = None,
+    fill: int | None = None,
+    tuned: bool = True,
     num_combined: int | None = None,
     static_grid: bool = False,
     num_programs: int | None = None,
@@ -64,12 +66,14 @@ def q_block_attention(
     length L sees tokens 0 to L - n + j; n may be 0. Later rows of q are nobody's, and those of the results are left as
     they are.
 
-    ``max_query_len``, ``max_seq_len``: what the host knows of the longest. ``heuristics_hopper`` chooses by them what
+    ``max_query_len``, ``max_seq_len``: what the host knows of the longest. ``heuristics`` chooses by them what
     is not given; nothing else depends on them. ``block_m``: query tokens times heads of a program, a power of two of
     at least 16; ``tile``: keys per step, likewise; ``num_warps``, ``num_stages``: as in ``triton.Config``. All but the
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
-    run in parallel, and are combined by a second kernel; 1 for none. ``num_combined``: segments that it combines in one
-    step, a power of two, as far as registers hold them; all if not given. ``static_grid``: launch ``num_programs`` (by
+    run in parallel, and are combined by a second kernel; 1 for none. ``fill``: where these are not given, how many
+    programs a multiprocessor should get by them. ``tuned``: choose as it was measured on this GPU, if it was.
+    ``num_combined``: segments that are combined in one step, a power of two, as far as registers hold them; all if not
+    given. ``static_grid``: launch ``num_programs`` (by
     default as many as run at once) that share out the work on the device. ``num_decodes``: so many of the first
     sequences have one query token, as servers order their batches and know on the host (arXiv 2511.11581, §6.1); they
     get a launch of their own, with segments if they are few and long, which blocks made for a prompt do not have.
@@ -91,18 +95,19 @@ def q_block_attention(
                 q[part], k_cache, v_cache, block_table[part], seq_lens[part], starts_of_part, scale, block_size, layout,
                 max_query_len=longest, max_seq_len=max_seq_len, out=out[part], lse=lse[part],
                 block_m=block_m, tile=tile, num_warps=num_warps, num_stages=num_stages, num_segments=num_segments,
-                num_combined=num_combined, static_grid=static_grid, num_programs=num_programs, **variants,
+                fill=fill, tuned=tuned, num_combined=num_combined, static_grid=static_grid, num_programs=num_programs,
+                **variants,
             )  # fmt: skip
         return out, lse
     gpu = gpu_at(q.device)
     num_sms = _SMS_OF_A_CPU if gpu is None else gpu.processors
     given = {
         "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
-        "num_segments": num_segments,
+        "num_segments": num_segments, "fill": fill,
     }  # fmt: skip
     longest = max_seq_len if window is None else min(max_seq_len, window + max(1, max_query_len) - 1)
-    launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms, gpu)
-    resident = programs_per_sm(launch, head_size=_widest(sizes), itemsize=q.element_size())
+    launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms, gpu, tuned)
+    resident = programs_per_sm(launch, head_size=_widest(sizes), itemsize=q.element_size(), gpu=gpu)
     programs = resident * num_sms if num_programs is None else num_programs
     check_positive("num_programs", programs)
     check_power_of_two("num_combined", MAX_SEGMENTS if num_combined is None else num_combined)
@@ -199,9 +204,12 @@ def _launch(
     max_seq_len: int,
     num_sms: int,
     gpu: GpuLimits | None,
+    tuned: bool,
 ) -> Launch:
     """What is given, and for the rest what the heuristics choose. Raises ValueError."""
-    chosen = choose(
+    wanted = {name: value for name, value in given.items() if value is not None}
+    _check_given(wanted)
+    return choose(
         num_seqs=sizes["num_seqs"],
         num_q_heads=sizes["num_q_heads"],
         num_kv_heads=sizes["num_kv_heads"],
@@ -211,18 +219,22 @@ def _launch(
         max_seq_len=max_seq_len,
         num_sms=num_sms,
         gpu=gpu,
+        tuned=tuned,
+        **wanted,
     )
-    launch = chosen._replace(**{name: value for name, value in given.items() if value is not None})
-    check_launch(launch.num_warps, launch.num_stages)
-    _check_block("block_m", launch.block_m)
-    _check_block("tile", launch.tile)
-    check_positive("num_segments", launch.num_segments)
-    if launch.num_segments > MAX_SEGMENTS:
+
+
+def _check_given(given: Mapping[str, int]) -> None:
+    check_launch(given.get("num_warps", 4), given.get("num_stages", 1))
+    for name in ("block_m", "tile"):
+        _check_block(name, given.get(name, LEAST_FOR_DOT))
+    for name in ("num_segments", "fill"):
+        check_positive(name, given.get(name, 1))
+    if (num_segments := given.get("num_segments", 1)) > MAX_SEGMENTS:
         raise ValueError(
-            f"num_segments={launch.num_segments} must be at most {MAX_SEGMENTS}, since one program combines all of a "
-            "row; longer segments keep a GPU as busy"
+            f"num_segments={num_segments} must be at most {MAX_SEGMENTS}, since one program combines all of a row; "
+            "longer segments keep a GPU as busy"
         )
-    return fitting(launch, head_size=_widest(sizes), itemsize=itemsize, gpu=gpu)
 
 
 def _check_decodes(num_decodes: int, sizes: Mapping[str, int]) -> None:

@@ -131,11 +131,14 @@ def test_dependent_launch_is_for_nvidia(
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     properties = SimpleNamespace(
-        multi_processor_count=132, shared_memory_per_block=65536, shared_memory_per_multiprocessor=102400
+        name="a GPU",
+        multi_processor_count=132,
+        shared_memory_per_block=65536,
+        shared_memory_per_multiprocessor=102400,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     gpu = gpu_at.__wrapped__(torch.device("cuda", 0))
-    assert gpu == (132, 101376 if hip is None else 65536, hip is not None, expected)
+    assert gpu == (132, 101376 if hip is None else 65536, hip is not None, expected, "a GPU", capability)
     monkeypatch.setattr(grouped_launch, "gpu_at", lambda device: gpu)
     launch = grouped_launch._launch.__wrapped__(
         1, 4, 1, 128, 128, 4096, torch.float16, torch.device("cuda", 0), *[None] * 7

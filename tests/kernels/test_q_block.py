@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels.q_block import launch as q_block_launch
-from attnfuzz.kernels.q_block.heuristics_hopper import Launch
+from attnfuzz.kernels.q_block.heuristics import Launch
 from attnfuzz.kernels.q_block.launch import q_block_attention
 
 Make = Callable[..., Any]

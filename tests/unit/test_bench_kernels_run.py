@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, decode_report, encode_report
 from attnfuzz.bench.kernels.run import (
@@ -16,7 +17,7 @@ from attnfuzz.bench.kernels.run import (
     choose_shapes,
     measure_kernels,
 )
-from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, smoke_suite
+from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, operations, smoke_suite
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.problems.cases import MAX_SEQ_LEN
 from attnfuzz.problems.supports import OptionValue
@@ -117,6 +118,15 @@ def test_bytes_of_decode_are_keys_values_queries_and_results() -> None:
     assert bytes_to_move(DECODE) == cache + 32 * (2 * 128 * 2 + 4)
 
 
+def test_a_window_moves_and_multiplies_what_is_seen() -> None:
+    """A kernel that skips what nobody sees would be above the roof."""
+    seen, rows = 128 + 2 - 1, 2 * 32 * (2 * 128 * 2 + 4)
+    windowed = replace(DECODE, window=128, query_lens=(2,), kv_dtype="float8_e4m3fn")
+    assert bytes_to_move(windowed) == 2 * seen * 8 * 128 + rows
+    assert operations(windowed) == 4 * (2 * 128) * 32 * 128
+    assert operations(replace(windowed, window=0)) == 4 * (4095 + 4096) * 32 * 128
+
+
 def test_bytes_of_a_merge_are_three_states() -> None:
     """The share of a copy's bandwidth would be wrong for merges."""
     merge = Shape(label="", num_q_heads=32, head_size=128, num_tokens=4096)
@@ -139,7 +149,7 @@ def test_shapes_of_a_suite_are_told_apart_by_label(suite: str) -> None:
 
 def test_queries_of_a_mixed_batch_are_no_more_than_its_keys() -> None:
     """A query would come before the first key of its sequence."""
-    for shape in (*SUITES["mixed"](), *smoke_suite()):
+    for shape in (*(one for suite in SUITES.values() for one in suite()), *smoke_suite()):
         assert all(
             queries <= length for queries, length in zip(shape.queries, shape.seq_lens, strict=bool(shape.seq_lens))
         )
@@ -159,6 +169,7 @@ def test_a_kernel_that_dies_costs_only_its_own_times() -> None:
             MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, options=options, l2=("warm",))
             for name, options in choices
         )
+        process.check([deadly, right, deadly])
         with pytest.raises(Crashed, match="7"):
             process.measure(deadly)
         assert process.measure(right).status == "ok"

@@ -71,6 +71,31 @@ def test_what_is_right_gets_a_time(
     assert reply.error_ratio <= 1
 
 
+WINDOW = msgspec.structs.replace(SHAPE, window=8)
+EIGHT_BITS = msgspec.structs.replace(SHAPE, kv_dtype="float8_e4m3fn")
+MANY_QUERIES = msgspec.structs.replace(WINDOW, query_lens=(20, 1))
+
+
+@pytest.mark.parametrize(
+    ("contender", "shape", "status"),
+    [
+        ("paged_grouped_auto", WINDOW, "ok"),
+        ("paged_attention_naive", MANY_QUERIES, "ok"),
+        (f"{KERNELS}:ignores_the_window", WINDOW, "wrong"),
+        (f"{KERNELS}:right", WINDOW, "unsupported"),
+        ("paged_grouped_auto", EIGHT_BITS, "ok"),
+        (f"{KERNELS}:right", EIGHT_BITS, "unsupported"),
+        ("torch:sdpa", EIGHT_BITS, "unsupported"),
+    ],
+)
+def test_windows_and_8_bit_caches_are_what_is_computed(
+    service: TimingService, contender: str, shape: Shape, status: str
+) -> None:
+    """The time of plain attention would stand where that of a window or of an 8-bit cache is meant."""
+    reply = measured(service, contender, shape)
+    assert (reply.status, bool(reply.times)) == (status, status == "ok"), reply.note
+
+
 def test_what_is_wrong_gets_no_time(service: TimingService) -> None:
     """A kernel would be fast by leaving work out."""
     reply = measured(service, f"{KERNELS}:drops_the_last_key", SHAPE)

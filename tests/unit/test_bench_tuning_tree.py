@@ -13,7 +13,6 @@ from attnfuzz.bench.tuning_tree import (
     Sample,
     Split,
     choose,
-    cross_validated_regret,
     grow_tree,
     leaves,
     regret,
@@ -81,15 +80,6 @@ def test_a_configuration_that_does_not_run_is_not_chosen() -> None:
     tree = grow_tree(samples, ("n",), OPTIONS)
     assert [choose(tree, {"n": n}) for n in (1, 4, 5, 8)] == [WHOLE, WHOLE, SPLIT, SPLIT]
     assert grow_tree(samples, ("n",), OPTIONS, max_leaves=1) == Leaf(SPLIT, 8)
-
-
-def test_regret_on_unseen_batches_is_told() -> None:
-    """A tree that knows its batches by heart would look as good as one that has found something."""
-    samples = samples_of()
-    unseen = cross_validated_regret(samples, FEATURES, OPTIONS, max_leaves=8, least_gain=0.01)
-    assert unseen is not None
-    assert 0 <= unseen < 0.2
-    assert cross_validated_regret(samples[:9], FEATURES, OPTIONS, max_leaves=8, least_gain=0.01) is None
 
 
 def test_without_samples_there_is_no_tree() -> None:

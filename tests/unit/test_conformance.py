@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.conformance import load_set, set_file
+from attnfuzz.conformance import ConformanceOutcome, Examined, load_set, set_file
+from attnfuzz.declaration import load_kernels
+from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports
@@ -162,3 +164,15 @@ def test_what_nobody_has_is_refused(arguments: tuple[str, ...], said: str, tmp_p
     assert run.returncode == 2
     assert said in run.stderr
     assert len(run.stderr.splitlines()) == 1
+
+
+def test_an_unsure_cause_is_that_of_the_other_cases() -> None:
+    """One bug would be two on the page, where rounding gives a number by chance that a wrong formula gives, too."""
+    sure = Failure(oracle="accuracy", kind="out:value", message="", cause="scores_rounded")
+    unsure = Failure(oracle="accuracy", kind="lse:value", message="", maybe=("lse_formula", "scores_rounded"))
+    other = Failure(oracle="accuracy", kind="lse:value", message="", maybe=("lse_formula",))
+    entry = load_set().entries[0]
+    outcomes = [ConformanceOutcome(entry, entry.case, "fail", failure=one) for one in (sure, unsure, other)]
+    kernel = load_kernels("dense_eager")[0]
+    found = Examined(kernel.declaration, tuple(outcomes)).failing()
+    assert {cause: len(cases) for cause, cases in found.items()} == {"scores_rounded": 2, "accuracy/lse:value": 1}

@@ -60,3 +60,9 @@ def dies(inputs: Any) -> Tensor:
 def only_small_pages(inputs: Any) -> tuple[Tensor, Tensor]:
     """Right where it may be called."""
     return attend(inputs)
+
+
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(layouts=("NHD",), variants=("window",)))
+def ignores_the_window(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Sees all keys, whatever is asked for."""
+    return attend(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest, Timed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
@@ -24,17 +24,26 @@ class Pretended:
     """A GPU that copies 1000 bytes a nanosecond; ``answer`` is asked for what each contender takes."""
 
     def __init__(self, answer: Callable[[MeasureRequest], MeasureReply]) -> None:
-        self.machine = MachineReply(device="cuda", name="GPU <1>", l2_bytes=50 << 20, processors=132)
+        self.machine = MachineReply(device="cuda", name="GPU <1>", l2_bytes=50 << 20, processors=132, capability=(9, 0))
         self.asked: list[MeasureRequest] = []
+        self.checked: list[MeasureRequest] = []
         self._answer = answer
 
     def copy(self, nbytes: int, seconds: float) -> Timed:
         del seconds
         return Timed(l2="cold", mode="graph", median_us=nbytes * 1e-6, p10_us=0, p90_us=0, samples=1, calls=1)
 
+    def product(self, size: int, seconds: float) -> Timed:
+        del seconds
+        microseconds = 2 * size**3 / 500 * 1e-6  # 500 operations a picosecond
+        return Timed(l2="warm", mode="eager", median_us=microseconds, p10_us=0, p90_us=0, samples=1, calls=1)
+
     def measure(self, request: MeasureRequest) -> MeasureReply:
         self.asked.append(request)
         return self._answer(request)
+
+    def check(self, requests: Sequence[MeasureRequest]) -> None:
+        self.checked += requests
 
 
 def times(request: MeasureRequest, factor: float) -> MeasureReply:

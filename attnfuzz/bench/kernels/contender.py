@@ -23,6 +23,7 @@ from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
 from attnfuzz.problems.combinations import with_values
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.quantised_kv import SMALLEST
 from attnfuzz.problems.reference import merge_all
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
@@ -92,11 +93,12 @@ class AttentionTensors:
     ) -> tuple[Float[Tensor, "num_tokens num_kv_heads head_size"], Float[Tensor, "num_tokens num_kv_heads head_size"]]:
         """K and V of the first tokens of one sequence."""
         pages = self.block_table[seq, : -(-num_tokens // self.shape.block_size)].long()
-        return self.k_cache[pages].flatten(0, 1)[:num_tokens], self.v_cache[pages].flatten(0, 1)[:num_tokens]
+        k, v = (_pages_of(cache, pages).flatten(0, 1)[:num_tokens] for cache in (self.k_cache, self.v_cache))
+        return k, v
 
     def _gather(self, cache: Tensor, width: int) -> Tensor:
         pages = self.block_table[:, : -(-width // self.shape.block_size)].long()
-        return cache[pages].flatten(1, 2)[:, :width].contiguous()
+        return _pages_of(cache, pages).flatten(1, 2)[:, :width].contiguous()
 
 
 @dataclass
@@ -115,6 +117,11 @@ class MergeTensors:
         """Both, contiguous in ``layout``."""
         both = (self.prefix_lse, self.suffix_lse)
         return both if layout == "TH" else (both[0].T.contiguous(), both[1].T.contiguous())
+
+
+def _pages_of(cache: Tensor, pages: Tensor) -> Tensor:
+    """Also of 8-bit floats, which torch does not index everywhere."""
+    return cache.view(torch.uint8)[pages].view(cache.dtype) if cache.element_size() == 1 else cache[pages]
 
 
 def sets_for_cold_l2(shape: Shape, l2_bytes: int) -> int | None:
@@ -136,12 +143,13 @@ def draw_tensors(shape: Shape, device: str, seed: int) -> AttentionTensors | Mer
         return MergeTensors(shape, *outputs, normal(*size, dtype="float32"), normal(*size, dtype="float32"))
     pages = [-(-length // shape.block_size) for length in shape.seq_lens]
     cache = (max(1, sum(pages)), shape.block_size, shape.num_kv_heads, shape.head_size)
+    kv_dtype = getattr(torch, shape.kv_dtype or shape.dtype)
     return AttentionTensors(
         shape=shape,
         q=normal(sum(shape.queries), shape.num_q_heads, shape.head_size),
-        k_cache=normal(*cache),
-        v_cache=normal(*cache),
-        block_table=_block_table(shape, pages, seed).to(device),
+        k_cache=normal(*cache).to(kv_dtype),
+        v_cache=normal(*cache).to(kv_dtype),
+        block_table=_block_table(shape, pages).to(device),
         seq_lens=torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
         cu_seqlens_q=torch.tensor([0, *itertools.accumulate(shape.queries)], dtype=torch.int32, device=device),
     )
@@ -160,10 +168,13 @@ def in_layout(k_cache: Tensor, v_cache: Tensor, layout: Layout) -> dict[str, Ten
     return {"k_cache": k_cache.contiguous(), "v_cache": v_cache.contiguous()}
 
 
-def _block_table(shape: Shape, pages: list[int], seed: int) -> Int32[Tensor, "num_seqs max_blocks_per_seq"]:
-    """Physical pages in random order; what no sequence needs names some page, too."""
+def _block_table(shape: Shape, pages: list[int]) -> Int32[Tensor, "num_seqs max_blocks_per_seq"]:
+    """Physical pages in random order; what no sequence needs names some page, too.
+
+    The same in all sets: FlashInfer's wrappers for graphs keep one for all batches of a shape.
+    """
     total = max(1, sum(pages))
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed), device="cpu").int()
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(0), device="cpu").int()
     width = max(1, -(-max(shape.longest, shape.room) // shape.block_size))
     table = order[torch.arange(len(pages) * width, device="cpu") % total].view(len(pages), width)
     starts = [0, *itertools.accumulate(pages)]
@@ -216,6 +227,10 @@ def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionV
         return "promises no graph for other lengths"
     if shape.dtype not in supports.dtypes:
         return f"does not take {shape.dtype}"
+    if shape.kv_dtype and (shape.kv_dtype not in supports.kv_dtypes or "tensor" not in supports.kv_scales):
+        return f"takes no cache of {shape.kv_dtype}"
+    if shape.window and "window" not in supports.variants:
+        return "takes no window"
     limits = [("head_sizes", shape.head_size)]
     if shape.kind != "merge":
         limits.append(("gqa_ratios", shape.num_q_heads // shape.num_kv_heads))
@@ -272,7 +287,11 @@ def _together(declaration: Declaration, shape: Shape, options: dict[str, OptionV
     }
     if shape.kind != "merge":
         known |= {"num_kv_heads": shape.num_kv_heads, "gqa_ratio": shape.num_q_heads // shape.num_kv_heads}
-        known |= {"block_size": shape.block_size, "kv_dtype": shape.dtype, "v_head_size": shape.head_size}
+        known |= {
+            "block_size": shape.block_size,
+            "kv_dtype": shape.kv_dtype or shape.dtype,
+            "v_head_size": shape.head_size,
+        }
     return with_values(declaration.supports, {**known, **options})
 
 
@@ -304,6 +323,12 @@ def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, Optio
     given |= in_layout(tensors.k_cache, tensors.v_cache, layout)
     given["block_table"] = tensors.block_table
     common |= {"block_size": shape.block_size, "layout": layout}
+    if shape.window:
+        common["variant"] = {"window": shape.window}
+    if shape.kv_dtype:
+        common["kv"] = {"dtype": shape.kv_dtype}
+        one = torch.ones(1, dtype=torch.float32, device=device)
+        given |= {"k_scale": one, "v_scale": one.clone()}
     if declaration.problem == "paged_attention":
         given["cu_seqlens_q"] = tensors.cu_seqlens_q
         common |= {"query_lens": shape.queries, "seq_slack": max(0, shape.room - shape.longest)}
@@ -355,12 +380,14 @@ def largest_error_ratio(
         return _of_merge(tensors, out, lse)
     worst = 0.0
     scale, dtype = tensors.shape.scale, tensors.q.dtype
+    smallest = None if tensors.shape.kv_dtype is None else (SMALLEST[tensors.shape.kv_dtype],) * 2
     for seq, token, visible in _rows(tensors):
-        k, v = (part.double() for part in tensors.sequence(seq, visible))
+        seen = slice(tensors.shape.first_seen(visible - 1), visible)
+        k, v = (part[seen].double() for part in tensors.sequence(seq, visible))
         q = tensors.q[token].double()
         bound = attention_bound(
             q, k, v, scale, in_dtype=dtype, out_dtype=out.dtype,
-            numerics=numerics, num_partials=num_partials, one_copy=one_copy,
+            numerics=numerics, num_partials=num_partials, one_copy=one_copy, smallest_kv=smallest,
         )  # fmt: skip
         expected_out, expected_lse = _attention(q, k, v, scale)
         worst = max(worst, float(error_ratio(out[token], expected_out, bound.out).max()))

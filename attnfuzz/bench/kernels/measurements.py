@@ -23,6 +23,7 @@ __all__ = [
     "MeasureReply",
     "MeasureRequest",
     "Mode",
+    "ProductRequest",
     "Report",
     "Result",
     "State",
@@ -41,12 +42,13 @@ Status = Literal["ok", "wrong", "failed", "unmeasured", "unsupported"]
 
 
 class MachineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The device and what runs on it. ``l2_bytes``: 0 where there is none to speak of."""
+    """The device and what runs on it. ``l2_bytes``: 0 where there is none to speak of. ``capability``: a GPU's."""
 
     device: str
     name: str
     l2_bytes: int = 0
     processors: int = 0
+    capability: tuple[int, int] | None = None
     versions: dict[str, str] = {}
 
 
@@ -69,8 +71,15 @@ class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class ProductRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Multiply two matrices of float16, ``size`` rows and columns each."""
+
+    size: int
+    seconds: float
+
+
 class CopyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of copies among buffers that the L2 cache cannot hold together."""
+    """Of copies among buffers that the L2 cache cannot hold together, or of products."""
 
     time: Timed
 
@@ -112,12 +121,14 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """One contender on one shape, with one choice of its options.
 
     ``is_reference``: it is there to be compared with. ``nbytes``: what any kernel must move; ``copy_us``: a copy that
-    moves as many. ``chosen``: of the contender's choices of options, the fastest.
+    moves as many. ``chosen``: of the contender's choices of options, the fastest. ``step``: what it is called in a
+    figure of `attnfuzz bench ladder`, where a contender may come several times with other options.
     """
 
     suite: str
     shape: Shape
     contender: str
+    step: str = ""
     is_reference: bool = False
     status: RowStatus
     nbytes: int
@@ -127,6 +138,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     error_ratio: float | None = None
     note: str = ""
     chosen: bool = False
+
+    @property
+    def name(self) -> str:
+        """What a line or column of it is called."""
+        return self.step or self.contender
 
     def time(self, mode: Mode, l2: L2State) -> Timed | None:
         """Of one of the measurements; None if it was not made."""
@@ -146,13 +162,16 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond. ``unreached``: left out
-    since the budget was spent. ``references``: kernels of engines by their names, with the versions of these."""
+    """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond; ``peak_tflop_s``:
+    multiplications and additions of a large product of matrices, per picosecond, 0 if it was not measured.
+    ``unreached``: left out since the budget was spent. ``references``: kernels of engines by their names, with the
+    versions of these."""
 
     format: Literal["attnfuzz.bench-kernels/2"] = "attnfuzz.bench-kernels/2"
     started: str
     machine: MachineReply
     peak_gb_s: float
+    peak_tflop_s: float = 0.0
     suites: tuple[str, ...]
     references: dict[str, str] = {}
     results: list[Result]
@@ -177,7 +196,7 @@ def decode_report(data: bytes) -> Report:
 def joined(reports: Sequence[Report]) -> Report:
     """At least one, as if they came from one run. Raises ValueError if they are of different devices.
 
-    The bandwidth of a copy is the largest that was measured.
+    The speeds of a copy and of a product are the largest that were measured.
     """
     first, *others = reports
     for other in others:
@@ -189,6 +208,7 @@ def joined(reports: Sequence[Report]) -> Report:
     return replace(
         first,
         peak_gb_s=max(one.peak_gb_s for one in reports),
+        peak_tflop_s=max(one.peak_tflop_s for one in reports),
         suites=tuple(dict.fromkeys(suite for one in reports for suite in one.suites)),
         results=[result for one in reports for result in one.results],
         unreached=sum(one.unreached for one in reports),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self, TypeVar
@@ -22,11 +23,14 @@ from attnfuzz.bench.kernels.measurements import (
     MeasureReply,
     MeasureRequest,
     Mode,
+    ProductRequest,
     Report,
     Result,
     Timed,
 )
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, SUITES, Shape, bytes_to_move
+from attnfuzz.campaign.stopping import Interrupted
+from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import likely_device
 from attnfuzz.isolation.executor import Executor
@@ -44,10 +48,13 @@ __all__ = [
     "Measures",
     "TimedEntry",
     "TimingProcess",
+    "choices_of",
     "choose_kernels",
     "choose_shapes",
     "entries",
+    "measure_entries",
     "measure_kernels",
+    "timed_on",
     "versions_text",
 ]
 
@@ -66,7 +73,11 @@ class Measures(Protocol):
 
     def copy(self, nbytes: int, seconds: float) -> Timed: ...
 
+    def product(self, size: int, seconds: float) -> Timed: ...
+
     def measure(self, request: MeasureRequest) -> MeasureReply: ...
+
+    def check(self, requests: Sequence[MeasureRequest]) -> None: ...
 
 
 def measure_kernels(
@@ -81,21 +92,55 @@ def measure_kernels(
 
     ``report_row`` gets the chosen result of each contender and shape as it is known.
     """
+    return measure_entries(
+        entries(bench, kernels, references),
+        process,
+        references,
+        suites=tuple(bench.suites),
+        seconds=bench.seconds,
+        budget_s=bench.budget_s,
+        report_row=report_row,
+        clock=clock,
+    )
+
+
+def measure_entries(
+    timed: Iterable[TimedEntry],
+    process: Measures,
+    references: Sequence[Declaration],
+    *,
+    suites: tuple[str, ...],
+    seconds: float,
+    budget_s: float = float("inf"),
+    with_copies: bool = True,
+    report_row: Callable[[Result], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Measure what is ``timed``, in this order. ``with_copies``: also copies of as many bytes as each shape moves.
+
+    `Interrupted` ends it as the budget does.
+    """
     started = clock()
     report = Report(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=process.machine,
-        peak_gb_s=_peak_gb_s(process, bench.seconds),
-        suites=tuple(bench.suites),
+        peak_gb_s=_peak_gb_s(process, seconds),
+        suites=suites,
         references={one.target: versions_text(one) for one in references},
         results=[],
     )
-    run = _Run(bench, process)
-    for entry in entries(bench, kernels, references):
-        if clock() - started > bench.budget_s and not run.knows(entry):
+    run = _Run(process, seconds, with_copies=with_copies)
+    is_cut = False
+    for entry in timed:
+        if (is_cut or clock() - started > budget_s) and not run.knows(entry):
             report.unreached += 1
             continue
-        found = run.results(entry)
+        try:
+            found = run.results(entry)
+        except Interrupted:
+            is_cut = True
+            report.unreached += 1
+            continue
         report.results += found
         report_row(next(result for result in found if result.chosen))
     report.elapsed_s = clock() - started
@@ -113,51 +158,46 @@ def _peak_gb_s(process: Measures, seconds: float) -> float:
 
 
 class _Run:
-    """Remembers what was measured, by contender and shape, and the time of copies by their size."""
+    """Remembers what was measured, by contender, options and shape, and the time of copies by their size."""
 
-    def __init__(self, bench: KernelBench, process: Measures) -> None:
-        self._bench = bench
+    def __init__(self, process: Measures, seconds: float, *, with_copies: bool) -> None:
         self._process = process
-        self._known: dict[tuple[str, Shape], list[tuple[Options, MeasureReply | Crashed]]] = {}
+        self._seconds = seconds
+        self._with_copies = with_copies
+        self._known: dict[str, MeasureReply | Crashed] = {}
         self._copies: dict[int, float] = {}
 
     def knows(self, entry: TimedEntry) -> bool:
-        return _key(entry) in self._known
+        return all(_key(request) in self._known for request in entry.requests(self._seconds))
 
     def results(self, entry: TimedEntry) -> list[Result]:
-        if not self.knows(entry):
-            nbytes = bytes_to_move(entry.shape)
-            if nbytes not in self._copies:  # before the tensors of the shape take the memory
-                self._copies[nbytes] = self._process.copy(nbytes, self._bench.seconds).median_us
-            self._known[_key(entry)] = [(choice, self._reply(entry, choice)) for choice in entry.choices]
-        found = [self._result(entry, *one) for one in self._known[_key(entry)]]
+        nbytes = bytes_to_move(entry.shape)
+        if self._with_copies and nbytes not in self._copies:  # before the tensors of the shape take the memory
+            self._copies[nbytes] = self._process.copy(nbytes, self._seconds).median_us
+        found = [self._result(entry, request) for request in entry.requests(self._seconds)]
         best = min(range(len(found)), key=lambda i: _rank(found[i]))
         return [replace(result, chosen=i == best) for i, result in enumerate(found)]
 
-    def _reply(self, entry: TimedEntry, choice: Options) -> MeasureReply | Crashed:
-        request = MeasureRequest(
-            contender=entry.contender,
-            shape=entry.timed_on,
-            options=choice,
-            l2=self._bench.l2,
-            modes=self._bench.modes,
-            seconds=self._bench.seconds,
-        )
-        try:
-            return self._process.measure(request)
-        except Crashed as how:
-            return how
+    def _reply(self, request: MeasureRequest) -> MeasureReply | Crashed:
+        if (key := _key(request)) not in self._known:
+            try:
+                self._known[key] = self._process.measure(request)
+            except Crashed as how:
+                self._known[key] = how
+        return self._known[key]
 
-    def _result(self, entry: TimedEntry, choice: Options, reply: MeasureReply | Crashed) -> Result:
+    def _result(self, entry: TimedEntry, request: MeasureRequest) -> Result:
+        reply = self._reply(request)
         nbytes = bytes_to_move(entry.shape)
         result = Result(
             suite=entry.suite,
             shape=entry.shape,
             contender=entry.contender,
+            step=entry.step,
             is_reference=entry.is_reference,
             status="crashed",
             nbytes=nbytes,
-            options=choice,
+            options=request.options,
             copy_us=self._copies.get(nbytes),
         )
         if isinstance(reply, Crashed):
@@ -165,8 +205,9 @@ class _Run:
         return replace(result, status=reply.status, times=reply.times, error_ratio=reply.error_ratio, note=reply.note)
 
 
-def _key(entry: TimedEntry) -> tuple[str, Shape]:
-    return entry.contender, replace(entry.timed_on, label="")
+def _key(request: MeasureRequest) -> str:
+    """What is the same for shapes that differ in nothing but their labels."""
+    return repr(replace(request, shape=replace(request.shape, label="")))
 
 
 def _rank(result: Result) -> tuple[int, float]:
@@ -201,7 +242,7 @@ class KernelBench:
 class TimedEntry:
     """One contender on one shape: all ``choices`` of its options are timed. ``timed_on``: the shape that stands for it.
 
-    Those that do not see pages are timed once for all page sizes.
+    Those that do not see pages are timed once for all page sizes. ``step``: its name where it is one of a ladder.
     """
 
     suite: str
@@ -210,6 +251,23 @@ class TimedEntry:
     contender: str
     is_reference: bool
     choices: tuple[Options, ...]
+    l2: tuple[L2State, ...] = ("cold", "warm")
+    modes: tuple[Mode, ...] = ("eager", "graph")
+    step: str = ""
+
+    def requests(self, seconds: float) -> list[MeasureRequest]:
+        """One for each of the choices."""
+        return [
+            MeasureRequest(
+                contender=self.contender,
+                shape=self.timed_on,
+                options=choice,
+                l2=self.l2,
+                modes=self.modes,
+                seconds=seconds,
+            )
+            for choice in self.choices
+        ]
 
 
 def entries(
@@ -223,21 +281,32 @@ def entries(
             for number, kernel in enumerate(contenders):
                 if kernel.problem in PROBLEMS_OF[shape.kind]:
                     is_reference = number >= len(kernels)
-                    sees_pages = kernel.problem.startswith("paged")
-                    choices = _choices(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
-                    yield TimedEntry(suite, shape, _timed_on(shape, sees_pages), kernel.target, is_reference, choices)
+                    choices = choices_of(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
+                    yield TimedEntry(
+                        suite,
+                        shape,
+                        timed_on(shape, kernel),
+                        kernel.target,
+                        is_reference,
+                        choices,
+                        l2=bench.l2,
+                        modes=bench.modes,
+                    )
 
 
-def _timed_on(shape: Shape, sees_pages: bool) -> Shape:
+def timed_on(shape: Shape, kernel: Declaration) -> Shape:
+    """The shape that stands for it: pages are all one to a kernel that sees none."""
+    sees_pages = str(kernel.problem).startswith("paged")
     return shape if sees_pages or shape.kind == "merge" else shape.in_pages_of(DEFAULT_PAGES)
 
 
-def _choices(
+def choices_of(
     declared: Mapping[str, tuple[OptionValue, ...]],
     asked: Mapping[str, tuple[OptionValue, ...]],
     *,
     try_all: bool = False,
 ) -> tuple[Options, ...]:
+    """All combinations of what is ``asked`` for; for the rest the first that is ``declared``, or all."""
     values = [asked.get(name, choices if try_all else choices[:1]) for name, choices in declared.items()]
     return tuple(dict(zip(declared, chosen, strict=True)) for chosen in itertools.product(*values))
 
@@ -275,6 +344,9 @@ _START_TIMEOUT_S = 300.0
 _MEASURE_TIMEOUT_S = 300.0
 """Compiling FlexAttention for a new shape takes half a minute."""
 
+_MOST_PROCESSES = 14
+"""That compile. They share a GPU, whose driver begins one process after another."""
+
 _ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Its pool of compiler processes does not come to life in a forked process."""
 
@@ -286,17 +358,24 @@ class Crashed(Exception):  # noqa: N818 - says what happened to the process
 
 
 class TimingProcess:
-    """Measures on one device. A context manager; raises ExecutorUnavailable."""
+    """Measures on one device. A context manager; raises ExecutorUnavailable.
 
-    def __init__(self, device: str = "auto") -> None:
-        self._zygote = Zygote.start(likely_device(device), service=SERVICE)
+    ``beside``: another that goes on for longer, which has started what both are forked from.
+    """
+
+    def __init__(self, device: str = "auto", *, beside: TimingProcess | None = None) -> None:
+        self._is_beside = beside is not None
+        self._zygote: Zygote = (
+            Zygote.start(likely_device(device), service=SERVICE) if beside is None else beside._zygote
+        )  # fmt: skip
         try:
             self._executor = Executor(self._zygote, environment=_ENVIRONMENT)
             self.machine = self._must("machine", None, MachineReply)
             if device == "cuda" and self.machine.device != "cuda":
                 raise ExecutorUnavailable("torch finds no GPU here; leave out --device cuda, or repair the driver")
         except BaseException:
-            self._zygote.close()
+            if not self._is_beside:
+                self._zygote.close()
             raise
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
@@ -313,14 +392,35 @@ class TimingProcess:
         """The time of a copy that moves so many bytes."""
         return self._must("copy", CopyRequest(nbytes, seconds), CopyReply).time
 
+    def product(self, size: int, seconds: float) -> Timed:
+        """The time of a product of two square matrices of float16."""
+        return self._must("product", ProductRequest(size, seconds), CopyReply).time
+
     def measure(self, request: MeasureRequest) -> MeasureReply:
         """Raises Crashed."""
         return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
 
+    def check(self, requests: Sequence[MeasureRequest]) -> None:
+        """Have each run once, in several processes at a time: what is compiled for it is not compiled again.
+
+        What is wrong, or dies, ``measure`` will find as well.
+        """
+        untimed = iter([replace(one, l2=("warm",), modes=()) for one in requests])
+        workers = max(1, min(len(requests), cores() - 1, _MOST_PROCESSES))
+        with ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(self._check_some, untimed) for _ in range(workers)]:
+                done.result()
+
+    def _check_some(self, requests: Iterator[MeasureRequest]) -> None:
+        with Executor(self._zygote, environment=_ENVIRONMENT) as executor:
+            for request in requests:
+                executor.call("measure", msgspec.json.encode(request), timeout_s=_MEASURE_TIMEOUT_S)
+
     def close(self) -> None:
         """End the process."""
         self._executor.close()
-        self._zygote.close()
+        if not self._is_beside:
+            self._zygote.close()
 
     def __enter__(self) -> Self:
         return self

@@ -27,9 +27,17 @@ from attnfuzz.bench.kernels.measurements import (
     MachineReply,
     MeasureReply,
     MeasureRequest,
+    ProductRequest,
 )
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.bench.kernels.timing import CaptureFailed, CudaStopwatch, HostStopwatch, Stopwatch, time_copy
+from attnfuzz.bench.kernels.timing import (
+    CaptureFailed,
+    CudaStopwatch,
+    HostStopwatch,
+    Stopwatch,
+    time_copy,
+    time_samples,
+)
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
 from attnfuzz.isolation.serve import ExitAfterReply
@@ -57,6 +65,7 @@ class TimingService:
             "declarations": self._declarations,
             "machine": self._machine,
             "measure": self._measure,
+            "product": self._product,
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -94,6 +103,7 @@ class TimingService:
             name=properties.name,
             l2_bytes=self._l2_bytes,
             processors=properties.multi_processor_count,
+            capability=torch.cuda.get_device_capability(0),
             versions=packages | {"CUDA": str(torch.version.cuda)},
         )
 
@@ -121,6 +131,15 @@ class TimingService:
             seconds=request.seconds,
             on_gpu=self._on_gpu,
         )
+        return CopyReply(timed)
+
+    def _product(self, payload: bytes) -> CopyReply:
+        request = msgspec.json.decode(payload, type=ProductRequest)
+        self._drawn = None
+        a, b = (torch.randn(request.size, request.size, device=self._device, dtype=torch.float16) for _ in range(2))
+        timed = time_samples(
+            lambda: a @ b, self._stopwatch, calls=1, seconds=request.seconds, l2="warm", mode="eager"
+        )  # fmt: skip
         return CopyReply(timed)
 
     def _measure(self, payload: bytes) -> MeasureReply:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
+from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.shapes import ITEMSIZE
 from attnfuzz.problems.supports import Dtype
 
-__all__ = ["DECODE_POINTS", "PROBLEMS_OF", "SUITES", "Kind", "Shape", "bytes_to_move", "smoke_suite"]
+__all__ = [
+    "DECODE_POINTS",
+    "PROBLEMS_OF",
+    "SUITES",
+    "Kind",
+    "Shape",
+    "bytes_to_move",
+    "operations",
+    "ragged_lengths",
+    "smoke_suite",
+    "tiny",
+]
 
 
 Kind = Literal["decode", "mixed", "merge"]
@@ -33,6 +49,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     ``room``: what a sequence may grow to. Then the block table is wide enough for that, and a CUDA graph is captured
     with sequences of that length before it is replayed with ``seq_lens``. 0: the table is as wide as ``seq_lens`` need.
+
+    ``window``: keys that a query sees, its own included; 0: all. ``kv_dtype``: of an 8-bit cache, whose scales are 1.
     """
 
     label: str
@@ -45,6 +63,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     block_size: int = 16
     dtype: Dtype = "float16"
     room: int = 0
+    window: int = 0
+    kv_dtype: KvDtype | None = None
 
     @property
     def kind(self) -> Kind:
@@ -75,7 +95,11 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def in_pages_of(self, block_size: int) -> Shape:
         """The same in other pages, which make no difference to a kernel on dense K and V."""
-        return msgspec.structs.replace(self, block_size=block_size)
+        return replace(self, block_size=block_size)
+
+    def first_seen(self, position: int) -> int:
+        """The first key that the query at ``position`` of its sequence sees."""
+        return max(0, position + 1 - self.window) if self.window else 0
 
 
 def bytes_to_move(shape: Shape) -> int:
@@ -84,9 +108,20 @@ def bytes_to_move(shape: Shape) -> int:
     if shape.kind == "merge":
         states = shape.num_tokens * shape.num_q_heads
         return 3 * states * (shape.head_size * itemsize + _FLOAT32)
-    cache = 2 * sum(shape.seq_lens) * shape.num_kv_heads * shape.head_size * itemsize
+    keys = sum(length - shape.first_seen(length - n) for length, n in zip(shape.seq_lens, shape.queries, strict=True))
+    cache = 2 * keys * shape.num_kv_heads * shape.head_size * ITEMSIZE[shape.kv_dtype or shape.dtype]
     rows = sum(shape.queries) * shape.num_q_heads
     return cache + rows * (2 * shape.head_size * itemsize + _FLOAT32)
+
+
+def operations(shape: Shape) -> int:
+    """Multiplications and additions of q times k and of weights times v, over the keys that each query sees."""
+    pairs = sum(
+        position + 1 - shape.first_seen(position)
+        for length, queries in zip(shape.seq_lens, shape.queries, strict=True)
+        for position in range(max(0, length - queries), length)
+    )
+    return 4 * pairs * shape.num_q_heads * shape.head_size
 
 
 DECODE_POINTS = ((1, 4096), (1, 32768), (8, 4096), (8, 32768), (64, 512), (64, 4096))
@@ -149,6 +184,80 @@ def _graph() -> list[Shape]:
     ]
 
 
+_SPREAD = 0.6
+"""Of the logarithm of lengths: the longest of 64 sequences is about four times the median."""
+
+
+def ragged_lengths(rng: random.Random, batch: int, median: int) -> list[int]:
+    """Log-normal; a batch of one has the median itself, or tells little about the length that it is named for."""
+    if batch == 1:
+        return [median]
+    return [max(1, round(median * math.exp(rng.gauss(0, _SPREAD)))) for _ in range(batch)]
+
+
+def _steps(share: int) -> list[Shape]:
+    """Ragged batches, of whose sequences ``share`` percent go on by a token, first, and the others are prompts."""
+    shapes = []
+    for batch in (2 if share == 50 else 1, 8, 32, 128):
+        rng = random.Random(batch)
+        contexts = ragged_lengths(rng, batch * share // 100, 2048)
+        prompts = ragged_lengths(rng, batch - len(contexts), 384)
+        queries = () if share == 100 else (*[1] * len(contexts), *prompts)
+        shapes.append(_attention(f"batch {batch}", 32, 8, (*contexts, *prompts), query_lens=queries))
+    return shapes
+
+
+def _output() -> list[Shape]:
+    """A prompt of 500 tokens and up to 12,800 that are made after it, all with one graph and table for 16,384."""
+    return [_attention(f"{n} tokens", 32, 8, (n,), room=16384) for n in (500, 1000, 2000, 4000, 8000, 13300)]
+
+
+def _padded() -> list[Shape]:
+    """Batches as they are, and with sequences of a token up to the power of two that a server has a graph for."""
+    shapes = []
+    for batch in (3, 5, 17, 65):
+        lengths = tuple(min(8192, length) for length in ragged_lengths(random.Random(batch), batch, 1024))
+        whole = 1 << batch.bit_length()
+        shapes.append(_attention(f"batch {batch}", 32, 8, lengths))
+        shapes.append(
+            _attention(f"{batch} padded to {whole}", 32, 8, lengths + (1,) * (whole - batch), room=8192)
+        )  # fmt: skip
+    return shapes
+
+
+def _variety() -> list[Shape]:
+    """What servers run beside `_decode`: other dtypes, caches and heads, windows, and one long sequence among short."""
+    even = {(batch, n): _attention(f"{batch}x{n}", 32, 8, (n,) * batch) for batch, n in DECODE_POINTS}
+    usual, small = even[8, 4096], even[64, 512]
+    return [
+        *even.values(),
+        _attention("32768 among 63 of 512", 32, 8, (32768, *[512] * 63)),
+        *(replace(one, label=f"{one.label} bfloat16", dtype="bfloat16") for one in (usual, small)),
+        *(replace(one, label=f"{one.label} fp8 cache", kv_dtype="float8_e4m3fn") for one in (usual, small)),
+        *(replace(usual, label=f"{usual.label} head {size}", head_size=size) for size in (64, 256)),
+        *(_attention(f"{batch}x{n} 12/2", 12, 2, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
+        *(_attention(f"{batch}x{n} 64/8", 64, 8, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
+        *(replace(_attention(f"8x{n} window 1024", 32, 8, (n,) * 8), window=1024) for n in (1024, 4096, 32768)),
+    ]
+
+
+def tiny(shape: Shape) -> Shape:
+    """Like it, but small enough for Triton's interpreter: its first and its last sequence, or fewer tokens."""
+    if shape.kind == "merge":
+        return replace(shape, num_q_heads=2, head_size=16, num_tokens=8)
+    ends = (0, -1) if len(shape.seq_lens) > 1 else (0,)
+    return replace(
+        shape,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        seq_lens=tuple(-(-24 * shape.seq_lens[i] // shape.longest) for i in ends),
+        query_lens=tuple(-(-24 * shape.query_lens[i] // shape.longest) for i in ends) if shape.query_lens else (),
+        room=32 if shape.room else 0,
+        window=8 if shape.window else 0,
+    )
+
+
 def smoke_suite() -> list[Shape]:
     """What Triton's interpreter gets through: it shows that everything runs, and nothing else."""
     return [
@@ -187,4 +296,10 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
     "merge": _merge,
     "mixed": _mixed,
     "graph": _graph,
+    "prompts": partial(_steps, 0),
+    "half": partial(_steps, 50),
+    "ragged": partial(_steps, 100),
+    "output": _output,
+    "padded": _padded,
+    "variety": _variety,
 }

@@ -1,10 +1,10 @@
-"""Block sizes of the Q-Block kernels for an H100-class GPU: a small decision tree over what the host knows.
+"""How the Q-Block kernels are launched: by what was measured on a GPU, or else by what its properties say.
 
 Tuning at run time costs more than it gains and cannot happen while a CUDA graph is replayed, so what micro-benchmarks
-of realistic, ragged batches say is written down as a few branches (arXiv 2511.11581, §5). Only shapes decide, never
-lengths: those are on the device. The reasons that stand beside the branches hold for any GPU with matrix units; the
-numbers are those of 132 multiprocessors with 227 KiB of shared memory each. On a GPU with less, blocks shrink until
-they fit (``fitting``).
+of realistic, ragged batches say is written down as a few branches (arXiv 2511.11581, §5): `kernels/tuned` has a tree
+for each GPU that was measured. Everywhere else ``_by_shape`` decides, whose reasons hold for any GPU with matrix units,
+and all that counts of the GPU is how many multiprocessors and how much shared memory it has. Only what the host knows
+decides, never lengths: those are on the device. Blocks shrink until they fit (``fitting``).
 """
 
 from __future__ import annotations
@@ -13,28 +13,33 @@ from typing import NamedTuple
 
 from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.common.matrix_units import num_tiles, tiles_in_shared_memory
+from attnfuzz.kernels.tuned import measured_choice
 
 __all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
 
 MAX_SEGMENTS = 64
 _SHARED_BYTES = 220 * 1024
+"""Of a program at most: a little less than an H100 has. GPUs may have less."""
 _ROW_REGISTERS = 64
 """Of 255 that a thread has, for the output; with twice as many it spills."""
 _FEWEST_TILES = 4
+_MEASURED_ITEMSIZE = 2
 
 
 class Launch(NamedTuple):
     """How to launch a Q-Block kernel.
 
     ``block_m``: rows (query tokens times heads) of a block; ``tile``: keys per step; both powers of two of at least 16.
-    ``num_warps``, ``num_stages`` as in ``triton.Config``. ``num_segments``: parts of a sequence that run in parallel.
+    ``num_warps``, ``num_stages`` as in ``triton.Config``. ``num_segments``: parts of a sequence that run in parallel; 0
+    for as many as make ``fill`` programs for each multiprocessor, if they are long enough for the reduction to pay.
     """
 
     block_m: int
     tile: int
     num_warps: int
     num_stages: int
-    num_segments: int = 1
+    num_segments: int = 0
+    fill: int = 2
 
 
 def choose(
@@ -48,10 +53,37 @@ def choose(
     max_seq_len: int,
     num_sms: int,
     gpu: GpuLimits | None = None,
+    tuned: bool = True,
+    **given: int,
 ) -> Launch:
-    """The launch for a batch; ``itemsize``: bytes of an element of K and V. ``gpu``: as for ``fitting``."""
+    """The launch for a batch; ``itemsize``: bytes of an element of K and V. ``gpu``: as for ``fitting``.
+
+    ``tuned``: as it was measured on this GPU, if it was. ``given``: fields of the launch that are chosen already.
+    """
     group = num_q_heads // num_kv_heads
     rows = max_query_len * group
+    launch = _by_shape(rows, head_size, itemsize)
+    if tuned and itemsize <= _MEASURED_ITEMSIZE:
+        measured = measured_choice(
+            "paged_attention_auto",
+            gpu,
+            batch=num_seqs,
+            max_seq_len=max_seq_len,
+            heads_per_group=group,
+            head_size=head_size,
+            max_query_len=max_query_len,
+            rows=rows,
+            pairs=num_seqs * num_kv_heads,
+        )
+        launch = launch._replace(**measured)
+    launch = fitting(launch._replace(**given), head_size=head_size, itemsize=itemsize, gpu=gpu)
+    if launch.num_segments:
+        return launch
+    segments = _segments(launch, num_seqs, num_kv_heads, group, max_query_len, max_seq_len, num_sms)
+    return launch._replace(num_segments=segments)
+
+
+def _by_shape(rows: int, head_size: int, itemsize: int) -> Launch:
     if rows <= 64:
         # Decode: all rows of a block wait for the same tiles, and bandwidth decides. Few rows take little room, which
         # leaves it to more programs with tiles of their own on the way.
@@ -64,9 +96,7 @@ def choose(
         launch = Launch(block_m=128, tile=64, num_warps=8, num_stages=3)
     if head_size > 128 and itemsize < 4:
         launch = launch._replace(tile=32, num_warps=8 if rows > 64 else 4)
-    launch = fitting(launch, head_size=head_size, itemsize=itemsize, gpu=gpu)
-    segments = _segments(launch, num_seqs, num_kv_heads, group, max_query_len, max_seq_len, num_sms)
-    return launch._replace(num_segments=segments)
+    return launch
 
 
 def fitting(launch: Launch, *, head_size: int, itemsize: int, gpu: GpuLimits | None = None) -> Launch:
@@ -102,23 +132,23 @@ def _fits(gpu: GpuLimits | None, block_m: int, tile: int, num_stages: int, colum
     )
 
 
-def programs_per_sm(launch: Launch, *, head_size: int, itemsize: int) -> int:
+def programs_per_sm(launch: Launch, *, head_size: int, itemsize: int, gpu: GpuLimits | None = None) -> int:
     """About as many as a multiprocessor runs at once: with fewer a static grid leaves room, with more some wait."""
     # Below 64 rows there are no products of whole warp groups: one tile less lies in shared memory, seen in cubins.
     stages, registers = (launch.num_stages, 255) if launch.block_m >= 64 else (max(1, launch.num_stages - 1), 160)
+    room = _SHARED_BYTES if gpu is None else min(_SHARED_BYTES, gpu.shared_bytes)
     shared = (launch.block_m + 2 * stages * launch.tile) * _power_of_two(head_size) * itemsize
-    return max(1, min(_SHARED_BYTES // shared, 65536 // (registers * 32 * launch.num_warps)))
+    return max(1, min(room // shared, 65536 // (registers * 32 * launch.num_warps)))
 
 
 def _segments(
     launch: Launch, num_seqs: int, num_kv_heads: int, group: int, max_query_len: int, max_seq_len: int, num_sms: int
 ) -> int:
-    """As many as fill the GPU twice, if they are long enough for the reduction to pay."""
     heads_at_once = min(group, launch.block_m)
     blocks = -(-max_query_len // (launch.block_m // heads_at_once)) * -(-group // heads_at_once)
     programs = max(1, num_seqs * blocks * num_kv_heads)
     most = max_seq_len // (_FEWEST_TILES * launch.tile)
-    return max(1, min(2 * num_sms // programs, most, MAX_SEGMENTS))
+    return max(1, min(launch.fill * num_sms // programs, most, MAX_SEGMENTS))
 
 
 def _power_of_two(least: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnfuzz.kernels.common.device import GpuLimits
-from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
+from attnfuzz.kernels.q_block.heuristics import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 
 _H100: dict[str, Any] = {"num_sms": 132}
 _LLAMA: dict[str, Any] = {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "itemsize": 2, **_H100}
