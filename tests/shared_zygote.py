@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.runner import Device, Runner
-from attnfuzz.judging.service import JudgingService
+from attnfuzz.isolation.serve import Service, instantiate_service, load_service
+from attnfuzz.isolation.zygote_client import DEFAULT_PRELOAD, Zygote
+from attnfuzz.judging.runner import SERVICE, Device, Runner
 
 __all__ = ["SharedZygote", "service"]
 
@@ -29,12 +29,13 @@ class SharedZygote(Zygote):
     def for_all(cls) -> Iterator[None]:
         """Lent to each runner that would start one for the CPU, in the environment that tests start in."""
         start_one, shared, environment = Runner._start_zygote, list[SharedZygote](), _environment()
+        preload = [*DEFAULT_PRELOAD, SERVICE.partition(":")[0]]
 
         def start(runner: Runner, device: Device) -> Zygote:
             if device != "cpu" or runner._python is not None or _environment() != environment:
                 return start_one(runner, device)
             if not shared:
-                shared.append(cls.start("cpu", service=f"{__name__}:service", max_restarts=20))
+                shared.append(cls.start("cpu", service=f"{__name__}:service", preload=preload, max_restarts=20))
             return shared[0]
 
         with pytest.MonkeyPatch.context() as patched:
@@ -49,10 +50,10 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
-def service() -> JudgingService:
+def service() -> Service:
     """In the executor: change to the working directory of the driver, as if that had started the zygote."""
     os.chdir(f"/proc/{_driver()}/cwd")
-    return JudgingService()
+    return instantiate_service(load_service(SERVICE))
 
 
 def _driver() -> int:

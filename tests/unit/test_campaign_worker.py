@@ -69,7 +69,7 @@ def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
 
 def test_one_bug_is_reported_once() -> None:
     """De-duplication is judged by how often the same bug comes up again in the time that is left."""
-    bench = Bench(grouped, budget_s=2.0).run()
+    bench = Bench(grouped, most_cases=600).run()
     assert len(bench.of(Found)) == 1
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
 
@@ -77,7 +77,7 @@ def test_one_bug_is_reported_once() -> None:
 def test_what_another_worker_found_is_known_here() -> None:
     """Two workers must not shrink the same bug twice."""
     known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
-    bench = Bench(grouped, budget_s=1.0, mail=[known]).run()
+    bench = Bench(grouped, most_cases=400, mail=[known]).run()
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
 
@@ -87,7 +87,7 @@ def test_known_failures_are_counted_by_what_explains_them() -> None:
     known = Known(
         kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
     )
-    progress = Bench(grouped, budget_s=1.0, mail=[known]).run().of(WorkerProgress)
+    progress = Bench(grouped, most_cases=400, mail=[known]).run().of(WorkerProgress)
     counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
     assert counted == sum(one.known for one in progress) > 0
 
@@ -143,7 +143,7 @@ def test_a_failure_that_never_comes_back_is_not_a_finding() -> None:
             return WRONG
         return None
 
-    bench = Bench(once, budget_s=1.0).run()
+    bench = Bench(once, most_cases=400).run()
     assert [message.runs for message in bench.of(Unconfirmed)] == [20]
     assert bench.of(Confirmed) == []
 
@@ -158,7 +158,7 @@ def test_failures_that_never_come_back_are_not_chased_for_ever() -> None:
         last.append(case)
         return WRONG if case.gqa_ratio > 1 else None
 
-    assert len(Bench(first_time_only, budget_s=1.5).run().of(Unconfirmed)) == 3
+    assert len(Bench(first_time_only, most_cases=800).run().of(Unconfirmed)) == 3
 
 
 def test_a_flaky_bug_is_confirmed_with_its_rate_and_shrunk() -> None:
@@ -208,7 +208,7 @@ def test_known_crashes_are_skipped_once_they_cost_too_much() -> None:
 
 def test_a_case_that_passed_is_not_judged_again() -> None:
     """Every round begins with the simplest cases, which say nothing new the second time."""
-    bench = Bench(lambda case: None, budget_s=1.5).run()
+    bench = Bench(lambda case: None, most_cases=400).run()
     encoded = [msgspec.json.encode(case, order="deterministic") for case in bench.judged]
     assert len(encoded) == len(set(encoded)) == sum(progress.cases for progress in bench.of(WorkerProgress))
 
