@@ -6,7 +6,6 @@
 .SUFFIXES:
 .PHONY: explore test test-all lint types unit quality audit docs pictures format clean
 
-# Else each of the many processes of a test run would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -33,7 +32,9 @@ lint: $(TESTABLE)
 types: $(TESTABLE)
 	$(BIN)/python -m mypy
 
+# Compiled before: else each of the many processes of a test run would compile all modules again.
 unit: $(TESTABLE)
+	$(BIN)/python -m compileall -q attnfuzz kernels strategies
 	$(BIN)/python -m pytest -n auto -m 'not night'
 
 # Time to find and shrunk size of every planted bug: the table in docs/.

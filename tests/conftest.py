@@ -95,8 +95,11 @@ def _one_zygote() -> Iterator[None]:
     """Executors on the CPU come from one process that has imported torch and triton, whichever runner asks for them."""
     from tests.shared_zygote import SharedZygote
 
-    with SharedZygote.for_all():
-        yield
+    with pytest.MonkeyPatch.context() as patched:
+        # Of a file that is written twice within a second, Python would take what it has compiled for the first.
+        patched.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        with SharedZygote.for_all():
+            yield
 
 
 def _modules_with_shapes() -> Iterator[str]:
