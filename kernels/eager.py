@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -192,17 +192,17 @@ def merge_states(
     *,
     lse_layout: str = "HT",
     output: Tensor | None = None,
-    output_lse: Tensor | None = None,
+    output_lse: Tensor | Literal["new"] = "new",
 ) -> tuple[Tensor, Tensor]:
-    """See ``merge.launch.merge_states``."""
+    """See ``merge.launch.merge_states``; with an LSE always."""
     inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
     inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
-    output, output_lse, _ = prepare_merge(inputs, lse_layout, output, output_lse)
+    output, lse, _ = prepare_merge(inputs, lse_layout, output, output_lse)
     lses = torch.stack((prefix_lse, suffix_lse), dim=-1)
     lses = lses.transpose(0, 1) if lse_layout == "HT" else lses  # [num_tokens, num_q_heads, 2]
     lses = lses.masked_fill(lses == math.inf, -math.inf)
     merged, merged_lse = _merge(torch.stack((prefix_output, suffix_output), dim=-2), lses)
-    return output.copy_(merged), output_lse.copy_(merged_lse.t() if lse_layout == "HT" else merged_lse)
+    return output.copy_(merged), cast("Tensor", lse).copy_(merged_lse.t() if lse_layout == "HT" else merged_lse)
 
 
 def _is_live(seq_lens: Tensor, padded_len: int) -> Tensor:

@@ -39,6 +39,8 @@ from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
 
 __all__ = ["case_lists", "cases"]
 
+_ORDINARY_HEAD_SIZE = 256
+"""Larger ones would need more memory than a case may take, with as many tokens."""
 _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _FREES_PAGES = (False, True, True)
@@ -152,9 +154,9 @@ def _paged(decisions: Decisions, plan: _Plan) -> Case:
 
 def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
     format_, work = _decide_format(decisions, plan)
-    num_tokens = decisions.pick(
-        [count for count in _TOKEN_COUNTS if count * format_.num_q_heads <= work] or _TOKEN_COUNTS[:1]
-    )
+    work_of_token = format_.num_q_heads * max(1, format_.head_size // _ORDINARY_HEAD_SIZE)
+    possible = [count for count in _TOKEN_COUNTS if count * work_of_token <= work]
+    num_tokens = decisions.pick(possible or _TOKEN_COUNTS[:1])
     return MergeStatesCase(
         num_q_heads=format_.num_q_heads,
         num_tokens=num_tokens,

@@ -39,8 +39,14 @@ class Tuning:
     budget_s: float = inf
 
 
-def tune(process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[str], None] = lambda _: None) -> Record:
-    """Measure. Raises ValueError for a kernel that cannot be tuned."""
+def tune(
+    process: Measures,
+    kernel: Declaration,
+    plan: Tuning,
+    note: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Record:
+    """Measure, until ``stopped``. Raises ValueError for a kernel that cannot be tuned."""
     for name in itertools.chain(*plan.options):
         if name not in kernel.options:
             known = ", ".join(kernel.options) or "none"
@@ -58,6 +64,7 @@ def tune(process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[s
         seconds=plan.seconds,
         budget_s=plan.budget_s,
         note=note,
+        stopped=stopped,
     )
 
 
@@ -120,20 +127,21 @@ def measure_batches(
     seconds: float = 0.02,
     budget_s: float = inf,
     note: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Record:
-    """No batch is begun once the budget is spent."""
+    """No batch is begun once the budget is spent, or it is ``stopped``."""
     started, until = datetime.now(UTC).isoformat(timespec="seconds"), clock() + budget_s
     bench = _Bench(process, kernel, default, l2, seconds)
     if process.machine.device == "cuda":
         note(f"compiling {len(candidates)} configurations")
-        bench.compile([default, *candidates], shapes)
+        bench.compile([default, *candidates], shapes, budget_s / 2)
     alive: Sequence[int] = range(len(candidates))
     is_default = next((i for i, one in enumerate(candidates) if default | one == default), None)
     rows: list[dict[int, float]] = []
     batches: list[Batch] = []
     for place, shape in enumerate(shapes):
-        if place and clock() > until:
+        if place and (stopped() or clock() > until):
             break
         grown_on = not _is_kept_back(place, shape, shapes)
         if grown_on and len(rows) == _SCREENED:
@@ -200,7 +208,7 @@ class _Bench:
         """Whether it has been, on some batch."""
         return any(configuration == one for one, _ in self.wrong)
 
-    def compile(self, tried: Sequence[Configuration], shapes: Sequence[Shape]) -> None:
+    def compile(self, tried: Sequence[Configuration], shapes: Sequence[Shape], seconds: float) -> None:
         """All that will be needed, or nearly: what is compiled depends on heads, and on whether sequences are cut."""
         alike: dict[tuple[int, int, int], list[Shape]] = {}
         for shape in shapes:
@@ -210,7 +218,7 @@ class _Bench:
             for some in alike.values()
             for end in (min, max)
         ]
-        self._process.check([self._request(one, shape) for shape in ends for one in tried])
+        self._process.check([self._request(one, shape) for shape in ends for one in tried], seconds)
 
     def time(self, configuration: Configuration, shape: Shape) -> float:
         """Microseconds under a CUDA graph if that can be, eager otherwise; infinite if it does not run."""
@@ -238,10 +246,13 @@ class _Bench:
 
 
 def _good(alive: Sequence[int], rows: Sequence[Mapping[int, float]]) -> list[int]:
-    """Those near the best of some batch, the most often near ones first if they are too many; in their old order."""
+    """Those near the best of some batch, the most often near ones if they are too many; in their old order.
+
+    All of them where none ran.
+    """
     near = {i: sum(row.get(i, inf) <= _NEAR * min(row.values()) < inf for row in rows) for i in alive}
     best = sorted((i for i in alive if near[i]), key=lambda i: -near[i])[:_MOST_KEPT]
-    return sorted(best)
+    return sorted(best or alive)
 
 
 _HEADS = ((32, 8, 128), (12, 2, 128), (28, 4, 128), (32, 8, 64), (64, 8, 128))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -414,7 +413,7 @@ def _measured_ladder(
         builds = Builds(process, entries)
         try:
             if on_gpu:
-                compile_ahead(process, entries, cores=len(os.sched_getaffinity(0)), seconds=_FOR_COMPILING * budget)
+                compile_ahead(process, entries, seconds=_FOR_COMPILING * budget)
                 console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
             report = measure_ladder(
                 builds.entries(
@@ -529,16 +528,17 @@ def tune_command(
 
     A part of the batches is kept back, to show what the tree is worth on batches that it has not seen. Configurations
     that are wrong are left out and named; the exit status is then 1. `attnfuzz bench tree` makes the same of the JSON
-    file again.
+    file again. Stopped by Ctrl-C or SIGTERM, it ends after the batch, and writes what it knows.
     """
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning import Tuning, tune
     from attnfuzz.bench.tuning_record import grown
+    from attnfuzz.campaign.stopping import Interrupts
     from attnfuzz.report.terminal import make_console
 
     _refuse_interpreter(device)
     console = make_console()
-    with refusing(), TimingProcess(device) as process:
+    with refusing(), Interrupts() as interrupts, TimingProcess(device) as process:
         _refuse_interpreter(device, process.machine.device)
         if process.machine.device == "cpu":
             console.print(
@@ -556,11 +556,13 @@ def tune_command(
             budget_s=budget,
         )
         try:
-            record = tune(process, found[0], plan, note=lambda line: console.print(line))
+            record = tune(process, found[0], plan, console.print, stopped=lambda: interrupts.count > 0)
             tuned = grown(found[0].target, record, features or _HOST_KNOWS, leaves)
         except ValueError as error:
             raise Refusal(str(error)) from error
     _show_tuned(console, tuned, python_file, json_file)
+    if interrupts.first is not None:
+        return 128 + interrupts.first
     return 1 if record.wrong else 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -21,6 +21,7 @@ from attnfuzz.kernels.common.checks import (
     MERGE_MANY,
     PAGED,
     REDUCE,
+    Specs,
     check_choice,
     check_grid,
     check_positive,
@@ -165,27 +166,46 @@ def prepare_reduce(
     return out, lse, check_tensors(tensors, REDUCE)
 
 
+Wanted = Tensor | Literal["new"] | None
+"""A result to be written: a given tensor, a new one, or none."""
+
+PreparedMerge = tuple[Tensor, Tensor | None, dict[str, int]]
+
+
 def prepare_merge(
-    inputs: dict[str, Tensor], lse_layout: str, output: Tensor | None, output_lse: Tensor | None
-) -> Prepared:
+    inputs: dict[str, Tensor], lse_layout: str, output: Tensor | None, output_lse: Wanted
+) -> PreparedMerge:
     """Of ``merge_states``; ``inputs`` are prefix_output, prefix_lse, suffix_output and suffix_lse."""
     check_choice("lse_layout", lse_layout, MERGE)
     prefix, lse = inputs["prefix_output"], inputs["prefix_lse"]
-    output = _empty_unless_given(output, prefix.shape, prefix.dtype, prefix)
-    output_lse = _empty_unless_given(output_lse, lse.shape, torch.float32, lse)
-    sizes = check_tensors({**inputs, "output": output, "output_lse": output_lse}, MERGE[lse_layout])
-    return output, output_lse, sizes
+    return _prepare_merge(inputs, MERGE[lse_layout], output, prefix.shape, output_lse, lse.shape)
 
 
 def prepare_merge_many(
-    outputs: Tensor, lses: Tensor, lse_layout: str, output: Tensor | None, output_lse: Tensor | None
-) -> Prepared:
+    outputs: Tensor, lses: Tensor, lse_layout: str, output: Tensor | None, output_lse: Wanted
+) -> PreparedMerge:
     """Of ``merge_many``."""
     check_choice("lse_layout", lse_layout, MERGE_MANY)
-    output = _empty_unless_given(output, outputs.shape[1:], outputs.dtype, outputs)
-    output_lse = _empty_unless_given(output_lse, lses.shape[1:], torch.float32, lses)
-    tensors = {"outputs": outputs, "lses": lses, "output": output, "output_lse": output_lse}
-    return output, output_lse, check_tensors(tensors, MERGE_MANY[lse_layout])
+    inputs = {"outputs": outputs, "lses": lses}
+    return _prepare_merge(inputs, MERGE_MANY[lse_layout], output, outputs.shape[1:], output_lse, lses.shape[1:])
+
+
+def _prepare_merge(
+    inputs: Mapping[str, Tensor],
+    specs: Specs,
+    output: Tensor | None,
+    shape: tuple[int, ...],
+    output_lse: Wanted,
+    lse_shape: tuple[int, ...],
+) -> PreparedMerge:
+    like = next(iter(inputs.values()))
+    output = _empty_unless_given(output, shape, like.dtype, like)
+    if isinstance(output_lse, str):
+        if output_lse != "new":
+            raise ValueError(f'output_lse={output_lse!r} must be a tensor, None for no LSE, or "new"; leave it out')
+        output_lse = _empty_unless_given(None, lse_shape, torch.float32, like)
+    results = {"output": output} if output_lse is None else {"output": output, "output_lse": output_lse}
+    return output, output_lse, check_tensors({**inputs, **results}, specs)
 
 
 def _results_unless_given(out: Tensor | None, lse: Tensor | None, q: Tensor, v_head_size: int) -> tuple[Tensor, Tensor]:

@@ -25,9 +25,10 @@ __all__ = ["store_state"]
 def store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc):
     """Normalise the state; store ``out`` in the output's dtype and ``lse`` in float32, or 0 and -inf if it is empty.
 
-    ``p_out`` and ``p_lse`` point at this head's vector and number.
+    ``p_out`` and ``p_lse`` point at this head's vector and number. No ``lse`` is wanted where ``p_lse`` is None.
     """
     divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
     b_out = acc / divisor  # [BLOCK_D]
     tl.store(p_out + o_d * stride_od, b_out.to(p_out.dtype.element_ty), mask=m_d)  # [BLOCK_D]
-    tl.store(p_lse, row_max + tl.log(divisor))
+    if p_lse is not None:
+        tl.store(p_lse, row_max + tl.log(divisor))

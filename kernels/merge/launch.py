@@ -5,13 +5,15 @@ As in ``dense.launch``: results are allocated unless given, strides are honoured
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict, Unpack, overload
+
 import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.alignment import common_alignment, in_units
 from attnfuzz.kernels.common.checks import check_launch
 from attnfuzz.kernels.common.device import on_device_of
-from attnfuzz.kernels.common.prepare import prepare_merge, prepare_merge_many
+from attnfuzz.kernels.common.prepare import Wanted, prepare_merge, prepare_merge_many
 from attnfuzz.kernels.merge.merge_blocks import block_of, takes_place_of
 from attnfuzz.kernels.merge.merge_many import merge_many_kernel
 from attnfuzz.kernels.merge.merge_states import merge_states_kernel
@@ -20,6 +22,29 @@ from attnfuzz.kernels.merge.merge_states_wide import merge_states_wide_kernel
 __all__ = ["merge_many", "merge_states", "merge_states_in_place", "merge_states_wide"]
 
 
+class _Options(TypedDict, total=False):
+    """All but ``output_lse``, which decides what is returned."""
+
+    lse_layout: str
+    output: Tensor | None
+    num_warps: int
+
+
+class _BlockOptions(_Options, total=False):
+    block_elements: int
+    block_tokens: int
+
+
+@overload
+def merge_states(
+    prefix_output: Tensor, prefix_lse: Tensor, suffix_output: Tensor, suffix_lse: Tensor,
+    *, output_lse: None, **options: Unpack[_Options],
+) -> tuple[Tensor, None]: ...  # fmt: skip
+@overload
+def merge_states(
+    prefix_output: Tensor, prefix_lse: Tensor, suffix_output: Tensor, suffix_lse: Tensor,
+    *, output_lse: Tensor | Literal["new"] = "new", **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def merge_states(
     prefix_output: Tensor,
     prefix_lse: Tensor,
@@ -28,9 +53,9 @@ def merge_states(
     *,
     lse_layout: str = "HT",
     output: Tensor | None = None,
-    output_lse: Tensor | None = None,
+    output_lse: Wanted = "new",
     num_warps: int = 4,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Merge two attention states of the same queries over disjoint keys.
 
     Shapes: outputs ``[num_tokens, num_q_heads, head_size]`` in float16, bfloat16 or float32; LSEs float32, natural log,
@@ -38,25 +63,36 @@ def merge_states(
     +inf marks an empty side, whose output is not used. ``num_warps`` as in ``triton.Config``.
 
     Returns ``(output, output_lse)`` in the same shapes: 0 and -inf where both sides are empty. They may be given as
-    tensors of either side, which are then replaced; otherwise they must not overlap with any. Raises ValueError.
+    tensors of either side, which are then replaced; otherwise they must not overlap with any. ``output_lse=None``: the
+    LSE is not wanted, is not computed, and None is returned for it. Raises ValueError.
     """
     inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
     inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
     output, output_lse, sizes = prepare_merge(inputs, lse_layout, output, output_lse)
     launch = check_launch(num_warps, 1)
     in_place = takes_place_of({"output": output, "output_lse": output_lse}, inputs)
-    tokens_first = [lse.t() if lse_layout == "HT" else lse for lse in (prefix_lse, suffix_lse, output_lse)]
+    lse_strides = [_strides(lse, lse_layout) for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
         merge_states_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
             prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
             sizes["head_size"],
-            *prefix_output.stride(), *suffix_output.stride(), *tokens_first[0].stride(), *tokens_first[1].stride(),
-            *output.stride(), *tokens_first[2].stride(),
+            *prefix_output.stride(), *suffix_output.stride(), *lse_strides[0], *lse_strides[1],
+            *output.stride(), *lse_strides[2],
             BLOCK_D=triton.next_power_of_2(sizes["head_size"]), IN_PLACE=in_place, **launch,
         )  # fmt: skip
     return output, output_lse
 
 
+@overload
+def merge_states_wide(
+    prefix_output: Tensor, prefix_lse: Tensor, suffix_output: Tensor, suffix_lse: Tensor,
+    *, output_lse: None, **options: Unpack[_BlockOptions],
+) -> tuple[Tensor, None]: ...  # fmt: skip
+@overload
+def merge_states_wide(
+    prefix_output: Tensor, prefix_lse: Tensor, suffix_output: Tensor, suffix_lse: Tensor,
+    *, output_lse: Tensor | Literal["new"] = "new", **options: Unpack[_BlockOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def merge_states_wide(
     prefix_output: Tensor,
     prefix_lse: Tensor,
@@ -65,11 +101,11 @@ def merge_states_wide(
     *,
     lse_layout: str = "HT",
     output: Tensor | None = None,
-    output_lse: Tensor | None = None,
+    output_lse: Wanted = "new",
     block_elements: int = 4096,
     block_tokens: int = 4,
     num_warps: int = 4,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """``merge_states`` with programs that take a block of tokens × heads; arguments and result as there.
 
     ``block_elements``, ``block_tokens``: elements of a state that a program takes, and the tokens that they belong to
@@ -83,7 +119,7 @@ def merge_states_wide(
     launch = check_launch(num_warps, 1)
     block = block_of(num_heads, head_size, block_elements, block_tokens)
     align = common_alignment(prefix_output, suffix_output, output)
-    lse_strides = [_tokens_first(lse, lse_layout).stride() for lse in (prefix_lse, suffix_lse, output_lse)]
+    lse_strides = [_strides(lse, lse_layout) for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
         merge_states_wide_kernel[(block.number_for(num_tokens, num_heads),)](
             prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
@@ -115,17 +151,25 @@ def merge_states_in_place(
     )  # fmt: skip
 
 
+@overload
+def merge_many(
+    outputs: Tensor, lses: Tensor, *, output_lse: None, **options: Unpack[_BlockOptions]
+) -> tuple[Tensor, None]: ...  # fmt: skip
+@overload
+def merge_many(
+    outputs: Tensor, lses: Tensor, *, output_lse: Tensor | Literal["new"] = "new", **options: Unpack[_BlockOptions]
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def merge_many(
     outputs: Tensor,
     lses: Tensor,
     *,
     lse_layout: str = "HT",
     output: Tensor | None = None,
-    output_lse: Tensor | None = None,
+    output_lse: Wanted = "new",
     block_elements: int = 4096,
     block_tokens: int = 4,
     num_warps: int = 4,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Merge any number of attention states of the same queries over disjoint keys.
 
     Shapes: ``outputs [num_states, num_tokens, num_q_heads, head_size]`` in float16, bfloat16 or float32; ``lses``
@@ -134,7 +178,7 @@ def merge_many(
     not used. ``block_elements``, ``block_tokens`` as for ``merge_states_wide``.
 
     Returns ``(output, output_lse)`` of the same shapes without the first axis: 0 and -inf where all states are empty.
-    Given ones must not overlap with the inputs. Raises ValueError.
+    Given ones must not overlap with the inputs. ``output_lse=None`` as for ``merge_states``. Raises ValueError.
     """
     output, output_lse, sizes = prepare_merge_many(outputs, lses, lse_layout, output, output_lse)
     num_tokens, num_heads, head_size = (sizes[axis] for axis in ("num_tokens", "num_q_heads", "head_size"))
@@ -145,14 +189,16 @@ def merge_many(
         merge_many_kernel[(block.number_for(num_tokens, num_heads),)](
             outputs, lses, output, output_lse,
             sizes["num_states"], num_tokens, num_heads,
-            *in_units(outputs.stride(), align), *_tokens_first(lses, lse_layout).stride(),
-            *in_units(output.stride(), align), *_tokens_first(output_lse, lse_layout).stride(),
+            *in_units(outputs.stride(), align), *_strides(lses, lse_layout),
+            *in_units(output.stride(), align), *_strides(output_lse, lse_layout),
             HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
             **launch,
         )  # fmt: skip
     return output, output_lse
 
 
-def _tokens_first(lse: Tensor, lse_layout: str) -> Tensor:
-    """A view with the last axes (token, head)."""
-    return lse.mT if lse_layout == "HT" else lse
+def _strides(lse: Tensor | None, lse_layout: str) -> tuple[int, ...]:
+    """With those of token and head last, in this order; 0 for none."""
+    if lse is None:
+        return 0, 0
+    return (lse.mT if lse_layout == "HT" else lse).stride()

@@ -39,7 +39,7 @@ def block_of(num_heads: int, head_size: int, block_elements: int, block_tokens: 
     return Block(rows // heads, heads, width)
 
 
-def takes_place_of(results: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bool:
+def takes_place_of(results: Mapping[str, Tensor | None], inputs: Mapping[str, Tensor]) -> bool:
     """Whether a result is the memory of an input, element for element.
 
     Raises ValueError if it overlaps with one in another way: elements would be overwritten before they are read. Of two
@@ -48,7 +48,7 @@ def takes_place_of(results: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) 
     found = False
     for name, result in results.items():
         for other, tensor in inputs.items():
-            if not _overlap(result, tensor):
+            if result is None or not _overlap(result, tensor):
                 continue
             if behind := result.data_ptr() - tensor.data_ptr():
                 raise ValueError(

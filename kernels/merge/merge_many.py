@@ -35,7 +35,7 @@ def merge_many_kernel(
     p_lses,  # [num_states, num_heads, num_tokens] or [num_states, num_tokens, num_heads]: only the strides tell
     # outputs
     p_out,  # [num_tokens, num_heads, head_size]
-    p_lse,
+    p_lse,  # None if it is not wanted
     # scalars
     num_states,
     num_tokens,
@@ -84,4 +84,5 @@ def merge_many_kernel(
     b_out = acc * (1.0 / divisor)[:, None]
     p_elements = p_out + ((i_t * stride_ot + i_h * stride_oh) * ALIGN)[:, None] + (o_d * stride_od)[None, :]
     tl.store(p_elements, b_out.to(p_out.dtype.element_ty), mask=m_row[:, None] & m_d[None, :])
-    tl.store(p_lse + i_t * stride_lse_t + i_h * stride_lse_h, row_max + tl.log(divisor), mask=m_row)
+    if p_lse is not None:
+        tl.store(p_lse + i_t * stride_lse_t + i_h * stride_lse_h, row_max + tl.log(divisor), mask=m_row)

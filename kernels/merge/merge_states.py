@@ -35,7 +35,7 @@ def merge_states_kernel(
     p_suffix_lse,
     # outputs
     p_out,  # [num_tokens, num_heads, head_size]
-    p_lse,
+    p_lse,  # None if it is not wanted
     # scalars
     head_size,
     # strides in elements: t token, h head, d head dimension
@@ -75,5 +75,6 @@ def merge_states_kernel(
     if IN_PLACE:  # every thread loads both LSEs, one stores the result
         tl.debug_barrier()
     p_out += i_token * stride_ot + i_head * stride_oh
-    p_lse += i_token * stride_lse_t + i_head * stride_lse_h
+    if p_lse is not None:
+        p_lse += i_token * stride_lse_t + i_head * stride_lse_h
     store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, w_p + w_s, acc)

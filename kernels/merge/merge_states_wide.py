@@ -47,7 +47,7 @@ def merge_states_wide_kernel(
     p_suffix_lse,
     # outputs
     p_out,  # [num_tokens, num_heads, head_size]
-    p_lse,
+    p_lse,  # None if it is not wanted
     # scalars
     num_tokens,
     num_heads,
@@ -107,4 +107,5 @@ def merge_states_wide_kernel(
     b_out = b_out.to(p_out.dtype.element_ty)
     p_out += ((i_t * stride_ot + i_h * stride_oh) * ALIGN)[:, None] + (o_d * stride_od)[None, :]
     tl.store(p_out, b_out, mask=m_element)  # [BLOCK_T * BLOCK_H, BLOCK_D]
-    tl.store(p_lse + i_t * stride_lse_t + i_h * stride_lse_h, row_max + tl.log(divisor), mask=m_row)
+    if p_lse is not None:
+        tl.store(p_lse + i_t * stride_lse_t + i_h * stride_lse_h, row_max + tl.log(divisor), mask=m_row)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.merge import launch as launch_merge
@@ -100,6 +101,55 @@ def test_result_may_replace_an_input(merge_states: Make, merge: Make, check: Mak
     answer = expected(tuple(t.clone() for t in inputs), "HT", merge)
     output, lse = merge_states(*inputs, output=inputs[0], output_lse=inputs[3])
     check((output, lse.t()), answer)
+
+
+class Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """The shapes of all tensors that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.empty.memory_format:
+            self.shapes.append(tuple(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@layouts
+@pytest.mark.parametrize("kernel", ["merge_states", "merge_states_wide", "merge_many"])
+def test_an_lse_that_nobody_wants_is_not_written(kernel: str, lse_layout: str) -> None:
+    """Servers that merge a last time would pay for a number for each head that they never read."""
+    prefix, prefix_lse, suffix, suffix_lse = states(lse_layout)
+    inputs: tuple[Tensor, ...] = (prefix, prefix_lse, suffix, suffix_lse)
+    if kernel == "merge_many":
+        inputs = torch.stack((prefix, suffix)), torch.stack((prefix_lse, suffix_lse))
+    merge: Any = getattr(launch_merge, kernel)
+    with Allocated() as with_lse:
+        expected, expected_lse = merge(*inputs, lse_layout=lse_layout)
+    with Allocated() as without:
+        output, lse = merge(*inputs, lse_layout=lse_layout, output_lse=None)
+    assert lse is None
+    assert torch.equal(output, expected)
+    assert tuple(expected_lse.shape) in with_lse.shapes
+    assert tuple(expected_lse.shape) not in without.shapes
+
+
+@pytest.mark.parametrize("merge_states", [launch_merge.merge_states, merge_states_wide], ids=["triton", "wide"])
+def test_an_output_may_replace_one_side_and_its_lse_stay(merge_states: Make) -> None:
+    """The LSE of a side would be lost though only the output was to be replaced."""
+    inputs = states("HT")
+    expected, _ = merge_states(*inputs)
+    kept = inputs[1].clone()
+    merge_states(*inputs, output=inputs[0], output_lse=None)
+    assert torch.equal(inputs[0], expected)
+    assert torch.equal(inputs[1], kept)
+
+
+def test_a_word_is_no_lse() -> None:
+    """It would be taken for a tensor, and fail where nobody understands it."""
+    with pytest.raises(ValueError, match=r"output_lse='none' must be a tensor, None for no LSE"):
+        merge_states_wide(*states("HT"), output_lse="none")  # type: ignore[call-overload]
 
 
 @pytest.mark.by_day

@@ -126,8 +126,10 @@ def test_committed_trees_are_those_of_their_records() -> None:
     assert modules == {path.stem for path in RECORDS.glob("*.json")}
     for name in modules:
         read = decode_tuned((RECORDS / f"{name}.json").read_bytes())
-        assert grown(read.kernel, read.record, read.features, read.max_leaves) == read
-        assert (Path(next(iter(tuned.__path__))) / f"{name}.py").read_text() == python_source(read)
+        again = grown(read.kernel, read.record, read.features, read.max_leaves)  # logarithms may differ in a last bit
+        assert again.tree == read.tree
+        written = (Path(next(iter(tuned.__path__))) / f"{name}.py").read_text()
+        assert written == python_source(read) == python_source(again)
 
 
 def test_committed_trees_choose_what_can_be_launched() -> None:

@@ -169,7 +169,7 @@ def test_a_kernel_that_dies_costs_only_its_own_times() -> None:
             MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, options=options, l2=("warm",))
             for name, options in choices
         )
-        process.check([deadly, right, deadly])
+        process.check([deadly, right, deadly], seconds=60)
         with pytest.raises(Crashed, match="7"):
             process.measure(deadly)
         assert process.measure(right).status == "ok"

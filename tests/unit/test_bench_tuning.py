@@ -133,6 +133,9 @@ def test_the_budget_ends_it_after_a_batch() -> None:
     clock = itertools.count().__next__
     found = measured(Pretended(answer), budget_s=2.5, clock=lambda: float(clock()))
     assert (len(found.batches), found.unreached) == (3, 27)
+    asked_to_stop = iter([False, False, True])
+    found = measured(Pretended(answer), stopped=lambda: next(asked_to_stop))
+    assert (len(found.batches), found.unreached) == (3, 27)
 
 
 def test_the_printed_function_chooses_what_was_fastest() -> None:
@@ -207,7 +210,7 @@ def test_what_cannot_be_tuned_is_said() -> None:
     def dead(request: MeasureRequest) -> MeasureReply:
         raise Crashed(f"{request.contender} died")
 
-    plan = Tuning(options={}, max_batches=3)
+    plan = Tuning(options={}, max_batches=12)
     with pytest.raises(ValueError, match=r"no configuration of file\.py:split ran"):
         grown(SPLIT.target, tune(Pretended(dead), SPLIT, plan), ("batch",), 8)
     with pytest.raises(ValueError, match="only one configuration"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_sizes_are_kept(problem: Problem, sizes: Sizes) -> None:
         assert case.num_q_heads * size <= sizes.max_head_elements
         assert case.num_kv_heads * size * sum(case.seq_lens) <= sizes.max_cache_elements
         assert case_nbytes(case) <= DEFAULT_LIMIT_BYTES
+
+
+def test_merges_of_the_largest_heads_fit() -> None:
+    """1,024 tokens of eight heads of 1,024 cannot be judged: each such draw would be told as an error of attnfuzz."""
+    sizes = replace(GPU_SIZES, work=GPU_SIZES.work[-1:])
+
+    @settings(max_examples=300, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(cases("merge_states", supports=Supports(head_sizes=(1024,)), sizes=sizes))
+    def draw(case: Case) -> None:
+        assert case_nbytes(case) <= DEFAULT_LIMIT_BYTES
+
+    draw()
 
 
 def work(case: AttentionCase) -> int:

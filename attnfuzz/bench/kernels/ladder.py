@@ -10,7 +10,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -203,29 +202,14 @@ def measure_ladder(
     return replace(report, peak_tflop_s=2 * size**3 / product.median_us * 1e-6)
 
 
-_MOST_COMPILERS = 10
 _BUILDS_ITSELF = "flashinfer:"
 """Engines that compile C++ when they are first called, for up to a minute for each dtype and head size."""
 
 
-def compile_ahead(process: TimingProcess, entries: Sequence[TimedEntry], *, cores: int, seconds: float) -> None:
-    """Call each of attnfuzz's own kernels once, in several processes, for at most so many ``seconds``.
-
-    What Triton compiles there the measuring process finds in its cache: one after the other that takes minutes.
-    """
-    until = time.monotonic() + seconds
-    own = [_untimed(request) for entry in entries if not entry.is_reference for request in entry.requests(0)]
-    count = max(1, min(_MOST_COMPILERS, cores - 2, len(own)))
-    with ThreadPoolExecutor(count) as pool:
-        try:
-            parts = [
-                pool.submit(_call_each, process, own[i::count], lambda: time.monotonic() > until) for i in range(count)
-            ]
-            for part in parts:
-                part.result()
-        except BaseException:
-            until = 0.0
-            raise
+def compile_ahead(process: TimingProcess, entries: Sequence[TimedEntry], *, seconds: float) -> None:
+    """Call each of attnfuzz's own kernels once, for at most so many ``seconds``: one after the other takes minutes."""
+    own = [request for entry in entries if not entry.is_reference for request in entry.requests(0)]
+    process.check(own, seconds)
 
 
 def _call_each(
@@ -294,10 +278,6 @@ class Builds:
 
 def _builds_itself(entry: TimedEntry) -> bool:
     return entry.contender.startswith(_BUILDS_ITSELF)
-
-
-def _untimed(request: MeasureRequest) -> MeasureRequest:
-    return replace(request, modes=(), l2=("warm",))
 
 
 def _object_of(request: MeasureRequest) -> str:

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self, TypeVar
@@ -77,7 +78,7 @@ class Measures(Protocol):
 
     def measure(self, request: MeasureRequest) -> MeasureReply: ...
 
-    def check(self, requests: Sequence[MeasureRequest]) -> None: ...
+    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None: ...
 
 
 def measure_kernels(
@@ -344,7 +345,7 @@ _START_TIMEOUT_S = 300.0
 _MEASURE_TIMEOUT_S = 300.0
 """Compiling FlexAttention for a new shape takes half a minute."""
 
-_MOST_PROCESSES = 14
+_MOST_PROCESSES = 12
 """That compile. They share a GPU, whose driver begins one process after another."""
 
 _ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -400,21 +401,28 @@ class TimingProcess:
         """Raises Crashed."""
         return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
 
-    def check(self, requests: Sequence[MeasureRequest]) -> None:
-        """Have each run once, in several processes at a time: what is compiled for it is not compiled again.
+    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
+        """Have each run once, in several processes at a time: what Triton compiles for it is in its cache from then on.
 
-        What is wrong, or dies, ``measure`` will find as well.
+        None is begun after so many ``seconds``. What is wrong, or dies, ``measure`` will find as well.
         """
+        until = time.monotonic() + seconds
         untimed = iter([replace(one, l2=("warm",), modes=()) for one in requests])
-        workers = max(1, min(len(requests), cores() - 1, _MOST_PROCESSES))
-        with ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(self._check_some, untimed) for _ in range(workers)]:
-                done.result()
 
-    def _check_some(self, requests: Iterator[MeasureRequest]) -> None:
-        with Executor(self._zygote, environment=_ENVIRONMENT) as executor:
-            for request in requests:
-                executor.call("measure", msgspec.json.encode(request), timeout_s=_MEASURE_TIMEOUT_S)
+        def work() -> None:
+            with suppress(ExecutorUnavailable), TimingProcess(beside=self) as mine:
+                while time.monotonic() < until and (request := next(untimed, None)) is not None:
+                    with suppress(Crashed):
+                        mine.measure(request)
+
+        workers = max(1, min(len(requests), cores() - 2, _MOST_PROCESSES))
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for done in [pool.submit(work) for _ in range(workers)]:
+                    done.result()
+            except BaseException:
+                until = 0.0
+                raise
 
     def close(self) -> None:
         """End the process."""
