@@ -4,7 +4,9 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test test-all lint types unit quality audit docs format clean
+.PHONY: explore test test-all lint types unit quality audit docs pictures format clean
+
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BUDGET ?= 60s
@@ -30,7 +32,9 @@ lint: $(TESTABLE)
 types: $(TESTABLE)
 	$(BIN)/python -m mypy
 
+# Compiled before: else each of the many processes of a test run would compile all modules again.
 unit: $(TESTABLE)
+	$(BIN)/python -m compileall -q attnfuzz kernels strategies
 	$(BIN)/python -m pytest -n auto -m 'not night'
 
 # Time to find and shrunk size of every planted bug: the table in docs/.
@@ -45,6 +49,10 @@ audit: $(TESTABLE)
 # The site of docs/, in build/docs; a warning is an error.
 docs: $(TESTABLE)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/docs
+
+# What docs/pictures/ shows, from a campaign of half a minute on a CPU; the report needs Chromium.
+pictures: $(TESTABLE)
+	$(BIN)/python docs/pictures.py
 
 format: $(TESTABLE)
 	$(BIN)/python -m ruff check --fix .

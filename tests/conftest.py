@@ -83,11 +83,23 @@ def _values(item: pytest.Function) -> Iterator[tuple[int, ...]]:
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[Runner]:
-    """One for all tests that ask for no other: each starts a process that imports torch and triton."""
+    """One for all tests that ask for no other."""
     from attnfuzz.judging.runner import Runner
 
     with Runner(device="cpu") as runner:
         yield runner
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_zygote() -> Iterator[None]:
+    """Executors on the CPU come from one process that has imported torch and triton, whichever runner asks for them."""
+    from tests.shared_zygote import SharedZygote
+
+    with pytest.MonkeyPatch.context() as patched:
+        # Of a file that is written twice within a second, Python would take what it has compiled for the first.
+        patched.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        with SharedZygote.for_all():
+            yield
 
 
 def _modules_with_shapes() -> Iterator[str]:

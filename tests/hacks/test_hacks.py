@@ -11,7 +11,7 @@ from tests.plain.pairs import PAIRS, Pair
 
 
 @pytest.mark.parametrize("hack", HACKS, ids=lambda hack: hack.name)
-@pytest.mark.by_day("cached_by_pointer")
+@pytest.mark.night
 def test_a_hack_fails_and_is_called_what_it_is(hack: Hack, tmp_path: Path) -> None:
     """A kernel that somebody's optimiser was rewarded for would pass, or nobody would be told what is wrong with it."""
     status, told = verified(hack.target, tmp_path, "--device", "cpu", "--seed", "1")

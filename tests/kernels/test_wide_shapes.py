@@ -19,7 +19,7 @@ _WIDE: dict[str, dict[str, Any]] = {
     **{f"heads of {size}": {"head_size": size, "scale": 0.03125} for size in (512, 576, 1024)},
     **{f"pages of {size}": {"block_size": size, "seq_lens": [size + 9]} for size in (272, 528)},
 }
-_DAY = ("71 heads on one", "heads of 576")
+_DAY = ("heads of 576",)
 KERNELS = [kernel for kernel in load_kernels("*") if kernel.declaration.problem != "merge_states"]
 
 

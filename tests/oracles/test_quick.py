@@ -157,6 +157,7 @@ def test_what_does_not_fit_goes_into_another_batch(
 
 
 @pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.by_day("none", "exception", "no lse, and dead memory")
 def test_small_and_large_cases_in_turn(
     bug: str, plant: Any, dense: DenseDecodeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,17 +13,29 @@ import pytest
 from attnfuzz.cli import main
 
 
-def attnfuzz(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """What ``attnfuzz`` with these arguments prints in ``cwd``, and its exit status."""
+def attnfuzz(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What ``attnfuzz`` with these arguments and environment variables prints in ``cwd``, and its exit status."""
     command = ["attnfuzz", *map(str, arguments)]
     with (
         pytest.MonkeyPatch.context() as patched,
         contextlib.chdir(cwd),
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
+        contextlib.redirect_stdout(_stream()) as out,
+        contextlib.redirect_stderr(_stream()) as err,
     ):
+        for name, value in variables.items():
+            patched.setenv(name, value)
         patched.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as end:
             main()
     assert isinstance(end.value.code, int)
-    return subprocess.CompletedProcess(command, end.value.code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(command, end.value.code, _written(out), _written(err))
+
+
+def _stream() -> io.TextIOWrapper:
+    """For text and for bytes, as those of a process."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape", write_through=True)
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()

@@ -62,7 +62,7 @@ class Bench:
     """
 
     bug: Bug
-    budget_s: float = 20.0
+    budget_s: float = 600.0
     enough: Callable[[list[msgspec.Struct]], bool] = lambda sent: False
     most_cases: int | None = None
     kernels: tuple[Declaration, ...] = (KERNEL,)
@@ -111,11 +111,14 @@ class Bench:
         afresh: bool = False,
         relations: Relations = None,
     ) -> Verdict:
-        self.judged.append(case)
+        self.note([case])
         self.afresh += afresh
-        if len(self.judged) == self.most_cases:
-            self.mail.append(Stop())
         return Verdict(failure=self.bug(case), error_ratio=0.5)
+
+    def note(self, cases: Sequence[Case]) -> None:
+        self.judged += cases
+        if self.most_cases is not None and len(self.judged) >= self.most_cases:
+            self.mail.append(Stop())
 
     def send(self, message: msgspec.Struct) -> None:
         self.sent.append(message)
@@ -151,7 +154,6 @@ def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 2500) -
     """What a campaign reports of a kernel with ``bugs``, of which the first that shows is seen."""
     campaign = Bench(
         lambda case: next((seen for bug in bugs if (seen := bug(case)) is not None), None),
-        budget_s=600.0,
         kernels=(kernel,),
         most_cases=cases,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, repeat
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from attnfuzz.campaign.draw import sampling
 from attnfuzz.campaign.draw.sampling import CaseSource, WorkingSets, derive_seed, run_round
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
@@ -59,25 +60,31 @@ def test_the_seeds_decide_what_is_drawn() -> None:
     )
 
 
+class Clock:
+    """That of the module, which stands still but for `wait`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return True
+
+
 def test_the_place_of_a_kernel_does_not_decide_what_is_drawn() -> None:
     """--seed would repeat a search on no other machine, and each clone of a project see other cases in its CI."""
     here, there = (Declaration(name="k", problem="dense_decode", target=f"/{place}/my.py:k") for place in "ab")
     assert a_round(CaseSource(strategy_for, seeds=(1,)), here) == a_round(CaseSource(strategy_for, seeds=(1,)), there)
 
 
-def test_a_round_ends_in_the_middle_of_a_list() -> None:
+def test_a_round_ends_in_the_middle_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failing case nothing more may be judged, and what was drawn with it may be drawn again."""
     drawing = CaseSource(strategy_for, seeds=(1,))
     assert len(a_round(drawing, most=5)) == 5
-    seen: list[Case] = []
-
-    def slow(case: Case) -> bool:
-        seen.append(case)
-        time.sleep(0.03)
-        return True
-
-    drawing.round(KERNEL, slow, until=time.monotonic() + 0.1)
-    assert 1 <= len(seen) <= 4
+    clock = Clock(monkeypatch)
+    drawing.round(KERNEL, lambda _: clock.wait(1.0), until=3.5)
+    assert clock.now == 4.0
 
 
 def source(declaration: Declaration) -> Iterator[Format]:
@@ -260,21 +267,11 @@ def test_visit_can_end_the_round(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_round_ends_in_time() -> None:
+def test_the_round_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets are kept by rounds that end on the clock, not after a number of cases."""
-    seen = 0
-
-    def visit(value: int) -> bool:
-        nonlocal seen
-        seen += 1
-        time.sleep(0.02)
-        return True
-
-    started = time.monotonic()
-    run_round(st.integers(), visit, seed_value=1, until=started + 0.2)
-    assert seen > 0
-    assert time.monotonic() - started < 5.0
-    assert seen < 100
+    clock = Clock(monkeypatch)
+    run_round(st.integers(), lambda _: clock.wait(1.0), seed_value=1, until=9.5)
+    assert clock.now == 10.0
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), SystemExit(3)])

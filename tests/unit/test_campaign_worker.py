@@ -69,7 +69,7 @@ def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
 
 def test_one_bug_is_reported_once() -> None:
     """De-duplication is judged by how often the same bug comes up again in the time that is left."""
-    bench = Bench(grouped, budget_s=2.0).run()
+    bench = Bench(grouped, most_cases=600).run()
     assert len(bench.of(Found)) == 1
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
 
@@ -77,7 +77,7 @@ def test_one_bug_is_reported_once() -> None:
 def test_what_another_worker_found_is_known_here() -> None:
     """Two workers must not shrink the same bug twice."""
     known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
-    bench = Bench(grouped, budget_s=1.0, mail=[known]).run()
+    bench = Bench(grouped, most_cases=400, mail=[known]).run()
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
 
@@ -87,7 +87,7 @@ def test_known_failures_are_counted_by_what_explains_them() -> None:
     known = Known(
         kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
     )
-    progress = Bench(grouped, budget_s=1.0, mail=[known]).run().of(WorkerProgress)
+    progress = Bench(grouped, most_cases=400, mail=[known]).run().of(WorkerProgress)
     counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
     assert counted == sum(one.known for one in progress) > 0
 
@@ -143,7 +143,7 @@ def test_a_failure_that_never_comes_back_is_not_a_finding() -> None:
             return WRONG
         return None
 
-    bench = Bench(once, budget_s=1.0).run()
+    bench = Bench(once, most_cases=400).run()
     assert [message.runs for message in bench.of(Unconfirmed)] == [20]
     assert bench.of(Confirmed) == []
 
@@ -158,7 +158,7 @@ def test_failures_that_never_come_back_are_not_chased_for_ever() -> None:
         last.append(case)
         return WRONG if case.gqa_ratio > 1 else None
 
-    assert len(Bench(first_time_only, budget_s=1.5).run().of(Unconfirmed)) == 3
+    assert len(Bench(first_time_only, most_cases=800).run().of(Unconfirmed)) == 3
 
 
 def test_a_flaky_bug_is_confirmed_with_its_rate_and_shrunk() -> None:
@@ -201,14 +201,17 @@ def test_known_crashes_are_skipped_once_they_cost_too_much() -> None:
         time.sleep(0.02 if case.gqa_ratio > 1 else 0.001)
         return CRASH if case.gqa_ratio > 1 else None
 
-    bench = Bench(slow_crash, budget_s=4.0).run()
+    def skips(sent: list[msgspec.Struct]) -> bool:
+        return isinstance(sent[-1], WorkerProgress) and sent[-1].skipped > 0
+
+    bench = Bench(slow_crash, enough=skips).run()
     assert len(bench.of(Minimised)) == 1
     assert sum(progress.skipped for progress in bench.of(WorkerProgress)) > 0
 
 
 def test_a_case_that_passed_is_not_judged_again() -> None:
     """Every round begins with the simplest cases, which say nothing new the second time."""
-    bench = Bench(lambda case: None, budget_s=1.5).run()
+    bench = Bench(lambda case: None, most_cases=400).run()
     encoded = [msgspec.json.encode(case, order="deterministic") for case in bench.judged]
     assert len(encoded) == len(set(encoded)) == sum(progress.cases for progress in bench.of(WorkerProgress))
 
@@ -222,10 +225,8 @@ def test_all_kernels_get_their_turn() -> None:
 
 def test_the_search_ends_at_the_deadline_and_on_stop() -> None:
     """A worker that overstays is killed, and with it what it was shrinking."""
-    started = time.monotonic()
-    Bench(lambda case: None, budget_s=0.5).run()
-    Bench(lambda case: None, mail=[Stop()]).run()
-    assert time.monotonic() - started < 5.0
+    assert Bench(lambda case: None, budget_s=0.5).run().judged
+    assert Bench(lambda case: None, budget_s=600.0, mail=[Stop()]).run().mail == []
 
 
 def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
@@ -233,10 +234,12 @@ def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
 
     def slow(case: DenseDecodeCase) -> Failure | None:
         failure = grouped(case)
-        time.sleep(0.2 if failure else 0.0)
+        if failure and bench.of(Confirmed):
+            time.sleep(bench.budget_s)
         return failure
 
-    bench = Bench(slow, budget_s=1.2).run()
+    bench = Bench(slow, budget_s=2.5)
+    bench.run()
     assert len(bench.of(Confirmed)) == 1
     assert [message.complete for message in bench.of(Minimised)] == [False]
 
@@ -249,7 +252,7 @@ def test_a_wrong_lse_that_becomes_a_wrong_output_is_one_bug() -> None:
             return None
         return WRONG_LSE if case.values.needles else WRONG
 
-    bench = Bench(diluted, budget_s=3.0).run()
+    bench = Bench(diluted, most_cases=1000).run()
     assert [message.features for message in bench.of(Minimised)] == [{"seq_len>1"}]
     assert bench.of(Smaller)[-1].failure == WRONG
 

@@ -364,7 +364,18 @@ def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> 
 def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     """The sentence that a kernel's author wants to read, with the effort behind it, and no files left behind."""
     run = attnfuzz(
-        "explore", "dense_eager", "merge_states_*", "--budget", "3s", "--json", "a.json", "--seed", "5", cwd=tmp_path
+        "explore",
+        "dense_eager",
+        "merge_states_*",
+        "--budget",
+        "3s",
+        "--workers",
+        "1",
+        "--json",
+        "a.json",
+        "--seed",
+        "5",
+        cwd=tmp_path,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)

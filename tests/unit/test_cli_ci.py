@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,26 +12,19 @@ import pytest
 
 from attnfuzz.cli.ci import seed_of_commit
 from attnfuzz.cli.options import Shard, shard_of
+from tests.unit.in_process import attnfuzz
 from tests.unit.planted_in_ci import KERNEL, REPAIRED, outside_of_a_ci
 from tests.unit.saved_findings import a_finding, save
-
-COMMAND = Path(sys.executable).with_name("attnfuzz")
 
 
 def ci(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return attnfuzz("ci", "--device", "cpu", *arguments, "--quiet", "--workers", "1", cwd=cwd, **variables)
 
 
-def attnfuzz(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(COMMAND), *arguments],
-        cwd=cwd,
-        env=outside_of_a_ci() | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+@pytest.fixture(autouse=True)
+def _outside_of_a_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(os.environ) - set(outside_of_a_ci()):
+        monkeypatch.delenv(name)
 
 
 def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp_path: Path) -> None:
@@ -58,13 +50,13 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
     (tmp_path / "regressions").mkdir()
     document = json.loads(saved.read_bytes()) | {"issue": "https://example.org/issues/12"}
     (tmp_path / "regressions" / saved.name).write_text(json.dumps(document))
-    run = ci("mine.py", "--budget", "10s", "--shard", "1/2", cwd=tmp_path)
+    run = ci("mine.py", "--budget", "3s", "--shard", "1/2", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "known: https://example.org/issues/12" in run.stdout
     assert "nothing new found" in (folder / "shard-1" / "summary.md").read_text()
 
     (tmp_path / "mine.py").write_text(REPAIRED)
-    run = ci("mine.py", "--budget", "10s", cwd=tmp_path, GITHUB_ACTIONS="true")
+    run = ci("mine.py", "--budget", "1s", cwd=tmp_path, GITHUB_ACTIONS="true")
     assert run.returncode == 1, run.stdout + run.stderr
     assert 'passes, though it is open: set "status" to "fixed"' in run.stdout
     assert f"::error file=regressions/{saved.name},line=1,title=saved case of mine.py%3Amine::passes now" in run.stdout

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.in_process import attnfuzz
 from tests.unit.solutions import DECODE, PREFILL, a_solution, write_solution
-
-COMMAND = Path(sys.executable).with_name("attnfuzz")
 
 KERNEL = """
 import attnfuzz
@@ -30,8 +29,7 @@ WRONG = KERNEL.replace("    return out, lse", "    out[inputs.seq_lens > 1] += 1
 
 
 def verify(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(COMMAND), "verify", *map(str, arguments), "--device", "cpu", "--workers", "1"]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+    return attnfuzz("verify", *arguments, "--device", "cpu", "--workers", "1", cwd=cwd)
 
 
 def document(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -142,9 +140,7 @@ def test_a_wrong_solution_fails_and_is_kept_with_its_sources(tmp_path: Path) -> 
     found = document(run)["counterexample"]
     assert run.returncode == 1
     assert "query head 1 reads KV head 1, expected 0" in " ".join((found["message"], *found["details"]))
-    again = subprocess.run(
-        [str(COMMAND), "replay", found["regression"]], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    again = attnfuzz("replay", found["regression"], cwd=tmp_path)
     assert again.returncode == 1, again.stderr
     assert found["script"] is None
 

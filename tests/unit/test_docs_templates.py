@@ -166,6 +166,7 @@ def test_the_action_finds_a_planted_bug_without_a_gpu(tmp_path: Path) -> None:
     assert len(list((tmp_path / "attnfuzz-ci" / "findings").glob("*.json"))) == 1
 
 
+@pytest.mark.night
 def test_a_slurm_array_finds_a_planted_bug_and_its_findings_are_merged(tmp_path: Path) -> None:
     """Tasks that write into one folder, or a merging job that looks in another one, lose a night on a cluster."""
     (tmp_path / "mine.py").write_text(KERNEL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -262,6 +261,4 @@ def test_program_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """A GPU that hangs would hang the command before it has said a word."""
     install_nvidia_smi(monkeypatch, tmp_path, TWO_GPUS, then="exec sleep 60")
     monkeypatch.setattr(nvidia_smi, "_TIMEOUT_S", 0.2)
-    started = time.monotonic()
-    assert list_gpus() == []
-    assert time.monotonic() - started < 10
+    assert list_gpus() == []  # it would name two at its end

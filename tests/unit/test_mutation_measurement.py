@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,9 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest, choose_mutants, measure
 from attnfuzz.mutation.outcomes import Status
 from attnfuzz.report.mutants import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
+from tests.unit.in_process import attnfuzz
 from tests.unit.mutable_kernels import write_project
 
-COMMAND = Path(sys.executable).with_name("attnfuzz")
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider test_mine.py"
 EQUIVALENT = """
 [[equivalent]]
@@ -69,10 +68,7 @@ def test_without_attribution_only_the_kill_is_known(tmp_path: Path) -> None:
     (kill,) = [outcome.kill for _, outcome in measured.outcomes]
     assert kill is not None
     assert (kill.seen_by, kill.alone) == ((), None)
-    done = subprocess.run(
-        [str(COMMAND), "mutants", "declaring.py", "--alone", "--no-attribution"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = attnfuzz("mutants", "declaring.py", "--alone", "--no-attribution", cwd=tmp_path)
     assert done.returncode == 2
     assert "leave out --no-attribution" in done.stderr
 
@@ -81,8 +77,8 @@ def test_without_attribution_only_the_kill_is_known(tmp_path: Path) -> None:
 def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
     """A survivor would pass for killed, an argument would not be read, or a stale one go unnoticed."""
     write_project(tmp_path)
-    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
-    first = subprocess.run([*command, "--json", "m.json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
+    first = attnfuzz(*command, "--json", "m.json", cwd=tmp_path)
     assert first.returncode == 1, first.stderr
     assert (
         "+    b = tl.load(p_b + i_token * stride_bt + i_head * stride_bh + o_d, mask=m_d, other=float" in first.stdout
@@ -92,7 +88,7 @@ def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
     assert [one.status for one in written.mutants] == ["survived", "survived"]
     assert written.mutants[0].file == "combining.py"
     (tmp_path / "equivalent_mutants.toml").write_text(EQUIVALENT)
-    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    second = attnfuzz(*command, cwd=tmp_path)
     assert second.returncode == 1
     assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent" in second.stdout
 
@@ -101,23 +97,23 @@ def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
 def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> None:
     """An hour's work would be lost with the terminal, or numbers measured in different ways be added up."""
     write_project(tmp_path)
-    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
+    command = ["mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
     command += ["--json", "m.json"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    attnfuzz(*command, cwd=tmp_path)
     whole = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
     marked = msgspec.structs.replace(whole.mutants[0], cases=7_654_321)
     part = msgspec.structs.replace(whole, mutants=(marked,), left=1)
     (tmp_path / "m.json").write_bytes(msgspec.json.encode(part))
     resumed = [*command, "--resume", "m.json"]
-    done = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = attnfuzz(*resumed, cwd=tmp_path)
     assert "0 of 2 mutants killed (0.0%), 2 survived" in done.stdout, done.stderr
     again = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
     assert (again.left, len(again.mutants), again.mutants[0]) == (0, 2, marked)
-    other = subprocess.run([*resumed, "--seed", "5"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    other = attnfuzz(*resumed, "--seed", "5", cwd=tmp_path)
     assert other.returncode == 2
     assert "--resume 'm.json' was measured with --seed 0, not 5; use the same" in other.stderr
     (tmp_path / "m.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(part, device="another GPU")))
-    elsewhere = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True, check=False)
+    elsewhere = attnfuzz(*resumed, cwd=tmp_path)
     assert elsewhere.returncode == 2
     assert "what is to be resumed was measured on another GPU, not " in elsewhere.stderr
 
@@ -126,12 +122,9 @@ def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> Non
 def test_the_list_is_that_of_the_shard(tmp_path: Path) -> None:
     """Whoever looks up what a shard is about would be shown all mutants."""
     write_project(tmp_path)
-    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--list"]
+    command = ["mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--list"]
     shards = [[], ["--shard", "1/2"], ["--shard", "2/2"]]
-    printed = [
-        subprocess.run([*command, *shard], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.count("@@ ")
-        for shard in shards
-    ]
+    printed = [attnfuzz(*command, *shard, cwd=tmp_path).stdout.count("@@ ") for shard in shards]
     assert printed == [2, 1, 1]
 
 
@@ -139,20 +132,15 @@ def test_the_list_is_that_of_the_shard(tmp_path: Path) -> None:
 def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
     """A set that is measured in parts would come out with mutants missing, or be hunted twice."""
     write_project(tmp_path)
-    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
+    command = ["mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
     for shard, files in (("1/2", []), ("2/2", ["--resume", "m.json"])):
-        done = subprocess.run(
-            [*command, "--shard", shard, "--json", "m.json", *files],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = attnfuzz(*command, "--shard", shard, "--json", "m.json", *files, cwd=tmp_path)
         found = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
         number = int(shard[0])
         assert (len(found.mutants), found.left) == (number, 2 - number), done.stderr
         assert len([line for line in done.stdout.splitlines() if ": survived" in line]) == number
     (tmp_path / "equivalent_mutants.toml").write_text(EQUIVALENT)
-    listed = subprocess.run(
-        [*command, "--shard", "2/2", "--resume", "m.json"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    listed = attnfuzz(*command, "--shard", "2/2", "--resume", "m.json", cwd=tmp_path)
     assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent, 0 stillborn; time" in listed.stdout
 
 
@@ -254,9 +242,7 @@ def test_nothing_to_change(tmp_path: Path) -> None:
 @pytest.mark.by_day("arguments0-*")
 def test_wrong_usage(tmp_path: Path, arguments: list[str], problem: str) -> None:
     """A mistyped option would measure something else, or end in a traceback."""
-    done = subprocess.run(
-        [str(COMMAND), "mutants", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = attnfuzz("mutants", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
@@ -278,6 +264,5 @@ def test_one_mutant_again(tmp_path: Path) -> None:
 def test_what_is_to_be_resumed_is_a_file(tmp_path: Path) -> None:
     """A named pipe would be waited for, past any budget."""
     os.mkfifo(tmp_path / "m.json")
-    command = [sys.executable, "-m", "attnfuzz", "mutants", "dense_naive", "--resume", "m.json"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    run = attnfuzz("mutants", "dense_naive", "--resume", "m.json", cwd=tmp_path)
     assert (run.returncode, run.stderr) == (2, "Error: --resume 'm.json' cannot be read: it is a named pipe, no file\n")

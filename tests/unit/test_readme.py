@@ -10,9 +10,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from attnfuzz.corpus import decode_regression
+from attnfuzz.corpus import Environment, FindingRecord, Regression, decode_regression, write_regression
+from attnfuzz.problems.cases import PagedDecodeCase
 from tests.unit.in_process import attnfuzz
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +207,49 @@ def test_links_lead_somewhere(page: Path) -> None:
         ):
             broken.append(link)
     assert broken == []
+
+
+def test_triage_prints_what_its_page_shows(tmp_path: Path) -> None:
+    """Whoever works through a list would look for columns that are not there."""
+    record, heads = FindingRecord(oracle="accuracy", kind="out:value", message="query head 1 reads KV head 1"), 4
+    saved = Regression(
+        problem="paged_decode",
+        kernel="my_decode.py:my_decode",
+        case=PagedDecodeCase(num_q_heads=heads, num_kv_heads=2, head_size=16, seq_lens=(1,), scale=0.25, block_size=16),
+        finding=record,
+        environment=Environment(date="2026-11-25"),
+        issue="https://example.org/issues/12",
+    )
+    write_regression(saved, tmp_path / "regressions")
+    record = FindingRecord(oracle="dead_memory", kind="out", message="it is nan where that holds NaN")
+    write_regression(msgspec.structs.replace(saved, finding=record, status="fixed", issue=""), tmp_path / "regressions")
+    told = re.sub(r"-\w{8}\.json", "", attnfuzz("triage", cwd=tmp_path).stdout)
+    page = (ROOT / "docs" / "triage.md").read_text(encoding="utf-8")
+    *_, shown = re.findall(r"```console\n\$ attnfuzz triage\n(.*?)```", page, re.DOTALL)
+    assert told.split() == re.sub(r"-\w{8}\.json", "", shown).split()
+
+
+def test_every_picture_is_shown() -> None:
+    """A picture that no page shows is made again and again for nobody."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [path for path in (ROOT / "docs" / "pictures").iterdir() if f"pictures/{path.name}" not in pages] == []
+
+
+@pytest.mark.night
+def test_pictures_are_made_by_one_command(tmp_path: Path) -> None:
+    """They would show what attnfuzz looked like once."""
+    command = [sys.executable, str(ROOT / "docs" / "pictures.py"), str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=400, check=True)
+    panel = (tmp_path / "panel.svg").read_text(encoding="utf-8")
+    assert [
+        word
+        for word in ("confirmed", "dead_memory/out", "s&#160;left", "largest&#160;error/bound")
+        if word not in panel
+    ] == []
+    pictures = ROOT / "docs" / "pictures"
+    assert (tmp_path / "weights.svg").read_text() == (pictures / "weights.svg").read_text()
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made | {"report.png"} == {path.name for path in pictures.iterdir()}
 
 
 def test_modules_that_pages_name_exist() -> None:
