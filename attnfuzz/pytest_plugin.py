@@ -191,8 +191,8 @@ class RegressionItem(pytest.Item):
     """One saved case on one kernel."""
 
     def __init__(self, *, target: str, regression: Regression, **pytest_arguments: Any) -> None:
-        from attnfuzz.oracles.verdict import NOT_EVERYWHERE
         from attnfuzz.testing import KernelFailure
+        from attnfuzz.verdict import NOT_EVERYWHERE
 
         super().__init__(**pytest_arguments)
         self.target = target

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.input_space import CaseLevels, InputSpace, levels_of, pair_number
+from attnfuzz.verdict import Verdict, ends_process
 
 __all__ = [
     "EXACT",

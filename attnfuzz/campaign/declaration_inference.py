@@ -44,7 +44,6 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import REPLACED, Failure, Verdict
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -77,6 +76,7 @@ from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
+from attnfuzz.verdict import REPLACED, Failure, Verdict
 
 __all__ = ["Inferred", "LeftOut", "Stricter", "infer", "with_declared"]
 

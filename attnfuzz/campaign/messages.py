@@ -12,11 +12,11 @@ import msgspec
 from attnfuzz.campaign.counts import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
-from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
 from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.verdict import Blame, Failure, OracleName, SourceLine
 
 __all__ = [
     "Begin",

@@ -27,7 +27,6 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.combinations import alternatives
@@ -35,6 +34,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
+from attnfuzz.verdict import Verdict, ends_process
 
 __all__ = ["Readiness"]
 

@@ -11,8 +11,8 @@ from attnfuzz.campaign.result import Earlier
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 
 __all__ = ["CampaignRequest", "asked_of", "resumed"]
 

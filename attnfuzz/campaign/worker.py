@@ -55,12 +55,12 @@ from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
+from attnfuzz.verdict import Verdict, ends_process
 
 __all__ = ["WorkerLoop", "main", "work"]
 

@@ -16,7 +16,7 @@ from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.cli.output import refusing
 from attnfuzz.config import DEVICES, MAX_WORKERS
 from attnfuzz.data_files import why_unusable
-from attnfuzz.oracles.verdict import ORACLES
+from attnfuzz.verdict import ORACLES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import Earlier

@@ -56,10 +56,10 @@ def replay_sanitized(
     """As `replay`, but each case is in a process under `tool`, which alone judges. Raises Refusal."""
     from attnfuzz.campaign.saved.replay import SavedRun, preceding_for, replay
     from attnfuzz.corpus import Regression
-    from attnfuzz.oracles.verdict import Verdict
     from attnfuzz.problems.supported import adapt_options
     from attnfuzz.sanitizer.findings import judge_sanitized
     from attnfuzz.sanitizer.running import Sanitizer
+    from attnfuzz.verdict import Verdict
 
     with refusing_sanitizer():
         sanitizer = Sanitizer(tool, device=runner.device)

@@ -9,7 +9,7 @@ import msgspec
 
 from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, configured, profile_option, writable_file
 from attnfuzz.cli.output import Refusal, refusing, write_asked
-from attnfuzz.oracles.verdict import RELATION_ORACLES
+from attnfuzz.verdict import RELATION_ORACLES
 
 __all__ = ["doctor_command", "list_command", "repro_command", "show_command", "triage_command"]
 

@@ -163,8 +163,8 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
 def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> tuple[Path, Path | None]:
     """The counterexample, and a script where one can show it; the sources of a solution lie beside it then."""
     from attnfuzz.corpus import write_regression
-    from attnfuzz.oracles.verdict import USUAL_ORACLES
     from attnfuzz.report.files import write_file
+    from attnfuzz.verdict import USUAL_ORACLES
 
     regression = found.regression(result.statistics.device_name)
     source = Path(target.rpartition(":")[0] or target).parent

@@ -21,10 +21,10 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
 from attnfuzz.isolation.outcomes import DeadlinePassed
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.supported import translate, why_unsupported
+from attnfuzz.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
 
 __all__ = [
     "FORMAT",

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 
 __all__ = [
     "FORMAT",

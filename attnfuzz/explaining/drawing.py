@@ -15,9 +15,9 @@ from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import row_name
-from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.verdict import MOST_PLACES, Blame
 
 __all__ = ["rows_to_draw", "tokens_to_blame"]
 

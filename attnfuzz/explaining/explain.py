@@ -25,7 +25,6 @@ from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
 from attnfuzz.explaining.words import joined, row_name, scope
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import number, ranges
@@ -33,6 +32,7 @@ from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
+from attnfuzz.verdict import Blame, OracleName
 
 __all__ = ["explain_case", "summarise"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.oracles.verdict import Blame, SourceLine, where_to_look
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
+from attnfuzz.verdict import Blame, SourceLine, where_to_look
 
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Family
 from attnfuzz.explaining.row import AttentionRow, Query, softmax_average
-from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.wording import row_words
+from attnfuzz.verdict import MOST_PLACES
 
 __all__ = [
     "another_head",

@@ -20,7 +20,6 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
-from attnfuzz.oracles.verdict import Timing
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
@@ -29,6 +28,7 @@ from attnfuzz.trials.expectations import DistantExpectations, Expectation, expec
 from attnfuzz.trials.observation import KernelRaised, Observation, call
 from attnfuzz.trials.symptoms import Seen, Symptoms, look
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import Timing
 
 __all__ = ["Asked", "Batch", "Candidate", "Entry", "asked_of", "entries_of"]
 

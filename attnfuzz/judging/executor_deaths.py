@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import Died, TimedOut
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.untrusted_text import Frame
+from attnfuzz.verdict import Failure
 
 __all__ = ["failure_of", "guard_failure"]
 

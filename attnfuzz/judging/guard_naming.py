@@ -16,10 +16,10 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.messages import Edge, GuardReply, GuardRequest, Neighbourhood
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import plural, shape_of
+from attnfuzz.verdict import Verdict
 
 __all__ = ["GuardedRuns", "NamedAccess", "named_access", "with_name"]
 

@@ -25,7 +25,6 @@ from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.registry import problem_of
@@ -34,6 +33,7 @@ from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.symptoms import Symptoms
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
+from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
 
 __all__ = ["BatchLost", "Judging", "judge", "judge_many"]
 

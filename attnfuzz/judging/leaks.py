@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.verdict import Failure
 
 __all__ = ["LEAK", "MemoryUse", "find_leak"]
 

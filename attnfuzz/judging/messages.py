@@ -10,11 +10,11 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import MemoryUse
-from attnfuzz.oracles.verdict import OracleName, Relations, Verdict
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.untrusted_text import NAME_BYTES, printable
+from attnfuzz.verdict import OracleName, Relations, Verdict
 
 __all__ = [
     "CauseLinesRequest",

@@ -31,10 +31,10 @@ from attnfuzz.judging.messages import (
     JudgeRequest,
     from_wire,
 )
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
 

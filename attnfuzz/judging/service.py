@@ -35,12 +35,12 @@ from attnfuzz.judging.messages import (
 from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import watch_if_asked
 from attnfuzz.oracles.exception import EnvironmentProblem
-from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
 from attnfuzz.untrusted_text import printable, text_of, type_name
+from attnfuzz.verdict import Failure, OracleName, Verdict
 
 __all__ = ["JudgingService"]
 

@@ -27,7 +27,6 @@ from attnfuzz.memory.guarded import GuardedArena
 from attnfuzz.memory.patterns import POISON_BYTES
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
-from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
@@ -35,6 +34,7 @@ from attnfuzz.trials.observation import KernelRaised, call_options
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import interpreter_operations
 from attnfuzz.untrusted_text import code_line, text_of, type_name
+from attnfuzz.verdict import SourceLine
 
 __all__ = ["GrowthTrial", "cause_lines", "guarded_reply"]
 

@@ -18,7 +18,7 @@ from types import ModuleType
 
 import torch
 
-from attnfuzz.oracles.verdict import REPLACED, Failure
+from attnfuzz.verdict import REPLACED, Failure
 
 __all__ = ["Watch", "watch_if_asked"]
 

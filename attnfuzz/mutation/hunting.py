@@ -25,7 +25,6 @@ from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
-from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.limits import CaseTooLarge
@@ -33,6 +32,7 @@ from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
+from attnfuzz.verdict import RELATION_ORACLES, OracleName, Relations, Verdict
 
 __all__ = ["CaseStream", "Hunt", "Hunted", "Hunter", "oracles_that_see", "seen_by", "spare_runner"]
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure, OracleName
 
 __all__ = ["Kill", "MutantOutcome", "OracleShare", "Score", "Status"]
 

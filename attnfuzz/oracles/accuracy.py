@@ -9,13 +9,13 @@ from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.explaining.diagnose import Compared, diagnose
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, run_on
-from attnfuzz.oracles.verdict import Blame, Failure
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import Blame, Failure
 
 __all__ = ["check", "objection"]
 

@@ -2,11 +2,11 @@
 
 from attnfuzz.explaining.diagnose import diagnose, past_the_end_within_bounds
 from attnfuzz.explaining.mistakes import Diagnosis
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
+from attnfuzz.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
 
 __all__ = ["check"]
 

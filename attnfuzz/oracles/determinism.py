@@ -1,8 +1,8 @@
 """The same run twice, the same bits: for kernels that promise it."""
 
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent
 from attnfuzz.trials.trial import Trial, cause_of_difference
+from attnfuzz.verdict import Failure
 
 __all__ = ["check"]
 

@@ -9,9 +9,9 @@ import torch
 
 import attnfuzz
 from attnfuzz.environment import interpreter_problem
-from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.untrusted_text import Frame, cause_of, places, text_of, type_name
+from attnfuzz.verdict import Failure, OracleName, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 

@@ -1,10 +1,10 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
 from attnfuzz.memory.arena import Violation, violations
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.trials.comparison import place_of
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import Failure
 
 __all__ = ["check"]
 

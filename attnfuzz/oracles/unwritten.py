@@ -8,12 +8,12 @@ from torch import Tensor
 
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.wording import element, shape_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
+from attnfuzz.verdict import Failure
 
 __all__ = ["check", "lacks_lse"]
 

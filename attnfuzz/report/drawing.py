@@ -19,7 +19,6 @@ from rich.text import Text
 
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord
-from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import (
@@ -32,6 +31,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.report.findings import count, finding_lines, headline, wrapped
 from attnfuzz.report.svg import element, text
+from attnfuzz.verdict import Blame
 
 __all__ = [
     "MARKS",

@@ -15,10 +15,10 @@ from rich.text import Text
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation, WeightBox, WeightedRow
-from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count, one_line, wrapped
 from attnfuzz.report.svg import element, text
+from attnfuzz.verdict import Failure, where_to_look
 
 __all__ = [
     "FORMAT",

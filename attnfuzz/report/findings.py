@@ -15,7 +15,6 @@ from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
-from attnfuzz.oracles.verdict import ends_process, where_to_look
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
@@ -24,6 +23,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
+from attnfuzz.verdict import ends_process, where_to_look
 
 __all__ = [
     "CLOSE_TO_THE_BOUND",

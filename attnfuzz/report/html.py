@@ -19,7 +19,6 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import current_environment, decode_regression, encode_regression
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.oracles.verdict import RELATION_ORACLES, ends_process
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.charts import coverage_map, devices_of, histogram_svg, pair_tables, timeline_svg
@@ -37,6 +36,7 @@ from attnfuzz.report.findings import (
     what_was_found,
 )
 from attnfuzz.untrusted_text import text_of
+from attnfuzz.verdict import RELATION_ORACLES, ends_process
 
 __all__ = ["Script", "html_page", "scripts_of", "write_html"]
 

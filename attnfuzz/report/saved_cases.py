@@ -17,11 +17,11 @@ from attnfuzz.campaign.environments import Bisection, Ending, EnvironmentOutcome
 from attnfuzz.campaign.judge.journal import was_running
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase
-from attnfuzz.oracles.verdict import NOT_EVERYWHERE
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count, remedy_lines
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.untrusted_text import only_printable
+from attnfuzz.verdict import NOT_EVERYWHERE
 
 __all__ = [
     "BISECTION_FORMAT",

@@ -12,9 +12,9 @@ from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_vers
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
-from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import in_order, kernels_in_order
+from attnfuzz.verdict import SourceLine
 
 __all__ = [
     "FORMAT",

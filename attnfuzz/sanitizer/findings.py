@@ -10,12 +10,12 @@ from pathlib import Path
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.wording import plural
 from attnfuzz.sanitizer.report import SanitizerReport
 from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, TensorBytes
 from attnfuzz.sanitizer.tool import Tool
+from attnfuzz.verdict import Failure
 
 __all__ = ["Culprit", "SanitizedSearch", "Search", "failure_of", "first_failure", "judge_sanitized"]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.testing.checking import check_relations
 from attnfuzz.testing.kernel_failure import KernelFailure
 from attnfuzz.testing.loading import declaration_of, shared_runner
+from attnfuzz.verdict import DEFAULT_ORACLES, RELATION_ORACLES, OracleName, Relations
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -12,11 +12,11 @@ import msgspec
 
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
-from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import features
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.findings import remedy_lines
+from attnfuzz.verdict import Failure, where_to_look
 
 __all__ = ["KernelFailure", "failure_report", "kernel_failure"]
 

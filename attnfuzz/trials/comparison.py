@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound, error_ratio
-from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.reference import ExactResult
 from attnfuzz.problems.registry import problem_of
@@ -22,6 +21,7 @@ from attnfuzz.problems.wording import element, number, ranges
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 from attnfuzz.trials.observation import Observation
 from attnfuzz.values.tokens import values_on
+from attnfuzz.verdict import Blame
 
 __all__ = [
     "Comparison",

@@ -16,8 +16,8 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Unfinished
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+from attnfuzz.verdict import Failure
 from tests.audit.auditing import Part
 from tests.audit.mutating import mutated_bytes, mutated_document, nested, spliced
 from tests.audit.specimens import TINY

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import RELATION_ORACLES
 from attnfuzz.problems.cases import encode_case
+from attnfuzz.verdict import RELATION_ORACLES
 from tests.gpu.bundled_cases import BUNDLED
 from tests.quality.hunting import flaws, hunt
 from tests.quality.mutants import mutant_named

@@ -16,7 +16,6 @@ import pytest
 
 from attnfuzz.campaign.draw.sampling import run_round
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import (
     PROBLEMS,
     Case,
@@ -31,6 +30,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.sizes import CPU_SIZES
+from attnfuzz.verdict import Verdict
 from tests.gpu.bundled_cases import BUNDLED, fitted
 
 KERNELS = Path(__file__).with_name("graph_kernels.py")

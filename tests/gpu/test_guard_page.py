@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies import cases
+from attnfuzz.verdict import Verdict
 from tests.gpu.bundled_cases import BUNDLED
 
 KERNELS = Path(__file__).parents[1] / "oracles" / "relations" / "reaching_kernels.py"

@@ -9,9 +9,9 @@ import pytest
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
+from attnfuzz.verdict import Verdict
 
 Broken = dict[str, Declaration]
 

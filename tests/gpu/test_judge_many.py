@@ -16,10 +16,10 @@ from attnfuzz.judging import judge as judging
 from attnfuzz.judging.judge import judge_many
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.relations.catalogue import drawn
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import DTYPES
+from attnfuzz.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
 
 Broken = dict[str, Declaration]

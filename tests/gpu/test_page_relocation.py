@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options
+from attnfuzz.verdict import Failure
 from tests.gpu.bundled_cases import BUNDLED, fitted
 from tests.oracles.relations.test_page_relocation import OTHER_LAYOUTS, PAGED, PLANTED, RIGHT
 from tests.quality.mutants import Edit, Mutant

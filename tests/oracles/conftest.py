@@ -14,7 +14,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
@@ -25,6 +24,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.verdict import Failure, OracleName
 
 Plant = Callable[..., Kernel]
 FailureOf = Callable[..., Failure]

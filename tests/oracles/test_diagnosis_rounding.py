@@ -14,10 +14,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.verdict import IDENTIFYING_CAUSES, Failure
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
 SHAPES = ((16, (1, 6)), (13, (2,)), (64, (5,)))

@@ -15,10 +15,10 @@ from attnfuzz.judging import judge as judging
 from attnfuzz.judging.batch import Batch
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.memory.image import plan_of
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
 from attnfuzz.problems.tolerance import FixedTolerance
+from attnfuzz.verdict import Verdict
 
 PROBLEMS = {
     "dense": "dense_decode",

@@ -21,7 +21,6 @@ from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import Timing, Verdict
 from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem
 from attnfuzz.problems.quantised_kv import QuantisedKv
@@ -29,6 +28,7 @@ from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STATE_RECIPES, VAL
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
+from attnfuzz.verdict import Timing, Verdict
 
 T = TypeVar("T")
 Defaults = Callable[[], AbstractContextManager[Any]]

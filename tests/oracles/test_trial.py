@@ -14,9 +14,9 @@ from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.judging import judge as judging
 from attnfuzz.judging.judge import judge, judge_many
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import Verdict
 
 Judged = Callable[[Any, Case], Verdict]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.oracles.verdict import Failure, OracleName, ends_process, is_fault
+from attnfuzz.verdict import Failure, OracleName, ends_process, is_fault
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.verdict import OracleName
 
 __all__ = ["EXPLANATIONS", "Expectation"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from attnfuzz.campaign.triage.explanation import explain_failure
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import decode_case
+from attnfuzz.verdict import RELATION_ORACLES, Failure
 from tests.quality.explanations import EXPLANATIONS, Expectation
 from tests.quality.mutants import mutant_named
 from tests.quality.planting import plant

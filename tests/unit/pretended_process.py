@@ -16,9 +16,9 @@ from attnfuzz.campaign.triage.confirmation import Retries
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.unit.scripted_runner import scripted
 
 __all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "looked_into"]

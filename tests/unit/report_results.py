@@ -11,10 +11,10 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Blame, Failure, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Blame, Failure, Timing, Verdict
 
 __all__ = ["CASES", "DENSE", "MERGE", "PAGED", "a_finding", "a_result"]
 

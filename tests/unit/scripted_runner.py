@@ -7,8 +7,8 @@ from typing import Protocol, Self, cast
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
+from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = ["Judge", "scripted"]
 

@@ -27,8 +27,8 @@ from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.workers import LastWords
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")

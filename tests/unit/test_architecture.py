@@ -30,7 +30,6 @@ RANKS = {
     "attnfuzz.adapters.engine": 1,
     "attnfuzz.adapters.solution": 1,
     "attnfuzz.kernels": 1,
-    "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 3,
     "attnfuzz.trials": 1,  # runs of a kernel on a case
     "attnfuzz.judging": 4,
@@ -54,6 +53,7 @@ RANKS = {
     "attnfuzz.project": 0,
     "attnfuzz.safe_start": 0,  # runs before anything else
     "attnfuzz.untrusted_text": 0,  # text only
+    "attnfuzz.verdict": 0,  # data that every layer passes on
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.testing": 6,
     "attnfuzz.report": 6,

@@ -10,9 +10,9 @@ import pytest
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.messages import Duplicate, Minimised
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
+from attnfuzz.verdict import Failure
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")

@@ -16,9 +16,9 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
-from attnfuzz.oracles.verdict import Failure, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.verdict import Failure, Relations, Timing, Verdict
 from tests.unit.scripted_runner import scripted
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")

@@ -23,9 +23,9 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))

@@ -14,7 +14,6 @@ from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
-from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
@@ -22,6 +21,7 @@ from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines
+from attnfuzz.verdict import WITHOUT_WEIGHT, Failure, OracleName
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"

@@ -20,9 +20,9 @@ from attnfuzz.campaign.counts import (
 )
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.input_space import InputSpace, pair_number
+from attnfuzz.verdict import Failure, OracleName, Timing, Verdict
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
 

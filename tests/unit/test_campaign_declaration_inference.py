@@ -13,12 +13,12 @@ from attnfuzz.campaign.declaration_inference import Inferred, infer, with_declar
 from attnfuzz.campaign.saved.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports, as_call
+from attnfuzz.verdict import Failure
 from tests.unit.in_process import attnfuzz as run_command
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from attnfuzz.campaign.triage.explanation import explain_failure, shortened
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.verdict import Failure, Verdict
 
 KERNELS = Path(__file__).with_name("misbehaving_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(7,), scale=0.25, dtype="float32")

@@ -16,9 +16,9 @@ from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.findings import finding_lines
+from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")

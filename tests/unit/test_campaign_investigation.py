@@ -21,12 +21,12 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.features import SHARED_PAGES
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import USUAL_ORACLES, Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from attnfuzz.campaign.identity.signature import Signature, Symptom, case_features
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths, KnownFaults
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import DrawnWithout, Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
+from attnfuzz.verdict import DrawnWithout, Failure
 
 KERNEL = Declaration(name="k", problem="paged_decode", target="k")
 

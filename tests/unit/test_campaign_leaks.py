@@ -17,8 +17,8 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case, looked_into

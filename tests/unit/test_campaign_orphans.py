@@ -12,8 +12,8 @@ from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Found, Unfinished
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import encode_case
+from attnfuzz.verdict import Failure
 from tests.unit.pretended_process import KERNEL, a_case
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")

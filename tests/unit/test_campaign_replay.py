@@ -30,11 +30,11 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import BuildWatch, GiveUp, never
 from attnfuzz.isolation.outcomes import DeadlinePassed
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.saved_cases import print_total
 from attnfuzz.testing import check
+from attnfuzz.verdict import USUAL_ORACLES, Failure, OracleName, Relations, Verdict
 
 CASE = DenseDecodeCase(
     num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, options={"tile": 32, "old": 1}

@@ -16,8 +16,8 @@ from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import FALLBACK
 from attnfuzz.corpus import Regression, load_regression, write_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")

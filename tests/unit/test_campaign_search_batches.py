@@ -17,9 +17,9 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Stop, ToWorker, Trouble, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
+from attnfuzz.verdict import Failure, Relations, Verdict, ends_process
 from tests.unit.scripted_runner import scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 

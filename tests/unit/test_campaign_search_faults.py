@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from attnfuzz.campaign.messages import Found, Minimised, WorkerProgress
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import DrawnWithout, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.verdict import DrawnWithout, Failure, Relations, Verdict
 from tests.unit.test_campaign_search_batches import BatchBench
 
 FAULT = Failure(oracle="guard_page", kind="read past k", message="the kernel read past k")

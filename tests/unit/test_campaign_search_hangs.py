@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from attnfuzz.campaign.messages import Confirmed, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.verdict import Relations, Verdict
 from tests.unit.search_bench import HANG, WRONG, Bench, after, grouped
 
 

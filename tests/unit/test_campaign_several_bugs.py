@@ -6,10 +6,10 @@ from pathlib import Path
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure, OracleName
 from tests.unit.search_bench import findings
 
 KERNEL = Declaration(

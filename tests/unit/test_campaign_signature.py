@@ -17,11 +17,11 @@ from attnfuzz.campaign.identity.signature import (
     failure_features,
 )
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import IDENTIFYING_CAUSES, Failure, OracleName
 
 SYMPTOM = Symptom("kernel", "accuracy", "out:value")
 

@@ -7,8 +7,8 @@ import msgspec
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.relatives import with_simplest_values
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import MergeStatesCase
+from attnfuzz.verdict import Failure
 
 
 def test_states_to_merge_have_simpler_numbers_too() -> None:

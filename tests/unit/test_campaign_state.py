@@ -21,12 +21,12 @@ from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.summary import summarise
 from attnfuzz.report.terminal import print_result
 from attnfuzz.untrusted_text import only_printable
+from attnfuzz.verdict import Failure
 from tests.unit.hostile_states import broken_bytes, changed_documents
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")

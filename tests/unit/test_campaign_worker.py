@@ -20,8 +20,8 @@ from attnfuzz.campaign.messages import (
     Unfinished,
     WorkerProgress,
 )
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
+from attnfuzz.verdict import Failure
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
 WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")

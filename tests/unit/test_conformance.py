@@ -14,10 +14,10 @@ import pytest
 
 from attnfuzz.conformance import ConformanceOutcome, Examined, load_set, set_file
 from attnfuzz.declaration import load_kernels
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure
 from tests.unit.in_process import attnfuzz
 
 SELF_BUILDING = Path(__file__).with_name("self_building_kernels.py")

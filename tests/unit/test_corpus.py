@@ -25,10 +25,10 @@ from attnfuzz.corpus import (
 )
 from attnfuzz.corpus.reading import MAX_FILE_BYTES
 from attnfuzz.corpus.writing import write_atomically
-from attnfuzz.oracles.verdict import Failure, SourceLine
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.untrusted_text import printable
+from attnfuzz.verdict import Failure, SourceLine
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 

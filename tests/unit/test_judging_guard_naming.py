@@ -12,8 +12,8 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.judging import guard_naming
 from attnfuzz.judging.guard_naming import GuardedRuns, named_access, with_name
 from attnfuzz.judging.messages import Edge, GuardReply, GuardRequest, Neighbourhood
-from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.verdict import Failure, Verdict
 
 NAMES = ["q", "seq_lens", "k", "v", "out", "lse", "workspace"]
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)

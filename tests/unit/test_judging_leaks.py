@@ -10,9 +10,9 @@ import pytest
 
 from attnfuzz.judging.leaks import LEAK, MemoryUse, find_leak
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.verdict import Failure
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")

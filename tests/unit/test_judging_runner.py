@@ -13,9 +13,9 @@ import pytest
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.verdict import Failure
 
 KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3, 0, 9), scale=0.25)

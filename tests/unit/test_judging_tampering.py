@@ -14,9 +14,9 @@ from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.messages import JudgeReply, JudgeRequest
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.trials import comparison, symptoms
+from attnfuzz.verdict import DEFAULT_ORACLES
 
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25)
 

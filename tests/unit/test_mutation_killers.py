@@ -16,8 +16,8 @@ from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunter
 from attnfuzz.mutation.killers import Command, never_runs
-from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import MergeStatesCase
+from attnfuzz.verdict import Failure, Verdict
 
 DECLARATION = Declaration(name="kernel", problem="merge_states")
 RAISES = Verdict(failure=Failure(oracle="exception", kind="TypeError", message="the kernel raised TypeError"))

@@ -34,7 +34,6 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
 from attnfuzz.oracles.relations.by_bounds import REPAGING, SPLIT_COUNT
-from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES
 from attnfuzz.problems.combinations import fits, settled
@@ -44,6 +43,7 @@ from attnfuzz.problems.supported import supports_case, why_unsupported
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports, as_call
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases
 from attnfuzz.strategies.formats import first_formats
+from attnfuzz.verdict import Verdict
 from tests.unit import combined_kernels
 from tests.unit.combined_kernels import PRODUCTS, TABLE, is_compiled
 from tests.unit.in_process import attnfuzz as run_command

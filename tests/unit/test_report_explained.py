@@ -13,7 +13,6 @@ from rich.console import Console
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation, WeightBox, WeightedRow
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.report.explained import (
     FORMAT,
@@ -24,6 +23,7 @@ from attnfuzz.report.explained import (
     print_explained,
     write_explained,
 )
+from attnfuzz.verdict import Failure
 
 CASE = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(6,), scale=0.25, block_size=4)
 BOXES = (

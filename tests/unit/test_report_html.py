@@ -17,10 +17,10 @@ from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
-from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.findings import OUT_OF_CONTRACT
 from attnfuzz.report.html import Script, html_page, write_html
+from attnfuzz.verdict import Blame
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "source", "wbr"}

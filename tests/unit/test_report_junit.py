@@ -16,10 +16,10 @@ from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.junit import junit_xml, write_junit
+from attnfuzz.verdict import Failure, OracleName
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 OTHER = Declaration(name="other", problem="dense_decode", target="other")

@@ -12,10 +12,10 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.input_space import pair_number
 from attnfuzz.report.progress import LiveReporter, panel
+from attnfuzz.verdict import Failure
 
 KERNELS = [Declaration(name=f"kernel_{i}", problem="dense_decode", target=f"kernels.py:kernel_{i}") for i in range(11)]
 CASE = DenseDecodeCase(num_q_heads=8, head_size=128, num_kv_heads=1, seq_lens=(1, 2000, 17), scale=0.25)

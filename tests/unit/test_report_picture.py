@@ -5,7 +5,6 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from attnfuzz.corpus import FindingRecord
-from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MergeStatesCase,
@@ -16,6 +15,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.drawing import picture
+from attnfuzz.verdict import MOST_PLACES, Blame
 
 
 def drawn(renderable: RenderableType, width: int = 100) -> list[str]:

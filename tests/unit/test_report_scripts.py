@@ -11,10 +11,10 @@ import pytest
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report import html
 from attnfuzz.report.html import Script, html_page, scripts_of
+from attnfuzz.verdict import Failure
 from tests.unit.report_results import PAGED, a_finding, a_result
 
 EAGER = Declaration(name="dense_eager", problem="dense_decode", target="dense_eager")

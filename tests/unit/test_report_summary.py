@@ -15,10 +15,10 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.summary import write_summary
+from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 OTHER = Declaration(name="other", problem="dense_decode", target="other")

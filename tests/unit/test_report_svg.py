@@ -11,11 +11,11 @@ import pytest
 from markupsafe import Markup
 
 from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Throughput
-from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.report.charts import histogram_svg, timeline_svg
 from attnfuzz.report.drawing import case_svg, draw
 from attnfuzz.report.svg import element, number, path_of_rects, text
+from attnfuzz.verdict import Blame
 
 
 def rects(path: str | None) -> list[tuple[float, float, float, float]]:

@@ -17,11 +17,11 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.progress import LineReporter, LiveReporter
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
+from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.untrusted_text import (
     DETAILS_BYTES,
     TEXT_BYTES,
@@ -25,6 +24,7 @@ from attnfuzz.untrusted_text import (
     printable_lines,
     text_of,
 )
+from attnfuzz.verdict import Failure
 
 ANY_TEXT = st.text(st.characters(), max_size=200) | st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl"]))
 

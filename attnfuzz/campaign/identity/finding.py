@@ -18,10 +18,10 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.leaks import LEAK
-from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure, Sight
 
 __all__ = [
     "FailingCase",

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from attnfuzz.campaign.messages import Known
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, NARROW_OFFSETS, Diagnosed, Failure, ends_process, is_fault
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import CACHE_TENSORS
 from attnfuzz.problems.features import (
@@ -27,6 +26,7 @@ from attnfuzz.problems.features import (
     features,
     general_features,
 )
+from attnfuzz.verdict import IDENTIFYING_CAUSES, NARROW_OFFSETS, Diagnosed, Failure, ends_process, is_fault
 
 __all__ = [
     "ADDRESS_ORACLES",

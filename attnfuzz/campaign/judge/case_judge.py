@@ -19,10 +19,10 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = [
     "GRACE_S",

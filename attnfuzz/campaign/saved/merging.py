@@ -20,8 +20,8 @@ from attnfuzz.corpus import FindingRecord, Regression, regression_name, write_re
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import size_key
-from attnfuzz.oracles.verdict import MOST_PLACES, Sight
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.verdict import MOST_PLACES, Sight
 
 __all__ = ["PASSING", "Checked", "Kept", "MergedFolder", "SavedBug", "check_again", "represent", "tell_apart"]
 

@@ -27,12 +27,12 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import NOT_EVERYWHERE, RELATION_ORACLES, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
+from attnfuzz.verdict import NOT_EVERYWHERE, RELATION_ORACLES, Relations, Verdict, ends_process
 
 __all__ = [
     "Replayed",

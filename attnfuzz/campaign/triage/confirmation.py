@@ -17,9 +17,9 @@ from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, Relations, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.verdict import RELATION_ORACLES, Failure, Relations, ends_process
 
 __all__ = [
     "MAX_RUNS",

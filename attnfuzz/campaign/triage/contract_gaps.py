@@ -18,7 +18,6 @@ import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import WITHOUT_WEIGHT
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
     CACHE_TENSORS,
@@ -33,6 +32,7 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports, as_call
+from attnfuzz.verdict import WITHOUT_WEIGHT
 
 __all__ = [
     "Restriction",

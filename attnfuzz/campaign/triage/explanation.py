@@ -11,8 +11,8 @@ from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import Case
+from attnfuzz.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
 

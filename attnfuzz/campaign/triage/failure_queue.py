@@ -14,7 +14,7 @@ from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.oracles.verdict import ends_process
+from attnfuzz.verdict import ends_process
 
 __all__ = ["FailureQueue"]
 

@@ -46,9 +46,9 @@ from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.verdict import ends_process
 
 __all__ = ["Investigation"]
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 
 from attnfuzz.campaign.identity.signature import Signature, case_features
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import RELATION_ORACLES, DrawnWithout, Failure, OracleName, Relations, is_fault
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import traits
+from attnfuzz.verdict import RELATION_ORACLES, DrawnWithout, Failure, OracleName, Relations, is_fault
 
 __all__ = ["LEARNED_ORACLES", "KnownDeaths", "KnownFaults"]
 

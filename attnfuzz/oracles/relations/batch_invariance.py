@@ -14,11 +14,11 @@ from typing import Any
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import BundledCase
 from attnfuzz.problems.registry import Contents
 from attnfuzz.trials.comparison import axes_of
 from attnfuzz.values import LogicalAttention, LogicalStates
+from attnfuzz.verdict import Failure
 
 __all__ = ["BATCH_INVARIANCE"]
 

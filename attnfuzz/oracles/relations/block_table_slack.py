@@ -16,12 +16,12 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, fits, one_by_one, unequal_bits
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.boundaries import split_count
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
 from attnfuzz.problems.registry import Contents
+from attnfuzz.verdict import Failure
 
 __all__ = ["BLOCK_TABLE_SLACK"]
 

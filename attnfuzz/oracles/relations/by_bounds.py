@@ -35,7 +35,6 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.supported import supports_case
@@ -44,6 +43,7 @@ from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
+from attnfuzz.verdict import Failure, OracleName
 
 __all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]
 

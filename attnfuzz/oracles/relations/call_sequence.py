@@ -35,13 +35,13 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
+from attnfuzz.verdict import Failure, OracleName
 
 __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 

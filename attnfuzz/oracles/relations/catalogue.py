@@ -19,9 +19,9 @@ from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.residuals import RESIDUALS
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.verdict import BY_BOUNDS, DrawnWithout, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.verdict import BY_BOUNDS, DrawnWithout, OracleName, Relations
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
@@ -43,7 +43,7 @@ RELATIONS: tuple[Relation, ...] = (
     GRAPH_REPLAY,
     GUARD_PAGE,
 )
-"""In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations
+"""In the order of `attnfuzz.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations
 judge a case, the others have had their say then."""
 
 _ONE_IN = {"cpu": 2, "cuda": 8}

@@ -42,10 +42,10 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
     where_bits_differ,
 )
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention
+from attnfuzz.verdict import Failure
 
 __all__ = ["CONTAINMENT"]
 

@@ -28,7 +28,6 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import Relation, unequal_bits
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import (
@@ -54,6 +53,7 @@ from attnfuzz.trials.observation import (
     results_of_call,
 )
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import Failure, OracleName
 
 __all__ = ["GRAPH_REPLAY", "MOST_BYTES", "CapturedCall", "Content", "captured_call", "contents_of", "with_room"]
 

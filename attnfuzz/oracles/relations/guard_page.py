@@ -27,7 +27,6 @@ from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.verdict import DrawnWithout, Failure, OracleName, Relations
 from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import tensor_nbytes
@@ -36,6 +35,7 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role
 from attnfuzz.trials.observation import KernelRaised, build_through_host, call
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import DrawnWithout, Failure, OracleName, Relations
 
 __all__ = ["GUARD_PAGE", "Guarding", "guard_of", "run_guarded"]
 

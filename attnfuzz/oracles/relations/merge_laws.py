@@ -30,11 +30,11 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
     where_bits_differ,
 )
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalStates
+from attnfuzz.verdict import Failure
 
 __all__ = ["MERGE_LAWS"]
 

@@ -42,7 +42,6 @@ from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAll
 from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
-from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import BundledCase, Case, PagedDecodeCase
 from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
@@ -57,6 +56,7 @@ from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
+from attnfuzz.verdict import NARROW_OFFSETS, Failure, OracleName
 
 __all__ = [
     "PAGE_RELOCATION",

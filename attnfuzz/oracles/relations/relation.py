@@ -11,7 +11,6 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.placement import Placement
@@ -20,6 +19,7 @@ from attnfuzz.problems.wording import element
 from attnfuzz.trials.comparison import axes_of, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, observe
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import Failure, OracleName
 
 __all__ = [
     "Changed",

@@ -24,7 +24,6 @@ from attnfuzz.explaining.low_precision import Rounding, roundings
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.wording import number
@@ -32,6 +31,7 @@ from attnfuzz.trials.comparison import Comparison, Reference, compare
 from attnfuzz.trials.expected_rows import arithmetic_of, changes_scores
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values.draws import NORMAL_EXPONENT
+from attnfuzz.verdict import Failure
 
 __all__ = ["RESIDUALS"]
 

@@ -42,11 +42,11 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
     where_bits_differ,
 )
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import BundledCase, Case
 from attnfuzz.problems.registry import Contents
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
+from attnfuzz.verdict import Failure
 
 __all__ = ["VALUE_AFFINITY"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import Case
+from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName
 
 __all__ = ["objection", "objectors"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import applicable
-from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase
+from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("batch_invariance",)

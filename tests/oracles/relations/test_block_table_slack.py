@@ -13,9 +13,9 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import applicable
-from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("block_table_slack",)

@@ -12,8 +12,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName
 
 BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "split_count", "compose")
 

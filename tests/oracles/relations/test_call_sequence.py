@@ -13,11 +13,11 @@ from attnfuzz.declaration import load_kernels
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.relations.call_sequence import relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import adapt_options
+from attnfuzz.verdict import RELATION_ORACLES, Failure, OracleName
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 

@@ -16,8 +16,8 @@ from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, USUAL_ORACLES, Failure
 from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.verdict import DEFAULT_ORACLES, RELATION_ORACLES, USUAL_ORACLES, Failure
 
 INVARIANT = attnfuzz.Supports(batch_invariant=True)
 

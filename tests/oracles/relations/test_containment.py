@@ -15,7 +15,6 @@ import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.containment import CONTAINMENT
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.quantised_kv import QuantisedKv
@@ -23,6 +22,7 @@ from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases
 from attnfuzz.testing.loading import load_here
+from attnfuzz.verdict import Failure
 
 FIELDS: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 8, "scale": 0.25, "dtype": "float16"}
 VALUES: Any = Values(keys="fine", values="normal", seed=4)

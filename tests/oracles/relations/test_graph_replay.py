@@ -17,11 +17,11 @@ from attnfuzz.oracles import exception
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial
+from attnfuzz.verdict import DEFAULT_ORACLES, Failure
 
 KERNELS = Path(__file__).with_name("shape_keeping_kernels.py")
 Freeze = Callable[[Any], Any]

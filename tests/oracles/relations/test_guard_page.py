@@ -22,7 +22,9 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.relations.catalogue import chosen, drawn
 from attnfuzz.oracles.relations.guard_page import guard_of
-from attnfuzz.oracles.verdict import (
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.verdict import (
     DEFAULT_ORACLES,
     USUAL_ORACLES,
     DrawnWithout,
@@ -31,8 +33,6 @@ from attnfuzz.oracles.verdict import (
     Relations,
     Verdict,
 )
-from attnfuzz.problems.cases import Case
-from attnfuzz.problems.simplest import simplest_case
 
 KERNELS = Path(__file__).with_name("reaching_kernels.py")
 DENSE = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 24, "seq_lens": (3, 0, 5)}

@@ -12,9 +12,9 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import applicable
-from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Pages
+from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("page_permutation",)

@@ -13,7 +13,6 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.address_space import SparseUnavailable
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
@@ -28,6 +27,7 @@ from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supported import adapt_options
 from attnfuzz.problems.supports import Layout
+from attnfuzz.verdict import RELATION_ORACLES, Failure
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 

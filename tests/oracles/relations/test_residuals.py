@@ -15,11 +15,11 @@ from attnfuzz import Numerics
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
 from attnfuzz.numerics.residuals import residuals
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.variants import Variant
 from attnfuzz.testing.loading import load_here
+from attnfuzz.verdict import Failure
 from tests.quality.designs import DESIGNS, Design, Result
 from tests.quality.tightness import Mistake
 
