@@ -15,6 +15,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
+# One more than there are cores: tests wait for processes of their own.
+WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 explore: $(INSTALLED)
 	$(BIN)/attnfuzz explore $(KERNELS) --budget $(BUDGET)
@@ -23,7 +25,7 @@ test: lint types unit
 
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types
-	$(BIN)/python -m pytest -n auto --attnfuzz-profile all
+	$(BIN)/python -m pytest -n $(WORKERS) --attnfuzz-profile all
 
 lint: $(TESTABLE)
 	$(BIN)/python -m ruff check .
@@ -35,7 +37,7 @@ types: $(TESTABLE)
 # Compiled before: else each of the many processes of a test run would compile all modules again.
 unit: $(TESTABLE)
 	$(BIN)/python -m compileall -q attnfuzz kernels strategies
-	$(BIN)/python -m pytest -n auto -m 'not night'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not night'
 
 # Time to find and shrunk size of every planted bug: the table in docs/.
 quality: $(TESTABLE)
