@@ -259,7 +259,7 @@ class Builds:
         while self._thread.is_alive() and time.monotonic() < last_end and not stopped():
             if time.monotonic() > last_start:
                 self.close()
-            with suppress(Interrupted):
+            with suppress(Interrupted):  # it is counted, and ``stopped`` says so in the next round
                 self._thread.join(0.2)
         ready = [entry for entry in put_off if self._has_built(entry)]
         self.left_out = len(put_off) - len(ready)

@@ -410,9 +410,9 @@ class TimingProcess:
         untimed = iter([replace(one, l2=("warm",), modes=()) for one in requests])
 
         def work() -> None:
-            with suppress(ExecutorUnavailable), TimingProcess(beside=self) as mine:
+            with suppress(ExecutorUnavailable), TimingProcess(beside=self) as mine:  # fewer compile, or none does
                 while time.monotonic() < until and (request := next(untimed, None)) is not None:
-                    with suppress(Crashed):
+                    with suppress(Crashed):  # it will crash again when it is measured, and be told then
                         mine.measure(request)
 
         workers = max(1, min(len(requests), cores() - 2, _MOST_PROCESSES))
