@@ -139,6 +139,7 @@ _GROUPED = {
     "pdl": (True, False),
     "block_m": (64, 16),
     "num_combined": (64, 1, 2, 4),
+    "balanced": (False, True),
     "last_combines": (False, True),
 }
 # Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.
@@ -226,7 +227,7 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
 @attnfuzz.kernel(
     "paged_decode",
     supports=_HALVES_BY_SHAPE,
-    options={**_CHOSEN, "pdl": ("auto",), "tuned": (True, False)},
+    options={**_CHOSEN, "pdl": ("auto",), "balanced": ("auto", True, False), "tuned": (True, False)},
     numerics=_MATRIX_UNITS,
 )
 def paged_grouped_auto(inputs: Any, **options: Any) -> State:

@@ -208,8 +208,8 @@ def option_values(
 
 
 def _value(text: str) -> OptionValue:
-    if text in ("true", "false"):
-        return text == "true"
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
         try:
             return kind(text)

@@ -4,7 +4,8 @@
     lse = M + log Σ_s w_s · exp_sum_s
 
 Split ``s`` takes tiles ``s, s + num_splits, ...`` from the first one that the query sees, so splits that have a tile
-are the first ``min(number of tiles, num_splits)``. The others leave nothing, and nothing of them is read.
+are the first ``min(number of tiles, num_splits)``. The others leave nothing, and nothing of them is read. Where splits
+are shared out by length (``share_splits``), each sequence has a number of its own, which the first half has noted.
 
 Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over. Attention
 sinks are added here, once for each row (``score_variants``), unless the first half has stored the result.
@@ -18,7 +19,7 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import add_sink, count_sink, window_begin
 from attnfuzz.kernels.common.softmax_state import store_state
 
-__all__ = ["combine_heads", "combine_partials_kernel", "count_splits", "first_tile_begin"]
+__all__ = ["combine_heads", "combine_partials_kernel", "count_splits", "find_split", "first_tile_begin", "share_splits"]
 
 
 @triton.jit
@@ -33,6 +34,43 @@ def first_tile_begin(seq_len, window, TILE: tl.constexpr):
     return tl.maximum(window_begin(seq_len - 1, window), 0) // TILE * TILE
 
 
+@triton.jit
+def share_splits(
+    p_seq_lens, stride_len, num_seqs, num_splits, window, TILE: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Splits of each sequence ``[BLOCK_S]``, together at most ``num_splits``, which is ``2 * num_seqs`` or more.
+
+    With ``n_i = cdiv(tiles_i, c)`` splits of sequence ``i`` none has more than ``c`` tiles. Of eight values from a bit
+    above the mean, ``total / num_splits``, to twice that the smallest is taken that does not make too many splits; the
+    largest does not, since ``Σ n_i < total / c + num_seqs <= num_splits``. 0 splits beyond the last sequence.
+    """
+    o_s = tl.arange(0, BLOCK_S)
+    m_s = o_s < num_seqs
+    b_len = tl.load(p_seq_lens + o_s.to(tl.int64) * stride_len, mask=m_s, other=0).to(tl.int32)  # [BLOCK_S]
+    begin = first_tile_begin(b_len, window, TILE) if HAS_WINDOW else 0
+    # One at least, with nothing in it, so that somebody stores the result of a sequence without tokens.
+    tiles = tl.where(m_s, tl.maximum(tl.cdiv(b_len - begin, TILE), 1), 0)
+    total = tl.sum(tiles, axis=0).to(tl.int64)
+    most = tl.maximum(tl.cdiv(total * (9 + tl.arange(0, 8)), 8 * num_splits), 1).to(tl.int32)  # [8]
+    in_all = tl.sum(tl.cdiv(tiles[None, :], most[:, None]), axis=1)
+    longest = tl.min(tl.where(in_all <= num_splits, most, tl.max(most, axis=0)), axis=0)
+    return tl.cdiv(tiles, longest)
+
+
+@triton.jit
+def find_split(splits, i_split):
+    """The sequence of split ``i_split``, its first split and the first of the next; ``splits [BLOCK_S]`` of each.
+
+    The sequence is BLOCK_S where there are fewer splits.
+    """
+    ends = tl.cumsum(splits, axis=0)
+    m_before = ends <= i_split
+    i_seq = tl.sum(m_before.to(tl.int32), axis=0)
+    first = tl.max(tl.where(m_before, ends, 0), axis=0)
+    return i_seq, first, tl.min(tl.where(m_before, 2147483647, ends), axis=0)
+
+
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
     do_not_specialize=[
@@ -43,9 +81,10 @@ def first_tile_begin(seq_len, window, TILE: tl.constexpr):
 def combine_partials_kernel(
     # inputs
     p_seq_lens,  # [num_seqs]
-    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], float32, contiguous
-    p_partial_max,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
-    p_partial_sum,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], or without num_seqs; float32, contiguous
+    p_partial_max,  # without v_head_size
+    p_partial_sum,
+    p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless SHARED_OUT
     # outputs
     p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
@@ -65,6 +104,7 @@ def combine_partials_kernel(
     TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
     CHUNK: tl.constexpr,  # splits per step, a power of two
+    SHARED_OUT: tl.constexpr,  # whether splits were shared out by length
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -74,19 +114,23 @@ def combine_partials_kernel(
     i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
     # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
     # lengths itself.
-    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
-    begin = first_tile_begin(seq_len, window, TILE) if HAS_WINDOW else 0
-    splits_used = count_splits(seq_len, begin, num_splits, TILE)
+    if not SHARED_OUT:
+        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+        begin = first_tile_begin(seq_len, window, TILE) if HAS_WINDOW else 0
+        splits_used = count_splits(seq_len, begin, num_splits, TILE)
+        o_state = (i_seq * num_q_heads + i_head) * num_splits
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if SHARED_OUT:
+        splits_used = tl.load(p_shares + i_seq * 2 + 1)
+        o_state = i_head * num_splits + tl.load(p_shares + i_seq * 2)
     if splits_used <= 1:  # stored by the first half
         return
 
     o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)
-    o_state = (i_seq * num_q_heads + i_head) * num_splits
     row_max = tl.full([], float("-inf"), tl.float32)
     exp_sum = tl.full([], 0.0, tl.float32)
     acc = tl.zeros([BLOCK_DV], tl.float32)

@@ -8,6 +8,9 @@ stands between a simple kernel and that:
 * A few sequences are too few programs for a GPU. Each sequence is split among ``num_splits`` of them (Flash-Decoding).
   Split ``s`` takes tiles ``s, s + num_splits, ...``: its first tile does not depend on the length, so the page ids of
   that tile are on their way while the length is, and a launch that is made for long sequences serves short ones too.
+* One long sequence among many short ones has no more splits than they, and the batch waits for it, up to eight times as
+  long as its tokens need. The host cannot help, since lengths are on the GPU. With ``BLOCK_S`` each program counts the
+  tiles of all sequences first, and splits are shared out by them (``share_splits``).
 * An address in the cache depends on a page id, which is a load of its own. The ids of the next tile are loaded one step
   ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way.
 * The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
@@ -33,7 +36,13 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.matrix_units import as_operand
 from attnfuzz.kernels.common.score_variants import count_sink, vary_scores, window_begin
-from attnfuzz.kernels.grouped.combine_partials import combine_heads, count_splits, first_tile_begin
+from attnfuzz.kernels.grouped.combine_partials import (
+    combine_heads,
+    count_splits,
+    find_split,
+    first_tile_begin,
+    share_splits,
+)
 
 __all__ = ["grouped_decode_kernel"]
 
@@ -41,8 +50,8 @@ __all__ = ["grouped_decode_kernel"]
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
     do_not_specialize=[
-        "max_blocks", "num_splits", "num_kv_heads", "group_size", "head_blocks", "block_size", "stride_qs", "stride_qh",
-        "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "num_seqs", "max_blocks", "num_splits", "num_kv_heads", "group_size", "head_blocks", "block_size", "stride_qs",
+        "stride_qh", "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
         "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale",
     ]
 )  # fmt: skip
@@ -57,12 +66,14 @@ def grouped_decode_kernel(
     p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
     # to be combined: float32, contiguous; those of splits without tiles are left as they are
-    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size]
-    p_partial_max,  # [num_seqs, num_q_heads, num_splits]
-    p_partial_sum,  # [num_seqs, num_q_heads, num_splits]
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], without num_seqs if splits are shared out
+    p_partial_max,  # without v_head_size
+    p_partial_sum,
+    p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless BLOCK_S
     p_counters,  # [num_seqs, num_q_heads], int32, 0 before and after; None unless LAST_COMBINES
     # scalars
     scale,
+    num_seqs,
     num_splits,
     num_kv_heads,
     group_size,  # query heads per KV head
@@ -98,6 +109,7 @@ def grouped_decode_kernel(
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
     BLOCK_DV: tl.constexpr,  # v_head_size likewise
     OWN_V: tl.constexpr,  # whether v_head_size is not head_size: else one mask serves both
+    BLOCK_S: tl.constexpr,  # num_seqs rounded up to a power of two where splits are shared out, otherwise 0
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
     BLOCK_G: tl.constexpr,  # LAST_COMBINES: as BLOCK_M, but no more than the group rounded up to a power of two
@@ -108,7 +120,9 @@ def grouped_decode_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``num_seqs * num_kv_heads * head_blocks, num_splits``: neighbours read the same pages.
+    """Grid ``num_seqs * num_kv_heads * head_blocks, num_splits``, without ``num_seqs`` if splits are shared out.
+
+    So neighbours read the same pages.
 
     A GPU starts programs one after the other, some 200 in a microsecond. The first splits of all sequences come first:
     they have tokens however short the sequences are.
@@ -120,6 +134,19 @@ def grouped_decode_kernel(
     i_block_of_seq = tl.program_id(0) - i_seq * (num_kv_heads * head_blocks)
     i_kv_head = i_block_of_seq // head_blocks
     i_head_block = i_block_of_seq - i_kv_head * head_blocks
+    first_split = 0  # of the sequence, among those of a head that lie in memory
+    splits_of_head = num_splits
+    if BLOCK_S > 0:
+        splits = share_splits(p_seq_lens, stride_len, num_seqs, num_splits, window, TILE, BLOCK_S, HAS_WINDOW)
+        i_seq, first_split, end = find_split(splits, i_split)
+        if i_seq >= num_seqs:
+            return
+        num_splits = end - first_split
+        i_split -= first_split
+        # For the second kernel, by one of the programs that know it.
+        if (i_split == 0) & (i_block_of_seq == 0):
+            tl.store(p_shares + i_seq.to(tl.int64) * 2, first_split)
+            tl.store(p_shares + i_seq.to(tl.int64) * 2 + 1, num_splits)
     i_seq = i_seq.to(tl.int64)
     i_kv_head = i_kv_head.to(tl.int64)
 
@@ -220,7 +247,8 @@ def grouped_decode_kernel(
         return
 
     num_q_heads = num_kv_heads * group_size
-    o_state = (i_seq * num_q_heads + i_head) * num_splits + i_split  # [BLOCK_M]
+    i_row = i_head if BLOCK_S > 0 else i_seq * num_q_heads + i_head
+    o_state = i_row * splits_of_head + first_split + i_split  # [BLOCK_M]
     tl.store(p_partial_acc + o_state[:, None] * v_head_size + o_dv[None, :], acc, mask=m_mdv)
     tl.store(p_partial_max + o_state, row_max, mask=m_m)
     tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)
@@ -234,8 +262,9 @@ def grouped_decode_kernel(
             tl.store(p_counter, 0)
             i_in_group = i_head_block * BLOCK_M + tl.arange(0, BLOCK_G)
             i_heads = i_kv_head * group_size + i_in_group
+            i_rows = i_heads if BLOCK_S > 0 else i_seq * num_q_heads + i_heads
             combine_heads(
                 p_partial_acc, p_partial_max, p_partial_sum, p_out, p_lse, p_sinks, i_heads, i_in_group < group_size,
-                (i_seq * num_q_heads + i_heads) * num_splits, splits_used, v_head_size,
+                i_rows * splits_of_head + first_split, splits_used, v_head_size,
                 stride_oh, stride_od, stride_lse_h, stride_sink, BLOCK_G, BLOCK_DV, CHUNK, HAS_SINKS,
             )  # fmt: skip

@@ -32,40 +32,77 @@ _WARPS_OF_COMBINATION = 2
 """64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
 _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
+_SHORT = 2048
+"""Tokens of the longest sequence."""
+_MANY_TILES = 10
+"""In a split of the longest sequence. A program of an H100 takes about 1.4 us for one."""
+_MOST_COUNTED = 4096
+"""Sequences whose tiles a program counts. A batch of more fills any GPU many times over."""
+_COUNTED = tuple(64 << 2 * i for i in range(9))
+"""At once. Each size is a compilation, and batches change with every step of a server."""
+_SPLITS_OF_EACH = 2
+"""Where splits are shared out, on average at least; ``share_splits`` needs as many."""
 _PROCESSORS_OF_A_CPU = 8
 """In the interpreter, so that there are splits."""
 _SECOND_KERNEL = {"LAST_COMBINES": False, "BLOCK_G": 1, "CHUNK": 1}
 
 
 class GroupedPlan(NamedTuple):
-    """How ``grouped_decode`` is launched. ``pdl``: with programmatic dependent launch, where the GPU has it."""
+    """How ``grouped_decode`` is launched.
+
+    ``pdl``: with programmatic dependent launch, where the GPU has it. ``balanced``: splits are shared out by length.
+    """
 
     num_splits: int
     tile: int
     num_warps: int
     num_stages: int
     pdl: bool
+    balanced: bool
 
 
-def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int, fill: int = 2) -> GroupedPlan:
-    """The launch for ``pairs`` of a sequence and a block of query heads, on a GPU with so many ``processors``.
+def plan_grouped(
+    num_seqs: int,
+    head_programs: int,
+    max_seq_len: int,
+    processors: int,
+    columns: int,
+    kv_itemsize: int = 2,
+    *,
+    fill: int | None = None,
+    balanced: bool | None = None,
+) -> GroupedPlan:
+    """The launch for a batch on a GPU with so many ``processors``.
 
-    ``fill``: programs that each of them should get.
+    ``head_programs``: blocks of query heads, of all KV heads. ``max_seq_len``: what the block table has room for, since
+    the lengths are on the GPU. ``columns``: the larger head size rounded up to a power of two; ``kv_itemsize``: bytes
+    of a number in the cache. ``fill``: programs that each multiprocessor should get.
 
-    ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the larger head
-    size rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two
-    programs a multiprocessor read about as fast as any number does, and fewer splits are less to combine; splits want a
-    small launch, which serves short lengths too, and whole sequences, if long, more loads on their way.
+    Measured on an H100: where four small programs share a multiprocessor, each waits for its own tiles while the others
+    have some, which hides more than one that has more tiles on their way. Larger heads leave room for two, and 8 bits
+    become 16 in registers, on a way that takes one more tile. Short sequences end at different times, and twice as many
+    splits fill what that leaves. Where a sequence may be so long that its splits have many tiles, they are shared out
+    by length (``share_splits``): that takes two microseconds, but then a batch takes as long as its tokens together ask
+    for, and not as long as its longest sequence does.
     """
-    tile = max(LEAST_FOR_DOT, min(64, 8192 // block_d))
-    num_splits = max(1, min(fill * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
-    if num_splits > 1:
-        return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
-    if max_seq_len <= tile:
-        return GroupedPlan(1, tile, num_warps=4, num_stages=2, pdl=True)
-    if max_seq_len >= 1024:
-        return GroupedPlan(1, tile, num_warps=8, num_stages=3, pdl=False)
-    return GroupedPlan(1, max(LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
+    row_bytes = columns * kv_itemsize
+    tile = 64 if row_bytes <= 128 else 32 if row_bytes <= 512 else LEAST_FOR_DOT
+    tiles = triton.cdiv(max_seq_len, tile)
+    usual = 4 if row_bytes <= 256 and kv_itemsize > 1 else 2
+    whole = max(1, num_seqs * head_programs)  # programs without splits
+
+    def splits_of_each(fill: int) -> int:
+        return max(1, min(fill * processors // whole, int(tiles)))
+
+    if balanced is None:
+        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * splits_of_each(fill or usual)
+    if balanced:
+        num_splits = max(_SPLITS_OF_EACH * num_seqs, (fill or usual) * processors // max(1, head_programs))
+    else:
+        leaves_gaps = num_seqs > 1 and max_seq_len <= _SHORT and whole <= 2 * processors
+        num_splits = splits_of_each(fill or (2 * usual if leaves_gaps else usual))
+    num_stages = 3 if kv_itemsize == 1 else 2
+    return GroupedPlan(num_splits, tile, num_warps=4, num_stages=num_stages, pdl=True, balanced=balanced)
 
 
 def grouped_decode(
@@ -88,6 +125,7 @@ def grouped_decode(
     block_m: int | None = None,
     num_combined: int | None = None,
     fill: int | None = None,
+    balanced: bool | None = None,
     tuned: bool = True,
     counters: Tensor | None = None,
     **variants: Unpack[Variants],
@@ -95,11 +133,13 @@ def grouped_decode(
     """``paged.launch.paged_decode`` at the speed of memory, in float16 or bfloat16.
 
     Arguments and result as there. ``num_splits``: programs that share a sequence, at most; where it is not given,
-    ``fill`` is how many programs a multiprocessor should get. ``tile`` and ``num_stages`` are taken as far as they fit
-    into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen as it was measured on this
-    GPU, if it was and ``tuned`` does not forbid it, or else by ``plan_grouped``. ``block_m``: query heads of a program,
-    a power of two, at least 16 and as far as registers hold its accumulator; larger groups are shared out.
-    ``num_combined``: splits that are combined in one step, a power of two, as far as registers hold them.
+    ``fill`` is how many programs a multiprocessor should get. ``balanced``: not each sequence gets as many, but the
+    GPU shares ``num_splits``, or twice the sequences if that is more, out among all of them by their lengths, which
+    only the GPU knows. ``tile`` and ``num_stages`` are taken as far as they fit into shared memory. ``pdl``:
+    programmatic dependent launch. What is not given is chosen as it was measured on this GPU, if it was and ``tuned``
+    does not forbid it, or else by ``plan_grouped``. ``block_m``: query heads of a program, a power of two, at least 16
+    and as far as registers hold its accumulator; larger groups are shared out. ``num_combined``: splits that are
+    combined in one step, a power of two, as far as registers hold them.
 
     ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
     program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
@@ -113,24 +153,29 @@ def grouped_decode(
     num_tokens = num_tokens if window is None else min(num_tokens, window)
     launch = _launch(
         num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, v_head_size, num_tokens,
-        q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, block_m, num_combined,
-        fill, tuned,
+        q.dtype, k_cache.element_size(), q.device, num_splits, tile, num_warps, num_stages, pdl, block_m, num_combined,
+        fill, balanced, tuned,
     )  # fmt: skip
     num_splits = launch.num_splits
     if counters is not None:
         _check_counters(counters, q)
-    partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
+    partials: tuple[int, ...] = (0,)
+    if num_splits > 1:
+        partials = (num_q_heads, num_splits) if launch.balanced else (num_seqs, num_q_heads, num_splits)
     partial_acc = torch.empty((*partials, v_head_size), dtype=torch.float32, device=q.device)
     partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
     partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
+    shares = torch.empty((num_seqs, 2) if launch.balanced else (0,), dtype=torch.int32, device=q.device)
     strides = *seq_lens.stride(), *out.stride(), *lse.stride()
+    head_blocks = sizes["num_kv_heads"] * launch.head_blocks
+    grid = (head_blocks if launch.balanced else num_seqs * head_blocks, num_splits, 1)
     with on_device_of(q):
         launch_again(
-            grouped_decode_kernel, (num_seqs * sizes["num_kv_heads"] * launch.head_blocks, num_splits, 1),
+            grouped_decode_kernel, grid,
             (
-                q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
-                float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], launch.head_blocks, block_size,
-                head_size, v_head_size, block_table.shape[1],
+                q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, shares,
+                counters, float(scale), num_seqs, num_splits, sizes["num_kv_heads"], sizes["group_size"],
+                launch.head_blocks, block_size, head_size, v_head_size, block_table.shape[1],
                 *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *strides,
             ),
             {
@@ -143,8 +188,8 @@ def grouped_decode(
             launch_again(
                 combine_partials_kernel, (num_seqs * num_q_heads, 1, 1),
                 (
-                    seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, v_head_size,
-                    *strides,
+                    seq_lens, partial_acc, partial_max, partial_sum, shares, out, lse, num_splits, num_q_heads,
+                    v_head_size, *strides,
                 ),
                 {
                     **launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None,
@@ -165,6 +210,7 @@ class _Launch(NamedTuple):
 
     head_blocks: int
     num_splits: int
+    balanced: bool
     of_splits: Mapping[str, Any]
     of_combination: Mapping[str, Any]
     of_last: Mapping[str, Any]
@@ -181,6 +227,7 @@ def _launch(
     v_head_size: int,
     num_tokens: int,
     dtype: torch.dtype,
+    kv_itemsize: int,
     device: torch.device,
     num_splits: int | None,
     tile: int | None,
@@ -190,6 +237,7 @@ def _launch(
     block_m: int | None,
     num_combined: int | None,
     fill: int | None = None,
+    balanced: bool | None = None,
     tuned: bool = True,
 ) -> _Launch:
     """Computed once: eager decoding is as fast as the host can launch. Raises ValueError."""
@@ -202,13 +250,12 @@ def _launch(
     block_m = max(LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
     block_d, block_dv = (block_columns(size, block_m) for size in (head_size, v_head_size))
     head_blocks = triton.cdiv(group_size, block_m)
-    pairs = num_seqs * num_kv_heads * head_blocks
     gpu = gpu_at(device)
     processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
     check_positive("fill", 1 if fill is None else fill)
     measured = measured_choice(
         "paged_grouped_auto",
-        gpu if tuned else None,
+        gpu if tuned and kv_itemsize == dtype.itemsize else None,
         batch=num_seqs,
         max_seq_len=num_tokens,
         heads_per_group=group_size,
@@ -217,11 +264,19 @@ def _launch(
         rows=group_size,
         pairs=num_seqs * num_kv_heads,
     )
-    plan = plan_grouped(pairs, num_tokens, processors, max(block_d, block_dv), fill or measured.get("fill", 2))
-    plan = plan._replace(**{name: value for name, value in measured.items() if name != "fill"})
+    balanced = False if num_splits is not None and balanced is None else balanced
+    plan = plan_grouped(
+        num_seqs, num_kv_heads * head_blocks, num_tokens, processors, max(block_d, block_dv), kv_itemsize,
+        fill=measured.pop("fill", None) if fill is None else fill,
+        balanced=measured.pop("balanced", None) if balanced is None else balanced,
+    )._replace(**measured)  # fmt: skip
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
-    check_grid("num_splits", num_splits, "use 64")
+    if plan.balanced:
+        num_splits = max(num_splits, _SPLITS_OF_EACH * num_seqs)
+        check_grid("num_splits", num_splits, f"use balanced=False for num_seqs={num_seqs}")
+    else:
+        check_grid("num_splits", num_splits, "use 64")
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
@@ -241,9 +296,12 @@ def _launch(
             break
     most = max(1, _CHUNK_ELEMENTS // block_dv)
     check_power_of_two("num_combined", most if num_combined is None else num_combined)
-    chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
+    # Of most sequences there are few splits, even where one has many: programs that hold less are more at a time.
+    of_each = max(16, 2 * num_splits // max(1, num_seqs)) if plan.balanced else num_splits
+    chunk = min(most, num_combined or most, triton.next_power_of_2(of_each))
     pdl = gpu is not None and gpu.is_hopper and (plan.pdl if pdl is None else pdl)
     own_v = v_head_size != head_size
+    block_s = next(size for size in _COUNTED if size >= num_seqs) if plan.balanced else 0
     both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
     block_g = min(block_m, triton.next_power_of_2(group_size))
@@ -253,8 +311,9 @@ def _launch(
     return _Launch(
         head_blocks=head_blocks,
         num_splits=num_splits,
-        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "OWN_V": own_v, **both},
-        of_combination={"CHUNK": chunk, **both},
+        balanced=plan.balanced,
+        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_S": block_s, "OWN_V": own_v, **both},
+        of_combination={"CHUNK": chunk, "SHARED_OUT": plan.balanced, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
         options={**warps_and_stages, **dependent},
         options_of_combination={"num_warps": _WARPS_OF_COMBINATION, **dependent},

@@ -160,4 +160,4 @@ def test_variants_that_make_no_sense_are_refused(name: str, variant: dict[str, A
 
 def test_a_window_is_planned_for_and_not_the_length() -> None:
     """Programs would be launched for tokens that no query sees, and their states combined."""
-    assert plan_grouped(8, 512, 132, 128).num_splits < plan_grouped(8, 32768, 132, 128).num_splits
+    assert plan_grouped(1, 8, 512, 132, 128).num_splits < plan_grouped(1, 8, 32768, 132, 128).num_splits

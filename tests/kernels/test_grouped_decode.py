@@ -50,6 +50,28 @@ def test_splits_take_tiles_by_turns(num_splits: int, paged_problem: Make) -> Non
     check(grouped_decode(*problem.args, num_splits=num_splits, tile=16), problem.expected)
 
 
+@pytest.mark.parametrize("num_splits", [1, 14, 40, 300])
+def test_splits_are_shared_out_by_length(num_splits: int, paged_problem: Make) -> None:
+    """One long sequence would be read by one program; tiles would be left out, or a sequence have nobody's result."""
+    problem = paged_problem([15, 0, 300, 17, 16, 0, 33], heads=(2, 2), block_size=5)
+    check(grouped_decode(*problem.args, num_splits=num_splits, tile=16, balanced=True), problem.expected)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 63, 64, 65])
+def test_all_sequences_are_counted(num_seqs: int, paged_problem: Make) -> None:
+    """Those beyond the ones that are counted at once would get no program."""
+    problem = paged_problem([1] * (num_seqs - 1) + [100], heads=(1, 1), block_size=16)
+    check(grouped_decode(*problem.args, num_splits=8, tile=16, balanced=True), problem.expected)
+
+
+def test_only_tiles_in_the_window_are_shared_out(paged_problem: Make) -> None:
+    """Splits would go to tokens that no query sees, and those that are left have to do all the work."""
+    problem = paged_problem([15, 300, 60], heads=(2, 1), block_size=5)
+    whole = grouped_decode(*problem.args, num_splits=1, tile=16, window=40)
+    shared = grouped_decode(*problem.args, num_splits=9, tile=16, window=40, balanced=True)
+    check(shared, (whole[0].double(), whole[1].double()))
+
+
 def test_more_splits_than_are_combined_at_a_time(paged_problem: Make) -> None:
     """Large heads are combined a few splits at a time; the others would be lost."""
     problem = paged_problem([330], heads=(1, 1), head_size=1024)
@@ -80,14 +102,15 @@ def test_every_stride_is_honoured(paged_problem: Make, spread: Make) -> None:
         assert int(result._base.isfinite().sum()) == result.numel()
 
 
+@pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize(("heads", "num_combined"), [((6, 2), 4), ((6, 2), 1), ((70, 1), 4)])
 def test_the_last_program_combines_and_leaves_the_counters_at_zero(
-    heads: tuple[int, int], num_combined: int, paged_problem: Make
+    heads: tuple[int, int], num_combined: int, balanced: bool, paged_problem: Make
 ) -> None:
     """The next call would combine before all states are stored, or never; heads beyond a block would be left out."""
     problem = paged_problem([0, 1, 16, 33, 100], heads=heads)
     counters = torch.zeros(5, heads[0], dtype=torch.int32)
-    launch: dict[str, Any] = {"num_splits": 4, "tile": 16, "num_combined": num_combined}
+    launch: dict[str, Any] = {"num_splits": 4, "tile": 16, "num_combined": num_combined, "balanced": balanced}
     for _ in range(2):
         check(grouped_decode(*problem.args, **launch, counters=counters), problem.expected)
         assert not counters.any()
@@ -109,15 +132,32 @@ def test_float32_is_refused(paged_problem: Make) -> None:
 
 def test_a_launch_fills_the_gpu_and_no_split_is_without_room() -> None:
     """Multiprocessors would idle, or splits without a tile be launched and combined."""
-    for pairs, max_seq_len, block_d in itertools.product(
-        (1, 8, 64, 131, 512, 4096), (1, 64, 4096, 1 << 20), (16, 1024)
+    for num_seqs, heads, max_seq_len, columns in itertools.product(
+        (1, 8, 131, 4096), (1, 8), (1, 64, 4096, 1 << 20), (16, 1024)
     ):
-        plan = plan_grouped(pairs, max_seq_len, 132, block_d)
+        plan = plan_grouped(num_seqs, heads, max_seq_len, 132, columns, balanced=False)
         assert 1 <= plan.num_splits <= math.ceil(max_seq_len / plan.tile)
-        assert pairs * plan.num_splits <= max(pairs, 2 * 132)
+        assert num_seqs * heads * plan.num_splits <= max(num_seqs * heads, 8 * 132)
         assert plan.tile >= 16
-    assert plan_grouped(8, 32768, 132, 128).num_splits == 33
-    assert plan_grouped(512, 512, 132, 128) == (1, 32, 4, 3, False)
+    assert plan_grouped(1, 8, 32768, 132, 128)[:2] == (66, 32)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "max_seq_len", "balanced"),
+    [
+        (1, 1 << 20, False),
+        (64, 32768, True),
+        (8, 32768, True),
+        (64, 256, False),
+        (8, 1024, False),
+        (5000, 32768, False),
+    ],
+)
+def test_splits_are_shared_out_where_a_sequence_may_be_long(num_seqs: int, max_seq_len: int, balanced: bool) -> None:
+    """One long sequence among short ones takes eight times as long, or short ones wait for tiles to be counted."""
+    plan = plan_grouped(num_seqs, 8, max_seq_len, 132, 128)
+    assert plan.balanced is balanced
+    assert not balanced or plan.num_splits >= 2 * num_seqs
 
 
 @pytest.mark.parametrize(
@@ -141,6 +181,6 @@ def test_dependent_launch_is_for_nvidia(
     assert gpu == (132, 101376 if hip is None else 65536, hip is not None, expected, "a GPU", capability)
     monkeypatch.setattr(grouped_launch, "gpu_at", lambda device: gpu)
     launch = grouped_launch._launch.__wrapped__(
-        1, 4, 1, 128, 128, 4096, torch.float16, torch.device("cuda", 0), *[None] * 7
+        1, 4, 1, 128, 128, 4096, torch.float16, 2, torch.device("cuda", 0), *[None] * 7
     )
     assert launch.options.get("launch_pdl", False) is expected

@@ -232,6 +232,8 @@ def _variety() -> list[Shape]:
     return [
         *even.values(),
         _attention("32768 among 63 of 512", 32, 8, (32768, *[512] * 63)),
+        _attention("32768 after 63 of 512", 32, 8, (*[512] * 63, 32768)),
+        _attention("32768 among 7 of 512", 32, 8, (32768, *[512] * 7)),
         *(replace(one, label=f"{one.label} bfloat16", dtype="bfloat16") for one in (usual, small)),
         *(replace(one, label=f"{one.label} fp8 cache", kv_dtype="float8_e4m3fn") for one in (usual, small)),
         *(replace(usual, label=f"{usual.label} head {size}", head_size=size) for size in (64, 256)),
