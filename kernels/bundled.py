@@ -139,7 +139,6 @@ _GROUPED = {
     "pdl": (True, False),
     "block_m": (64, 16),
     "num_combined": (64, 1, 2, 4),
-    "balanced": (False, True),
     "last_combines": (False, True),
 }
 # Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.

@@ -41,19 +41,30 @@ Ranges = Int64[Tensor, "ranges 2"]
 
 
 def dropped(row: AttentionRow) -> Iterator[Family]:
-    """A range of tokens left out of weights and sum."""
+    """A range of tokens left out of weights and sum, each of those at an edge by itself first.
+
+    Of the others there are so many that one may come near to any small error, and then its neighbours do, too.
+    """
+    for edge in _edges(row).unique_consecutive(dim=0):
+        yield _left_out(row, edge[None])
     for ranges in _ranges(row):
-        yield _reweighted("tokens_dropped", row, ranges, -1.0, "is dropped", "are dropped")
+        yield _left_out(row, ranges)
 
 
 def at_an_edge(row: AttentionRow) -> Family:
     """The last token left out, those of the last page or tile, or the first token: hardly one fits by chance."""
+    return _left_out(row, _edges(row))
+
+
+def _edges(row: AttentionRow) -> Ranges:
     length = row.num_tokens
     size = row.case.page_size or _TILES[0]
     ranges = [(length - 1, length), ((length - 1) // size * size, length), (0, 1)]
-    return _reweighted(
-        "tokens_dropped", row, torch.tensor(ranges, dtype=torch.int64, device="cpu"), -1.0, "is dropped", "are dropped"
-    )
+    return torch.tensor(ranges, dtype=torch.int64, device="cpu")
+
+
+def _left_out(row: AttentionRow, ranges: Ranges) -> Family:
+    return _reweighted("tokens_dropped", row, ranges, -1.0, "is dropped", "are dropped")
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Family]:

@@ -34,7 +34,7 @@ _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _SHORT = 2048
 """Tokens of the longest sequence."""
-_MANY_TILES = 10
+_MANY_TILES = 16
 """In a split of the longest sequence. A program of an H100 takes about 1.4 us for one."""
 _MOST_COUNTED = 4096
 """Sequences whose tiles a program counts. A batch of more fills any GPU many times over."""
