@@ -13,6 +13,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 import attnfuzz
+from tests.shape_checks import sampled
 
 if TYPE_CHECKING:
     from attnfuzz.judging.runner import Runner
@@ -110,4 +111,4 @@ def _modules_with_shapes() -> Iterator[str]:
             yield ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
 
 
-install_import_hook(list(_modules_with_shapes()), "beartype.beartype")
+install_import_hook(list(_modules_with_shapes()), f"{sampled.__module__}.{sampled.__name__}")

@@ -45,7 +45,7 @@ def dropped(row: AttentionRow) -> Iterator[Family]:
 
     Of the others there are so many that one may come near to any small error, and then its neighbours do, too.
     """
-    for edge in _edges(row).unique_consecutive(dim=0):
+    for edge in _edges(row):
         yield _left_out(row, edge[None])
     for ranges in _ranges(row):
         yield _left_out(row, ranges)

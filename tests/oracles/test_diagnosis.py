@@ -69,6 +69,26 @@ def test_tokens(score: Any, words: str, plant: Any, long_paged: PagedDecodeCase,
     assert words in failure_of(plant("paged_decode", score=score), long_paged).message
 
 
+@pytest.mark.by_day("33-32-normal", "17-16-equal")
+@pytest.mark.parametrize("keys", ["equal", "normal", "fine"])
+@pytest.mark.parametrize(("seq_len", "block_size"), [(33, 32), (17, 16)])
+def test_the_last_token_where_errors_are_small(
+    keys: Any, seq_len: int, block_size: int, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """Another mistake would be named that comes near to a small error, since leaving its neighbour out does, too."""
+    recipe = Values(keys=keys, values="normal", seed=3)
+    case = msgspec.structs.replace(
+        long_paged, seq_lens=(seq_len,), block_size=block_size, values=recipe, dtype="bfloat16"
+    )
+
+    def without_last(scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[-1] = -torch.inf
+        return scores
+
+    assert failure_of(plant("paged_decode", score=without_last), case).cause == "tokens_dropped"
+
+
 def test_overlapping_tiles(plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
     """A step one token short of the tile, which doubles a token per tile, would be shown as numbers only."""
     case = msgspec.structs.replace(long_paged, seq_lens=(50,))
