@@ -38,7 +38,7 @@ _MANY_TILES = 16
 """In a split of the longest sequence. A program of an H100 takes about 1.4 us for one."""
 _MOST_COUNTED = 4096
 """Sequences whose tiles a program counts. A batch of more fills any GPU many times over."""
-_COUNTED = tuple(64 << 2 * i for i in range(9))
+_COUNTED = tuple(64 << 2 * i for i in range(6))
 """At once. Each size is a compilation, and batches change with every step of a server."""
 _SPLITS_OF_EACH = 2
 """Where splits are shared out, on average at least; ``share_splits`` needs as many."""
@@ -264,11 +264,13 @@ def _launch(
         rows=group_size,
         pairs=num_seqs * num_kv_heads,
     )
-    balanced = False if num_splits is not None and balanced is None else balanced
+    if balanced is None and num_splits is not None:
+        balanced = False
+    measured_fill, measured_balanced = measured.pop("fill", None), measured.pop("balanced", None)
     plan = plan_grouped(
         num_seqs, num_kv_heads * head_blocks, num_tokens, processors, max(block_d, block_dv), kv_itemsize,
-        fill=measured.pop("fill", None) if fill is None else fill,
-        balanced=measured.pop("balanced", None) if balanced is None else balanced,
+        fill=measured_fill if fill is None else fill,
+        balanced=measured_balanced if balanced is None else balanced,
     )._replace(**measured)  # fmt: skip
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
