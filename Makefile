@@ -4,7 +4,7 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test test-all lint types unit quality audit docs pictures format clean
+.PHONY: explore test test-all lint types compiled unit quality audit docs pictures format clean
 
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,7 +21,10 @@ WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 explore: $(INSTALLED)
 	$(BIN)/attnfuzz explore $(KERNELS) --budget $(BUDGET)
 
-test: lint types unit
+# What tests import is compiled while types are checked: else each of the many processes of a test run would do it again.
+test: $(TESTABLE)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types compiled
+	$(MAKE) --no-print-directory unit
 
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types
@@ -34,9 +37,11 @@ lint: $(TESTABLE)
 types: $(TESTABLE)
 	$(BIN)/python -m mypy
 
-# Compiled before: else each of the many processes of a test run would compile all modules again.
-unit: $(TESTABLE)
+compiled: $(TESTABLE)
 	$(BIN)/python -m compileall -q attnfuzz kernels strategies
+	-$(BIN)/python -m pytest --collect-only -qq -m 'not night' >/dev/null 2>&1  # tests say what is wrong
+
+unit: $(TESTABLE)
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not night'
 
 # Time to find and shrunk size of every planted bug: the table in docs/.

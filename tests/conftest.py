@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from jaxtyping import config as shape_checks
 from jaxtyping import install_import_hook
 
 import attnfuzz
-from tests.shape_checks import sampled
+from tests.shape_checks import checker, is_checked_by_day
 
 if TYPE_CHECKING:
     from attnfuzz.judging.runner import Runner
@@ -82,6 +83,14 @@ def _values(item: pytest.Function) -> Iterator[tuple[int, ...]]:
         yield number, *(id(item.callspec.params[name.strip()]) for name in names)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Check shapes in all tests, but if those of the night are left out, in a part of those of the day."""
+    is_checked = "not night" not in item.config.option.markexpr or is_checked_by_day(item.nodeid)
+    shape_checks.update("jaxtyping_disable", not is_checked)
+    return (yield)
+
+
 @pytest.fixture(scope="session")
 def runner() -> Iterator[Runner]:
     """One for all tests that ask for no other."""
@@ -111,4 +120,4 @@ def _modules_with_shapes() -> Iterator[str]:
             yield ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
 
 
-install_import_hook(list(_modules_with_shapes()), f"{sampled.__module__}.{sampled.__name__}")
+install_import_hook(list(_modules_with_shapes()), f"{checker.__module__}.{checker.__name__}")

@@ -1,33 +1,33 @@
-"""The checker of shapes in signatures that tests run under: beartype, for a sample of the calls of each function."""
+"""The checker of shapes in signatures that tests run under: beartype, made for a function when it is first checked."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from beartype import beartype
 
-__all__ = ["sampled"]
+__all__ = ["checker", "is_checked_by_day"]
 
-_FIRST = 32
-_ONE_OF = 16
+_ONE_OF = 8
 
 
-def sampled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` checked in its first calls in a process, and then in one of sixteen.
-
-    Some are called ten thousand times in a test, and a check takes longer than what they do.
-    """
-    checked = beartype(function)
-    calls = 0
+def checker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` checked; most of those that are imported are not called, and to make all took seconds."""
+    made = cache(lambda: beartype(function))
 
     @wraps(function)
     def check(*args: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls <= _FIRST or calls % _ONE_OF == 0:
-            return checked(*args, **named)
-        return None
+        return made()(*args, **named)
 
     return check
+
+
+def is_checked_by_day(test: str) -> bool:
+    """Whether the shapes in signatures are checked in the test of this id: in one of eight.
+
+    Some functions are called ten thousand times in a test, and a check takes longer than what they do.
+    """
+    return zlib.crc32(test.encode()) % _ONE_OF == 0

@@ -17,6 +17,8 @@ from attnfuzz.judging.runner import SERVICE, Device, Runner
 
 __all__ = ["SharedZygote", "service"]
 
+_NOT_FOR_EXECUTORS = ("PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE")
+
 
 class SharedZygote(Zygote):
     """Goes on when a runner that it was lent to is done; executors end when their drivers hang up."""
@@ -46,8 +48,8 @@ class SharedZygote(Zygote):
 
 
 def _environment() -> dict[str, str]:
-    """All but what pytest changes with every test."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    """All but what pytest changes with every test, torch._inductor by itself, and a CI system for commands."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_EXECUTORS)}
 
 
 def service() -> Service:
