@@ -33,11 +33,14 @@ def cap_scores(b_s, soft_cap):
 
 
 @triton.jit
-def vary_scores(b_s, i_key, i_query, slope, soft_cap, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr):
-    """``b_s``, scaled already, of keys and queries at these positions, with what is asked for. All broadcast to it."""
-    if HAS_CAP:
+def vary_scores(b_s, i_key, i_query, slope, soft_cap):
+    """``b_s``, scaled already, of keys and queries at these positions, with slope or cap unless that is None.
+
+    All broadcast to ``b_s``.
+    """
+    if soft_cap is not None:
         b_s = cap_scores(b_s, soft_cap)
-    if HAS_ALIBI:
+    if slope is not None:
         b_s += slope * (i_key - i_query).to(tl.float32)
     return b_s
 

@@ -66,20 +66,16 @@ class Variant(NamedTuple):
 
     @property
     def of_scores(self) -> dict[str, Any]:
-        """Arguments and constants of a kernel that makes scores, by name."""
+        """Arguments of a kernel that makes scores, by name; for None Triton compiles no code."""
         return {
             "p_slopes": self.alibi_slopes,
-            "window": self.window or 0,
-            "soft_cap": float(self.soft_cap or 0.0),
             "stride_slope": 0 if self.alibi_slopes is None else self.alibi_slopes.stride(0),
-            "HAS_WINDOW": self.window is not None,
-            "HAS_CAP": self.soft_cap is not None,
-            "HAS_ALIBI": self.alibi_slopes is not None,
+            "window": self.window,
+            "soft_cap": None if self.soft_cap is None else float(self.soft_cap),
             "p_k_scale": self.k_scale,
             "p_v_scale": self.v_scale,
             "stride_k_scale": _stride(self.k_scale),
             "stride_v_scale": _stride(self.v_scale),
-            "HAS_KV_SCALES": self.k_scale is not None,
         }
 
     @property
@@ -95,9 +91,8 @@ class Variant(NamedTuple):
 
 
 def sink_arguments(sinks: Tensor | None) -> dict[str, Any]:
-    """Arguments and constants of a kernel that adds ``sinks``, by name."""
-    stride = 0 if sinks is None else sinks.stride(0)
-    return {"p_sinks": sinks, "stride_sink": stride, "HAS_SINKS": sinks is not None}
+    """Arguments of a kernel that adds ``sinks``, by name."""
+    return {"p_sinks": sinks, "stride_sink": 0 if sinks is None else sinks.stride(0)}
 
 
 def check_variant(variant: Variant) -> None:

@@ -26,26 +26,17 @@ __all__ = ["dense_decode_kernel"]
     ]
 )  # fmt: skip
 def dense_decode_kernel(
-    # inputs
-    p_q,  # [num_seqs, num_q_heads, head_size]
-    p_k,  # [num_seqs, max_seq_len, num_kv_heads, head_size]
-    p_v,  # [num_seqs, max_seq_len, num_kv_heads, v_head_size]
-    p_seq_lens,  # [num_seqs]
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, v_head_size]
-    p_lse,  # [num_seqs, num_q_heads]
+    # tensors, each followed by its strides in elements
+    p_q, stride_qs, stride_qh, stride_qd,  # [num_seqs, num_q_heads, head_size]
+    p_k, stride_ks, stride_kt, stride_kh, stride_kd,  # [num_seqs, max_seq_len, num_kv_heads, head_size]
+    p_v, stride_vs, stride_vt, stride_vh, stride_vd,  # [num_seqs, max_seq_len, num_kv_heads, v_head_size]
+    p_seq_lens, stride_len,  # [num_seqs]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # scalars
     scale,
     group_size,  # query heads per KV head
-    head_size,
-    v_head_size,
-    # strides in elements: s sequence, t token, h head, d head dimension
-    stride_qs, stride_qh, stride_qd,
-    stride_ks, stride_kt, stride_kh, stride_kd,
-    stride_vs, stride_vt, stride_vh, stride_vd,
-    stride_len,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
+    head_size, v_head_size,
     # constants
     TILE: tl.constexpr,  # keys per step, a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two

@@ -45,9 +45,9 @@ def dense_decode(
     launch = check_launch(num_warps, num_stages)
     with on_device_of(q):
         dense_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
-            q, k, v, seq_lens, out, lse,
+            q, *q.stride(), k, *k.stride(), v, *v.stride(), seq_lens, *seq_lens.stride(),
+            out, *out.stride(), lse, *lse.stride(),
             float(scale), sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
-            *q.stride(), *k.stride(), *v.stride(), *seq_lens.stride(), *out.stride(), *lse.stride(),
             TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
             BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
         )  # fmt: skip

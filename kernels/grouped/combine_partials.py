@@ -35,10 +35,7 @@ def first_tile_begin(seq_len, window, TILE: tl.constexpr):
 
 
 @triton.jit
-def share_splits(
-    p_seq_lens, stride_len, num_seqs, num_splits, window, TILE: tl.constexpr, BLOCK_S: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-):  # fmt: skip
+def share_splits(p_seq_lens, stride_len, num_seqs, num_splits, window, TILE: tl.constexpr, BLOCK_S: tl.constexpr):
     """Splits of each sequence ``[BLOCK_S]``, together at most ``num_splits``, which is ``2 * num_seqs`` or more.
 
     With ``n_i = cdiv(tiles_i, c)`` splits of sequence ``i`` none has more than ``c`` tiles. Of eight values from a bit
@@ -48,7 +45,7 @@ def share_splits(
     o_s = tl.arange(0, BLOCK_S)
     m_s = o_s < num_seqs
     b_len = tl.load(p_seq_lens + o_s.to(tl.int64) * stride_len, mask=m_s, other=0).to(tl.int32)  # [BLOCK_S]
-    begin = first_tile_begin(b_len, window, TILE) if HAS_WINDOW else 0
+    begin = first_tile_begin(b_len, window, TILE) if window is not None else 0
     # One at least, with nothing in it, so that somebody stores the result of a sequence without tokens.
     tiles = tl.where(m_s, tl.maximum(tl.cdiv(b_len - begin, TILE), 1), 0)
     total = tl.sum(tiles, axis=0).to(tl.int64)
@@ -79,35 +76,23 @@ def find_split(splits, i_split):
     ]
 )  # fmt: skip
 def combine_partials_kernel(
-    # inputs
-    p_seq_lens,  # [num_seqs]
+    # tensors, each followed by its strides in elements
+    p_seq_lens, stride_len,  # [num_seqs]
     p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], or without num_seqs; float32, contiguous
-    p_partial_max,  # without v_head_size
-    p_partial_sum,
+    p_partial_max, p_partial_sum,  # without v_head_size
     p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless SHARED_OUT
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, v_head_size]
-    p_lse,  # [num_seqs, num_q_heads]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads], None unless asked for
     # scalars
-    num_splits,
-    num_q_heads,
-    v_head_size,
-    # strides in elements: s sequence, h head, d head dimension
-    stride_len,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
-    # variants (see the wrapper): None or 0 unless asked for
-    p_sinks,  # [num_q_heads]
-    window,
-    stride_sink,
+    num_splits, num_q_heads, v_head_size,
+    window,  # None unless asked for
     # constants
     TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
     CHUNK: tl.constexpr,  # splits per step, a power of two
     SHARED_OUT: tl.constexpr,  # whether splits were shared out by length
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
-    HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``num_seqs * num_q_heads``."""
     i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
@@ -116,7 +101,7 @@ def combine_partials_kernel(
     # lengths itself.
     if not SHARED_OUT:
         seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
-        begin = first_tile_begin(seq_len, window, TILE) if HAS_WINDOW else 0
+        begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
         splits_used = count_splits(seq_len, begin, num_splits, TILE)
         o_state = (i_seq * num_q_heads + i_head) * num_splits
     if PDL:
@@ -150,7 +135,7 @@ def combine_partials_kernel(
         acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
         row_max = new_max
 
-    if HAS_SINKS:
+    if p_sinks is not None:
         sink = tl.load(p_sinks + i_head * stride_sink)
         row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
@@ -162,17 +147,16 @@ def combine_partials_kernel(
 @triton.jit
 def combine_heads(
     p_partial_acc, p_partial_max, p_partial_sum,  # as above
-    p_out, p_lse,  # at this sequence
-    p_sinks,
+    p_out, stride_oh, stride_od,  # at this sequence
+    p_lse, stride_lse_h,
+    p_sinks, stride_sink,
     i_head, m_head,  # [BLOCK_G]
     o_state,  # [BLOCK_G], where the states of each head begin
     splits_used,
     v_head_size,
-    stride_oh, stride_od, stride_lse_h, stride_sink,
     BLOCK_G: tl.constexpr,  # heads, a power of two
     BLOCK_DV: tl.constexpr,
     CHUNK: tl.constexpr,  # splits per step, a power of two
-    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """The same for several heads at once, by the last of the programs that have just stored the states."""
     o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
@@ -200,7 +184,7 @@ def combine_heads(
         acc = acc * alpha[:, None] + tl.sum(b_w[:, :, None] * b_acc, axis=1)
         row_max = new_max
 
-    if HAS_SINKS:
+    if p_sinks is not None:
         sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_head, other=0.0)  # [BLOCK_G]
         row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
         acc = acc * alpha[:, None]

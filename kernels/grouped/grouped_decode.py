@@ -56,52 +56,32 @@ __all__ = ["grouped_decode_kernel"]
     ]
 )  # fmt: skip
 def grouped_decode_kernel(
-    # inputs
-    p_q,  # [num_seqs, num_q_heads, head_size]
-    p_k,  # see paged_walk
-    p_v,
-    p_table,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, v_head_size]
-    p_lse,  # [num_seqs, num_q_heads]
+    # tensors, each followed by its strides in elements
+    p_q, stride_qs, stride_qh, stride_qd,  # [num_seqs, num_q_heads, head_size]
+    p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # see paged_walk
+    p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+    p_table, stride_table_s, stride_page,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens, stride_len,  # [num_seqs]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # to be combined: float32, contiguous; those of splits without tiles are left as they are
     p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], without num_seqs if splits are shared out
-    p_partial_max,  # without v_head_size
-    p_partial_sum,
+    p_partial_max, p_partial_sum,  # without v_head_size
     p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless BLOCK_S
     p_counters,  # [num_seqs, num_q_heads], int32, 0 before and after; None unless LAST_COMBINES
     # scalars
-    scale,
-    num_seqs,
-    num_splits,
-    num_kv_heads,
+    scale, num_seqs, num_splits, num_kv_heads,
     group_size,  # query heads per KV head
     head_blocks,  # cdiv(group_size, BLOCK_M)
     block_size,  # tokens per page
-    head_size,
-    v_head_size,
+    head_size, v_head_size,
     max_blocks,  # entries of a row of the block table
-    # strides in elements, as in paged_decode
-    stride_qs, stride_qh, stride_qd,
-    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
-    stride_vb, stride_vt, stride_vh, stride_vd,
-    stride_table_s, stride_page,
-    stride_len,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
-    # variants (see the wrapper): None or 0 unless asked for
-    p_slopes,  # [num_q_heads]
-    p_sinks,  # [num_q_heads]
-    window,
-    soft_cap,
-    stride_slope,
-    stride_sink,
-    # scales of an 8-bit cache (see kv_scales): None or 0 without
-    p_k_scale,  # [1] or [num_kv_heads]
-    p_v_scale,
-    stride_k_scale,
-    stride_v_scale,
+    # variants (see the wrapper): None unless asked for
+    window, soft_cap,
+    p_slopes, stride_slope,  # [num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads]
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_v_scale, stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
@@ -114,11 +94,6 @@ def grouped_decode_kernel(
     LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
     BLOCK_G: tl.constexpr,  # LAST_COMBINES: as BLOCK_M, but no more than the group rounded up to a power of two
     CHUNK: tl.constexpr,  # LAST_COMBINES: splits that are combined in one step, a power of two
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``num_seqs * num_kv_heads * head_blocks, num_splits``, without ``num_seqs`` if splits are shared out.
 
@@ -137,7 +112,7 @@ def grouped_decode_kernel(
     first_split = 0  # of the sequence, among those of a head that lie in memory
     splits_of_head = num_splits
     if BLOCK_S > 0:
-        splits = share_splits(p_seq_lens, stride_len, num_seqs, num_splits, window, TILE, BLOCK_S, HAS_WINDOW)
+        splits = share_splits(p_seq_lens, stride_len, num_seqs, num_splits, window, TILE, BLOCK_S)
         i_seq, first_split, end = find_split(splits, i_split)
         if i_seq >= num_seqs:
             return
@@ -154,7 +129,7 @@ def grouped_decode_kernel(
     p_pages = p_table + i_seq * stride_table_s
     step = num_splits * TILE
     begin = 0
-    if HAS_WINDOW:
+    if window is not None:
         # Unlike without one, the first tile depends on the length.
         seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
         begin = first_tile_begin(seq_len, window, TILE)
@@ -163,7 +138,7 @@ def grouped_decode_kernel(
     i_off = i_t - i_page * block_size
     # Within the row, though perhaps past the last page: such an entry is read, but not followed.
     i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_page < max_blocks, other=0)  # [TILE]
-    if not HAS_WINDOW:
+    if window is None:
         seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
     splits_used = tl.maximum(count_splits(seq_len, begin, num_splits, TILE), 1)
     if i_split >= splits_used:
@@ -189,18 +164,17 @@ def grouped_decode_kernel(
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx if X > 1 else o_d * stride_kdo
     o_vd = o_dv * stride_vd
 
-    if HAS_KV_SCALES:
+    if p_k_scale is not None:
         scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
-    if HAS_ALIBI:
-        slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_m, other=0.0)  # [BLOCK_M]
-    else:
-        slopes = tl.zeros([BLOCK_M], tl.float32)
+    slopes = None
+    if p_slopes is not None:
+        slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_m, other=0.0)[:, None]  # [BLOCK_M, 1]
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for start in range(begin + i_split * TILE, seq_len, step):
         m_t = start + o_t < seq_len
-        if HAS_WINDOW:
+        if window is not None:
             m_t = m_t & (start + o_t >= window_begin(seq_len - 1, window))
         m_td = m_t[:, None] & m_d[None, :]
         m_tdv = m_t[:, None] & m_dv[None, :]
@@ -215,9 +189,9 @@ def grouped_decode_kernel(
         i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
 
         b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype))) * scale  # [BLOCK_M, TILE]
-        if HAS_CAP or HAS_ALIBI:
+        if soft_cap is not None or p_slopes is not None:
             i_key = start + o_t[None, :]
-            b_s = vary_scores(b_s, i_key, seq_len - 1, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
+            b_s = vary_scores(b_s, i_key, seq_len - 1, slopes, soft_cap)
         b_s = tl.where(m_t[None, :], b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
         ref = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -229,13 +203,13 @@ def grouped_decode_kernel(
     if PDL:
         # Not before: programs of the second kernel would take the places, and the bandwidth, that are needed here.
         tl.extra.cuda.gdc_launch_dependents()
-    if HAS_KV_SCALES:
+    if p_k_scale is not None:
         acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 
     p_out += i_seq * stride_os
     p_lse += i_seq * stride_lse_s
     if splits_used == 1:
-        if HAS_SINKS:
+        if p_sinks is not None:
             sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_m, other=0.0)  # [BLOCK_M]
             row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
             acc = acc * alpha[:, None]
@@ -264,7 +238,7 @@ def grouped_decode_kernel(
             i_heads = i_kv_head * group_size + i_in_group
             i_rows = i_heads if BLOCK_S > 0 else i_seq * num_q_heads + i_heads
             combine_heads(
-                p_partial_acc, p_partial_max, p_partial_sum, p_out, p_lse, p_sinks, i_heads, i_in_group < group_size,
-                i_rows * splits_of_head + first_split, splits_used, v_head_size,
-                stride_oh, stride_od, stride_lse_h, stride_sink, BLOCK_G, BLOCK_DV, CHUNK, HAS_SINKS,
+                p_partial_acc, p_partial_max, p_partial_sum, p_out, stride_oh, stride_od, p_lse, stride_lse_h,
+                p_sinks, stride_sink, i_heads, i_in_group < group_size,
+                i_rows * splits_of_head + first_split, splits_used, v_head_size, BLOCK_G, BLOCK_DV, CHUNK,
             )  # fmt: skip

@@ -159,24 +159,24 @@ def grouped_decode(
     num_splits = launch.num_splits
     if counters is not None:
         _check_counters(counters, q)
-    partials: tuple[int, ...] = (0,)
+    rows: tuple[int, ...] = (0,)
     if num_splits > 1:
-        partials = (num_q_heads, num_splits) if launch.balanced else (num_seqs, num_q_heads, num_splits)
-    partial_acc = torch.empty((*partials, v_head_size), dtype=torch.float32, device=q.device)
-    partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
-    partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
-    shares = torch.empty((num_seqs, 2) if launch.balanced else (0,), dtype=torch.int32, device=q.device)
-    strides = *seq_lens.stride(), *out.stride(), *lse.stride()
+        rows = (num_q_heads, num_splits) if launch.balanced else (num_seqs, num_q_heads, num_splits)
+    partials = (
+        *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*rows, v_head_size), rows, rows)),
+        torch.empty((num_seqs, 2) if launch.balanced else (0,), dtype=torch.int32, device=q.device),
+    )
+    lengths, results = (seq_lens, *seq_lens.stride()), (out, *out.stride(), lse, *lse.stride())
     head_blocks = sizes["num_kv_heads"] * launch.head_blocks
     grid = (head_blocks if launch.balanced else num_seqs * head_blocks, num_splits, 1)
     with on_device_of(q):
         launch_again(
             grouped_decode_kernel, grid,
             (
-                q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, shares,
-                counters, float(scale), num_seqs, num_splits, sizes["num_kv_heads"], sizes["group_size"],
+                q, *q.stride(), k_cache, *call.strides.k, v_cache, *call.strides.v,
+                block_table, *block_table.stride(), *lengths, *results, *partials, counters,
+                float(scale), num_seqs, num_splits, sizes["num_kv_heads"], sizes["group_size"],
                 launch.head_blocks, block_size, head_size, v_head_size, block_table.shape[1],
-                *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *strides,
             ),
             {
                 "X": call.strides.x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
@@ -187,13 +187,10 @@ def grouped_decode(
         if num_splits > 1 and counters is None:
             launch_again(
                 combine_partials_kernel, (num_seqs * num_q_heads, 1, 1),
-                (
-                    seq_lens, partial_acc, partial_max, partial_sum, shares, out, lse, num_splits, num_q_heads,
-                    v_head_size, *strides,
-                ),
+                (*lengths, *partials, *results),
                 {
-                    **launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None,
-                    **sink_arguments(call.variant.sinks),
+                    "num_splits": num_splits, "num_q_heads": num_q_heads, "v_head_size": v_head_size, "window": window,
+                    **sink_arguments(call.variant.sinks), **launch.of_combination,
                 },
                 launch.options_of_combination,
             )  # fmt: skip

@@ -21,35 +21,25 @@ __all__ = ["latent_decode_kernel"]
 
 @triton.jit
 def latent_decode_kernel(
-    # inputs
-    p_q,  # [num_seqs, num_q_heads, rank + rope_size]
-    p_cache,  # [num_blocks, block_size, rank + rope_size]
-    p_table,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, rank]
-    p_lse,  # [num_seqs, num_q_heads]
+    # tensors, each followed by its strides in elements
+    p_q, stride_qs, stride_qh, stride_qd,  # [num_seqs, num_q_heads, rank + rope_size]
+    p_cache, stride_cb, stride_ct, stride_cd,  # [num_blocks, block_size, rank + rope_size]
+    p_table, stride_table_s, stride_page,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens, stride_len,  # [num_seqs]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, rank]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # scalars
     scale,
-    soft_cap,
+    soft_cap,  # None unless asked for
     num_q_heads,
     block_size,  # tokens per page
-    rank,
-    rope_size,
-    # strides in elements
-    stride_qs, stride_qh, stride_qd,
-    stride_cb, stride_ct, stride_cd,
-    stride_table_s, stride_page,
-    stride_len,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
+    rank, rope_size,
     # constants
     TILE: tl.constexpr,  # tokens per step, a power of two, whatever the page size
     BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
     BLOCK_R: tl.constexpr,  # rank rounded up to a power of two of at least 16
     BLOCK_P: tl.constexpr,  # rope_size likewise
     HAS_ROPE: tl.constexpr,
-    HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Grid ``num_seqs, cdiv(num_q_heads, BLOCK_M)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -90,7 +80,7 @@ def latent_decode_kernel(
             b_rope = tl.load(p_rows + (rank + o_p)[None, :] * stride_cd, mask=m_tp, other=0.0)  # [TILE, BLOCK_P]
             b_s = tl.dot(b_q_rope, tl.trans(b_rope), b_s)
         b_s *= scale
-        if HAS_CAP:
+        if soft_cap is not None:
             b_s = cap_scores(b_s, soft_cap)
         b_s = tl.where(m_t[None, :], b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))

@@ -75,10 +75,10 @@ def latent_decode(
             num_stages -= 1
     with on_device_of(q):
         latent_decode_kernel[(sizes["num_seqs"], triton.cdiv(sizes["num_q_heads"], block_m))](
-            q, kv_cache, block_table, seq_lens, out, lse,
-            float(scale), float(soft_cap or 0.0), sizes["num_q_heads"], sizes["block_size"], v_head_size, rope_size,
-            *q.stride(), *kv_cache.stride(), *block_table.stride(), *seq_lens.stride(), *out.stride(), *lse.stride(),
-            TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
-            HAS_ROPE=rope_size > 0, HAS_CAP=soft_cap is not None, num_warps=num_warps, num_stages=num_stages,
+            q, *q.stride(), kv_cache, *kv_cache.stride(), block_table, *block_table.stride(),
+            seq_lens, *seq_lens.stride(), out, *out.stride(), lse, *lse.stride(),
+            float(scale), None if soft_cap is None else float(soft_cap), sizes["num_q_heads"], sizes["block_size"],
+            v_head_size, rope_size, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
+            HAS_ROPE=rope_size > 0, num_warps=num_warps, num_stages=num_stages,
         )  # fmt: skip
     return out, lse

@@ -63,14 +63,13 @@ def masked_attention(
     others = {name: value for name, value in variant.items() if name not in _OF_DISTANCES}
     with on_device_of(q):
         masked_attention_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
-            q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, mask, mask_indptr, out, lse,
+            q, *q.stride(), k_cache, *call.strides.k, v_cache, *call.strides.v,
+            block_table, *block_table.stride(), seq_lens, *seq_lens.stride(), cu_seqlens_q, *cu_seqlens_q.stride(),
+            mask, *mask.stride(), mask_indptr, *mask_indptr.stride(), out, *out.stride(), lse, *lse.stride(),
             float(scale), sizes["num_seqs"], block_size, sizes["group_size"], *call.head_sizes,
-            *q.stride(), *call.strides.k, *call.strides.v,
-            *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(), *mask.stride(), *mask_indptr.stride(),
-            *out.stride(), *lse.stride(),
             TILE=tile, **call.constants, **launch, **others,
         )  # fmt: skip
     return out, lse
 
 
-_OF_DISTANCES = ("p_slopes", "stride_slope", "window", "HAS_WINDOW", "HAS_ALIBI")
+_OF_DISTANCES = ("p_slopes", "stride_slope", "window")

@@ -74,11 +74,10 @@ def merge_states(
     lse_strides = [_strides(lse, lse_layout) for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
         merge_states_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
-            prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
-            sizes["head_size"],
-            *prefix_output.stride(), *suffix_output.stride(), *lse_strides[0], *lse_strides[1],
-            *output.stride(), *lse_strides[2],
-            BLOCK_D=triton.next_power_of_2(sizes["head_size"]), IN_PLACE=in_place, **launch,
+            prefix_output, *prefix_output.stride(), suffix_output, *suffix_output.stride(),
+            prefix_lse, *lse_strides[0], suffix_lse, *lse_strides[1],
+            output, *output.stride(), output_lse, *lse_strides[2],
+            sizes["head_size"], BLOCK_D=triton.next_power_of_2(sizes["head_size"]), IN_PLACE=in_place, **launch,
         )  # fmt: skip
     return output, output_lse
 
@@ -122,10 +121,11 @@ def merge_states_wide(
     lse_strides = [_strides(lse, lse_layout) for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
         merge_states_wide_kernel[(block.number_for(num_tokens, num_heads),)](
-            prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
+            prefix_output, *in_units(prefix_output.stride(), align),
+            suffix_output, *in_units(suffix_output.stride(), align),
+            prefix_lse, *lse_strides[0], suffix_lse, *lse_strides[1],
+            output, *in_units(output.stride(), align), output_lse, *lse_strides[2],
             num_tokens, num_heads,
-            *in_units(prefix_output.stride(), align), *in_units(suffix_output.stride(), align),
-            *lse_strides[0], *lse_strides[1], *in_units(output.stride(), align), *lse_strides[2],
             HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
             IN_PLACE=in_place, **launch,
         )  # fmt: skip
@@ -187,10 +187,9 @@ def merge_many(
     align = common_alignment(outputs, output)
     with on_device_of(output):
         merge_many_kernel[(block.number_for(num_tokens, num_heads),)](
-            outputs, lses, output, output_lse,
+            outputs, *in_units(outputs.stride(), align), lses, *_strides(lses, lse_layout),
+            output, *in_units(output.stride(), align), output_lse, *_strides(output_lse, lse_layout),
             sizes["num_states"], num_tokens, num_heads,
-            *in_units(outputs.stride(), align), *_strides(lses, lse_layout),
-            *in_units(output.stride(), align), *_strides(output_lse, lse_layout),
             HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
             **launch,
         )  # fmt: skip

@@ -30,21 +30,14 @@ def _load_lse(p_lse, m_row):
     ]
 )  # fmt: skip
 def merge_many_kernel(
-    # inputs
-    p_outs,  # [num_states, num_tokens, num_heads, head_size]
-    p_lses,  # [num_states, num_heads, num_tokens] or [num_states, num_tokens, num_heads]: only the strides tell
-    # outputs
-    p_out,  # [num_tokens, num_heads, head_size]
-    p_lse,  # None if it is not wanted
+    # tensors, each followed by its strides in elements; those of outputs, but for the last, in units of ALIGN elements
+    p_outs, stride_pn, stride_pt, stride_ph, stride_pd,  # [num_states, num_tokens, num_heads, head_size]
+    # [num_states, num_tokens, num_heads], or with the last axes exchanged in memory: only the strides tell
+    p_lses, stride_plse_n, stride_plse_t, stride_plse_h,
+    p_out, stride_ot, stride_oh, stride_od,  # [num_tokens, num_heads, head_size]
+    p_lse, stride_lse_t, stride_lse_h,  # None if it is not wanted
     # scalars
-    num_states,
-    num_tokens,
-    num_heads,
-    # strides: n state, t token, h head, of outputs in units of ALIGN elements; all others in elements
-    stride_pn, stride_pt, stride_ph, stride_pd,
-    stride_plse_n, stride_plse_t, stride_plse_h,
-    stride_ot, stride_oh, stride_od,
-    stride_lse_t, stride_lse_h,
+    num_states, num_tokens, num_heads,
     # constants
     HEAD_SIZE: tl.constexpr,
     ALIGN: tl.constexpr,  # elements, a divisor of every stride of n, t and h

@@ -28,23 +28,16 @@ __all__ = ["merge_states_kernel"]
     ]
 )  # fmt: skip
 def merge_states_kernel(
-    # inputs
-    p_prefix,  # [num_tokens, num_heads, head_size]
-    p_suffix,  # [num_tokens, num_heads, head_size]
-    p_prefix_lse,  # [num_heads, num_tokens] or [num_tokens, num_heads]: only the strides tell
-    p_suffix_lse,
-    # outputs
-    p_out,  # [num_tokens, num_heads, head_size]
-    p_lse,  # None if it is not wanted
+    # tensors, each followed by its strides in elements
+    p_prefix, stride_pt, stride_ph, stride_pd,  # [num_tokens, num_heads, head_size]
+    p_suffix, stride_st, stride_sh, stride_sd,  # [num_tokens, num_heads, head_size]
+    # [num_tokens, num_heads], or with the axes exchanged in memory: only the strides tell
+    p_prefix_lse, stride_plse_t, stride_plse_h,
+    p_suffix_lse, stride_slse_t, stride_slse_h,
+    p_out, stride_ot, stride_oh, stride_od,  # [num_tokens, num_heads, head_size]
+    p_lse, stride_lse_t, stride_lse_h,  # None if it is not wanted
     # scalars
     head_size,
-    # strides in elements: t token, h head, d head dimension
-    stride_pt, stride_ph, stride_pd,
-    stride_st, stride_sh, stride_sd,
-    stride_plse_t, stride_plse_h,
-    stride_slse_t, stride_slse_h,
-    stride_ot, stride_oh, stride_od,
-    stride_lse_t, stride_lse_h,
     # constants
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
     IN_PLACE: tl.constexpr,  # the LSE that is stored replaces one that was loaded

@@ -65,10 +65,9 @@ def paged_decode(
     launch = check_launch(num_warps, num_stages)
     with on_device_of(q):
         paged_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
-            q, k_cache, v_cache, block_table, seq_lens, out, lse,
+            q, *q.stride(), k_cache, *call.strides.k, v_cache, *call.strides.v,
+            block_table, *block_table.stride(), seq_lens, *seq_lens.stride(), out, *out.stride(), lse, *lse.stride(),
             float(scale), block_size, sizes["group_size"], *call.head_sizes,
-            *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *seq_lens.stride(),
-            *out.stride(), *lse.stride(),
             TILE=tile, **call.constants, **launch, **call.variant.of_rows,
         )  # fmt: skip
     return out, lse
@@ -108,10 +107,10 @@ def split_decode(
     launch = check_launch(num_warps, num_stages)
     with on_device_of(q):
         split_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_splits)](
-            q, k_cache, v_cache, block_table, seq_lens, partial_out, partial_lse,
+            q, *q.stride(), k_cache, *call.strides.k, v_cache, *call.strides.v,
+            block_table, *block_table.stride(), seq_lens, *seq_lens.stride(),
+            partial_out, *partial_out.stride(), partial_lse, *partial_lse.stride(),
             float(scale), num_splits, block_size, sizes["group_size"], *call.head_sizes,
-            *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *seq_lens.stride(),
-            *partial_out.stride(), *partial_lse.stride(),
             TILE=tile, **call.constants, **launch, **call.variant.of_scores,
         )  # fmt: skip
     return partial_out, partial_lse
@@ -139,10 +138,9 @@ def reduce_splits(
     chunk = max(_SPLITS_PER_STEP, min(triton.next_power_of_2(num_splits) // 4, _ELEMENTS_PER_STEP // block_d))
     with on_device_of(out):
         reduce_splits_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
-            partial_out, partial_lse, out, lse,
-            num_splits, sizes["head_size"],
-            *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
-            CHUNK=chunk, BLOCK_D=block_d, **launch,
+            partial_out, *partial_out.stride(), partial_lse, *partial_lse.stride(),
+            out, *out.stride(), lse, *lse.stride(),
+            num_splits=num_splits, head_size=sizes["head_size"], CHUNK=chunk, BLOCK_D=block_d, **launch,
             **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse

@@ -64,10 +64,10 @@ def paged_attention(
         return out, lse
     with on_device_of(q):
         paged_attention_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
-            q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse,
+            q, *q.stride(), k_cache, *call.strides.k, v_cache, *call.strides.v,
+            block_table, *block_table.stride(), seq_lens, *seq_lens.stride(), cu_seqlens_q, *cu_seqlens_q.stride(),
+            out, *out.stride(), lse, *lse.stride(),
             float(scale), sizes["num_seqs"], block_size, sizes["group_size"], *call.head_sizes,
-            *q.stride(), *call.strides.k, *call.strides.v,
-            *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(), *out.stride(), *lse.stride(),
             TILE=tile, CAUSAL=causal, **call.constants, **launch, **call.variant.of_rows,
         )  # fmt: skip
     return out, lse

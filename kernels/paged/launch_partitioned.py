@@ -52,10 +52,10 @@ def paged_attention_v1(
     logits = _empty_logits(q, block_table, block_size)
     with on_device_of(q):
         paged_attention_v1_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
-            q, k_cache, v_cache, block_table, seq_lens, logits, out, lse,
+            q, *q.stride(), k_cache, *in_units(call.strides.k, align), v_cache, *call.strides.v,
+            block_table, *block_table.stride(), seq_lens, *seq_lens.stride(), logits, *logits.stride()[:-1],
+            out, *out.stride(), lse, *lse.stride(),
             float(scale), block_size, sizes["group_size"], *call.head_sizes,
-            *q.stride(), *in_units(call.strides.k, align), *call.strides.v,
-            *block_table.stride(), *seq_lens.stride(), *logits.stride()[:-1], *out.stride(), *lse.stride(),
             ALIGN=align, TILE=tile, **call.constants, **launch, **call.variant.of_rows,
         )  # fmt: skip
     return out, lse
@@ -101,22 +101,18 @@ def paged_attention_v2(
     partial_out = empty_partials(q, num_partitions, partial_dtype, sizes["v_head_size"])
     max_logits = torch.empty(partial_out.shape[:-1], dtype=torch.float32, device=q.device)
     exp_sums = torch.empty_like(max_logits)
-    window = call.variant.window
-    statistics = (*partial_out.stride(), *max_logits.stride()[:-1])
+    partials = (partial_out, *partial_out.stride(), max_logits, exp_sums, *max_logits.stride()[:-1])
     with on_device_of(q):
         paged_attention_v2_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_partitions)](
-            q, k_cache, v_cache, block_table, seq_lens, logits, partial_out, max_logits, exp_sums,
+            q, *q.stride(), k_cache, *in_units(call.strides.k, align), v_cache, *call.strides.v,
+            block_table, *block_table.stride(), seq_lens, *seq_lens.stride(), logits, *logits.stride()[:-1], *partials,
             float(scale), partition_size, block_size, sizes["group_size"], *call.head_sizes,
-            *q.stride(), *in_units(call.strides.k, align), *call.strides.v,
-            *block_table.stride(), *seq_lens.stride(), *logits.stride()[:-1], *statistics,
             ALIGN=align, TILE=tile, **call.constants, **launch, **call.variant.of_scores,
         )  # fmt: skip
         paged_attention_v2_reduce_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
-            partial_out, max_logits, exp_sums, seq_lens, out, lse,
-            partition_size, sizes["v_head_size"],
-            *statistics, *seq_lens.stride(), *out.stride(), *lse.stride(),
-            CHUNK=num_combined, BLOCK_DV=call.constants["BLOCK_DV"], **launch,
-            window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(call.variant.sinks),
+            *partials, seq_lens, *seq_lens.stride(), out, *out.stride(), lse, *lse.stride(),
+            partition_size=partition_size, v_head_size=sizes["v_head_size"], window=call.variant.window,
+            CHUNK=num_combined, BLOCK_DV=call.constants["BLOCK_DV"], **launch, **sink_arguments(call.variant.sinks),
         )  # fmt: skip
     return out, lse
 

@@ -38,53 +38,35 @@ __all__ = ["paged_attention_v2_kernel", "paged_attention_v2_reduce_kernel"]
     ]
 )  # fmt: skip
 def paged_attention_v2_kernel(
-    # inputs
-    p_q,  # [num_seqs, num_q_heads, head_size]
-    p_k,  # [num_blocks, num_kv_heads, head_size / X, block_size, X]
-    p_v,  # [num_blocks, num_kv_heads, v_head_size, block_size]
-    p_table,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
-    # workspace and outputs
-    p_logits,  # [num_seqs, num_q_heads, max_blocks_per_seq * block_size]
-    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, v_head_size], each partition's softmax already normalised
-    p_max_logits,  # [num_seqs, num_q_heads, num_partitions], contiguous
-    p_exp_sums,  # like p_max_logits
+    # tensors, each followed by its strides in elements
+    p_q, stride_qs, stride_qh, stride_qd,  # [num_seqs, num_q_heads, head_size]
+    # [num_blocks, num_kv_heads, head_size / X, block_size, X]; all strides but the last in units of ALIGN elements
+    p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+    p_v, stride_vb, stride_vt, stride_vh, stride_vd,  # [num_blocks, num_kv_heads, v_head_size, block_size]
+    p_table, stride_table_s, stride_page,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens, stride_len,  # [num_seqs]
+    # [num_seqs, num_q_heads, max_blocks_per_seq * block_size], room for scores, whose last axis is contiguous
+    p_logits, stride_logit_s, stride_logit_h,
+    # of each partition, whose softmax is already normalised: [num_seqs, num_q_heads, num_partitions, v_head_size]
+    p_partial_out, stride_ps, stride_ph, stride_pp, stride_pd,
+    p_max_logits, p_exp_sums, stride_stat_s, stride_stat_h,  # without v_head_size, the last axis contiguous
     # scalars
     scale,
     partition_size,  # tokens
     block_size,  # tokens per page
     group_size,  # query heads per KV head
-    head_size,
-    v_head_size,
-    # strides in elements: p partition, otherwise as in paged_attention_v1
-    stride_qs, stride_qh, stride_qd,
-    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # all but the last in units of ALIGN elements
-    stride_vb, stride_vt, stride_vh, stride_vd,
-    stride_table_s, stride_page,
-    stride_len,
-    stride_logit_s, stride_logit_h,
-    stride_ps, stride_ph, stride_pp, stride_pd,
-    stride_stat_s, stride_stat_h,
-    # variants (see the wrapper): None or 0 unless asked for
-    p_slopes,  # [num_q_heads]
-    window,
-    soft_cap,
-    stride_slope,
-    # scales of an 8-bit cache (see kv_scales): None or 0 without
-    p_k_scale,  # [1] or [num_kv_heads]
-    p_v_scale,
-    stride_k_scale,
-    stride_v_scale,
+    head_size, v_head_size,
+    # variants (see the wrapper): None unless asked for
+    window, soft_cap,
+    p_slopes, stride_slope,  # [num_q_heads]
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_v_scale, stride_v_scale,
     # constants
     ALIGN: tl.constexpr,  # elements, a divisor of K's strides but the last
     X: tl.constexpr,  # innermost K elements, a divisor of head_size
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_DV: tl.constexpr,  # v_head_size likewise
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
-    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads, num_partitions)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -100,23 +82,21 @@ def paged_attention_v2_kernel(
     begin = tl.program_id(2) * partition_size
     end = tl.minimum(begin + partition_size, seq_len)
     is_seen = begin < seq_len
-    if HAS_WINDOW:
+    if window is not None:
         is_seen = is_seen & (end > window_begin(seq_len - 1, window))
     if is_seen:
         p_q += i_seq * stride_qs + i_head * stride_qh
         b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
-        slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
-        if HAS_KV_SCALES:
+        slope = tl.load(p_slopes + i_head * stride_slope) if p_slopes is not None else None
+        if p_k_scale is not None:
             scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
         qk_max, exp_sum, b_out = attend_packed(
-            b_q, p_k + i_kv_head * stride_kh * ALIGN, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
-            p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
-            begin, end, scale, block_size,
-            stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
+            b_q, p_k + i_kv_head * stride_kh * ALIGN, stride_kb, stride_kt, stride_kdo, stride_kx,
+            p_v + i_kv_head * stride_vh, stride_vb, stride_vt, stride_vd, p_table + i_seq * stride_table_s, stride_page,
+            p_logits + i_seq * stride_logit_s + i_head * stride_logit_h, begin, end, scale, block_size,
             o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_DV,
-            HAS_WINDOW, HAS_CAP, HAS_ALIBI,
         )  # fmt: skip
-        if HAS_KV_SCALES:
+        if p_k_scale is not None:
             b_out *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 
         p_partial_out += i_seq * stride_ps + i_head * stride_ph + i_part * stride_pp
@@ -133,32 +113,20 @@ def paged_attention_v2_kernel(
     ]
 )  # fmt: skip
 def paged_attention_v2_reduce_kernel(
-    # inputs
-    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, v_head_size]
-    p_max_logits,  # [num_seqs, num_q_heads, num_partitions], contiguous
-    p_exp_sums,  # like p_max_logits
-    p_seq_lens,  # [num_seqs]
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, v_head_size]
-    p_lse,  # [num_seqs, num_q_heads]
+    # tensors, each followed by its strides in elements
+    # of each partition, whose softmax is already normalised: [num_seqs, num_q_heads, num_partitions, v_head_size]
+    p_partial_out, stride_ps, stride_ph, stride_pp, stride_pd,
+    p_max_logits, p_exp_sums, stride_stat_s, stride_stat_h,  # without v_head_size, the last axis contiguous
+    p_seq_lens, stride_len,  # [num_seqs]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads], None unless asked for
     # scalars
-    partition_size,
-    v_head_size,
-    # strides in elements
-    stride_ps, stride_ph, stride_pp, stride_pd,
-    stride_stat_s, stride_stat_h,
-    stride_len,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
-    # variants (see the wrapper): None or 0 unless asked for
-    p_sinks,  # [num_q_heads]
-    window,
-    stride_sink,
+    partition_size, v_head_size,
+    window,  # None unless asked for
     # constants
     CHUNK: tl.constexpr,  # partitions per step, a power of two
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
-    HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -169,7 +137,7 @@ def paged_attention_v2_reduce_kernel(
     seq_len = tl.load(p_seq_lens + i_seq * stride_len)
     num_partitions = tl.cdiv(seq_len, partition_size)
     first_partition = 0
-    if HAS_WINDOW:
+    if window is not None:
         first_partition = tl.maximum(window_begin(seq_len - 1, window), 0) // partition_size
     p_partial_out += i_seq * stride_ps + i_head * stride_ph
     p_max_logits += i_seq * stride_stat_s + i_head * stride_stat_h
@@ -195,7 +163,7 @@ def paged_attention_v2_reduce_kernel(
         b_sum += b_w
         acc += tl.sum(b_w[:, None] * b_out.to(tl.float32), axis=0)
     exp_sum = tl.sum(b_sum, axis=0)
-    if HAS_SINKS:
+    if p_sinks is not None:
         sink = tl.load(p_sinks + i_head * stride_sink)
         global_max, exp_sum, alpha = count_sink(global_max, exp_sum, sink, False)
         acc = acc * alpha

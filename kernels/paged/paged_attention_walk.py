@@ -41,7 +41,7 @@ def _pages_of(p_pages, i_t, m_t, block_size, stride_page):
 
 @triton.jit
 def _weights_and_values(
-    p_logits, p_v, p_pages, start, end, ref, inv_sum, block_size, stride_page, stride_vb, stride_vt, o_vd, m_dv,
+    p_logits, p_v, stride_vb, stride_vt, p_pages, stride_page, start, end, ref, inv_sum, block_size, o_vd, m_dv,
     MASKED: tl.constexpr,  # whether the tile may reach beyond ``end``
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -68,35 +68,23 @@ def _weights_and_values(
 @triton.jit
 def attend_packed(
     b_q,  # [BLOCK_D], float32
-    p_k,  # at this sequence's KV head
-    p_v,
-    p_pages,  # at this sequence's row of the block table
+    p_k, stride_kb, stride_kt, stride_kdo, stride_kx,  # at this KV head; all but kx in units of ALIGN elements
+    p_v, stride_vb, stride_vt, stride_vd,
+    p_pages, stride_page,  # at this sequence's row of the block table
     p_logits,  # at the first of this head's [max_num_tokens] logits
-    begin,
-    end,
-    scale,
-    block_size,
-    stride_kb, stride_kt, stride_kdo, stride_kx,  # the first three in units of ALIGN elements
-    stride_vb, stride_vt, stride_vd,
-    stride_page,
-    o_d,  # dimensions of q and K
-    m_d,
-    o_dv,  # dimensions of V
-    m_dv,
+    begin, end,
+    scale, block_size,
+    o_d, m_d,  # dimensions of q and K
+    o_dv, m_dv,  # dimensions of V
     i_query,  # position of the query: the last token that it sees
-    window,
-    soft_cap,
-    slope,
+    window, soft_cap, slope,  # None unless asked for
     ALIGN: tl.constexpr,
     X: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """``qk_max``, ``exp_sum`` and ``out [BLOCK_DV]`` over tokens ``[begin, end)``: -inf, 0 and 0 if there are none."""
-    if HAS_WINDOW:
+    if window is not None:
         begin = tl.maximum(begin, window_begin(i_query, window))
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo * ALIGN + (o_d % X) * stride_kx
@@ -110,7 +98,7 @@ def attend_packed(
         p_tile = p_k + ((i_block * stride_kb + i_off * stride_kt) * ALIGN)[:, None] + o_kd[None, :]
         b_k = tl.load(p_tile, mask=m_t[:, None] & m_d[None, :], other=0.0)  # [TILE, BLOCK_D]
         b_s = tl.sum(b_q[None, :] * b_k.to(tl.float32), axis=1) * scale  # [TILE]
-        b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap, HAS_CAP, HAS_ALIBI)
+        b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap)
         tl.store(p_logits + i_t, b_s, mask=m_t)  # [TILE]
         b_max = tl.maximum(b_max, tl.where(m_t, b_s, float("-inf")))
     qk_max = tl.max(b_max, axis=0)
@@ -129,13 +117,13 @@ def attend_packed(
     whole_end = begin + tl.maximum(end - begin, 0) // TILE * TILE
     for start in range(begin, whole_end, TILE):  # pass 3: values, of whole tiles
         b_p, b_v = _weights_and_values(
-            p_logits, p_v, p_pages, start, end, ref, inv_sum, block_size, stride_page, stride_vb, stride_vt, o_vd, m_dv,
+            p_logits, p_v, stride_vb, stride_vt, p_pages, stride_page, start, end, ref, inv_sum, block_size, o_vd, m_dv,
             False, TILE,
         )  # fmt: skip
         b_acc += b_p[:, None] * b_v
     for start in range(whole_end, end, TILE):  # pass 3: values, of the rest
         b_p, b_v = _weights_and_values(
-            p_logits, p_v, p_pages, start, end, ref, inv_sum, block_size, stride_page, stride_vb, stride_vt, o_vd, m_dv,
+            p_logits, p_v, stride_vb, stride_vt, p_pages, stride_page, start, end, ref, inv_sum, block_size, o_vd, m_dv,
             True, TILE,
         )  # fmt: skip
         b_acc += b_p[:, None] * b_v

@@ -26,51 +26,30 @@ __all__ = ["paged_decode_kernel"]
     ]
 )  # fmt: skip
 def paged_decode_kernel(
-    # inputs
-    p_q,  # [num_seqs, num_q_heads, head_size]
-    p_k,  # see paged_walk
-    p_v,
-    p_table,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, v_head_size]
-    p_lse,  # [num_seqs, num_q_heads]
+    # tensors, each followed by its strides in elements
+    p_q, stride_qs, stride_qh, stride_qd,  # [num_seqs, num_q_heads, head_size]
+    p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # see paged_walk
+    p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+    p_table, stride_table_s, stride_page,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens, stride_len,  # [num_seqs]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # scalars
     scale,
     block_size,  # tokens per page
     group_size,  # query heads per KV head
-    head_size,
-    v_head_size,
-    # strides in elements: s sequence, h head, d head dimension, b block, t token, kdo and kx the two parts of K's d
-    stride_qs, stride_qh, stride_qd,
-    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
-    stride_vb, stride_vt, stride_vh, stride_vd,
-    stride_table_s, stride_page,
-    stride_len,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
-    # variants (see the wrapper): None or 0 unless asked for
-    p_slopes,  # [num_q_heads]
-    p_sinks,  # [num_q_heads]
-    window,
-    soft_cap,
-    stride_slope,
-    stride_sink,
-    # scales of an 8-bit cache (see kv_scales): None or 0 without
-    p_k_scale,  # [1] or [num_kv_heads]
-    p_v_scale,
-    stride_k_scale,
-    stride_v_scale,
+    head_size, v_head_size,
+    # variants (see the wrapper): None unless asked for
+    window, soft_cap,
+    p_slopes, stride_slope,  # [num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads]
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_v_scale, stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_DV: tl.constexpr,  # v_head_size likewise
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -85,19 +64,18 @@ def paged_decode_kernel(
     seq_len = tl.load(p_seq_lens + i_seq * stride_len)
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
 
-    slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
-    if HAS_KV_SCALES:
+    slope = tl.load(p_slopes + i_head * stride_slope) if p_slopes is not None else None
+    if p_k_scale is not None:
         scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
     row_max, exp_sum, acc = attend_pages(
-        b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
-        0, seq_len, scale, block_size,
-        stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_DV, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+        b_q, p_k + i_kv_head * stride_kh, stride_kb, stride_kt, stride_kdo, stride_kx,
+        p_v + i_kv_head * stride_vh, stride_vb, stride_vt, stride_vd, p_table + i_seq * stride_table_s, stride_page,
+        0, seq_len, scale, block_size, o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_DV,
     )  # fmt: skip
-    if HAS_KV_SCALES:
+    if p_k_scale is not None:
         acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 
-    if HAS_SINKS:
+    if p_sinks is not None:
         sink = tl.load(p_sinks + i_head * stride_sink)
         row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 

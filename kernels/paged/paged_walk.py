@@ -33,33 +33,21 @@ __all__ = ["attend_pages"]
 @triton.jit
 def attend_pages(
     b_q,  # [BLOCK_D], float32
-    p_k,  # at this sequence's KV head
-    p_v,
-    p_pages,  # at this sequence's row of the block table
-    begin,
-    end,
-    scale,
-    block_size,
-    stride_kb, stride_kt, stride_kdo, stride_kx,
-    stride_vb, stride_vt, stride_vd,
-    stride_page,
-    o_d,  # dimensions of q and K
-    m_d,
-    o_dv,  # dimensions of V
-    m_dv,
+    p_k, stride_kb, stride_kt, stride_kdo, stride_kx,  # at this sequence's KV head
+    p_v, stride_vb, stride_vt, stride_vd,
+    p_pages, stride_page,  # at this sequence's row of the block table
+    begin, end,
+    scale, block_size,
+    o_d, m_d,  # dimensions of q and K
+    o_dv, m_dv,  # dimensions of V
     i_query,  # position of the query: the last token that it sees
-    window,
-    soft_cap,
-    slope,
+    window, soft_cap, slope,  # None unless asked for
     X: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """State ``(row_max, exp_sum, acc)`` over tokens ``[begin, end)``; the empty state if there are none."""
-    if HAS_WINDOW:
+    if window is not None:
         begin = tl.maximum(begin, window_begin(i_query, window))
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx
@@ -84,7 +72,7 @@ def attend_pages(
         b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_tdv, other=0.0)  # [TILE, BLOCK_DV]
 
         b_s = tl.sum(b_q[None, :] * b_k.to(tl.float32), axis=1) * scale  # [TILE]
-        b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap, HAS_CAP, HAS_ALIBI)
+        b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap)
         b_s = tl.where(m_t, b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=0))
         ref = tl.where(new_max == float("-inf"), 0.0, new_max)

@@ -29,27 +29,17 @@ __all__ = ["reduce_splits_kernel"]
     ]
 )  # fmt: skip
 def reduce_splits_kernel(
-    # inputs
-    p_partial_out,  # [num_seqs, num_q_heads, num_splits, head_size]
-    p_partial_lse,  # [num_seqs, num_q_heads, num_splits]
-    # outputs
-    p_out,  # [num_seqs, num_q_heads, head_size]
-    p_lse,  # [num_seqs, num_q_heads]
+    # tensors, each followed by its strides in elements
+    p_partial_out, stride_ps, stride_ph, stride_psplit, stride_pd,  # [num_seqs, num_q_heads, num_splits, head_size]
+    p_partial_lse, stride_plse_s, stride_plse_h, stride_plse_split,  # [num_seqs, num_q_heads, num_splits]
+    p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads], None unless asked for
     # scalars
-    num_splits,
-    head_size,
-    # strides in elements: s sequence, h head, d head dimension
-    stride_ps, stride_ph, stride_psplit, stride_pd,
-    stride_plse_s, stride_plse_h, stride_plse_split,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
-    # sinks: None and 0 unless asked for
-    p_sinks,  # [num_q_heads]
-    stride_sink,
+    num_splits, head_size,
     # constants
     CHUNK: tl.constexpr,  # splits per step, a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
-    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -79,7 +69,7 @@ def reduce_splits_kernel(
         acc = acc * alpha + tl.sum(b_p[:, None] * b_v.to(tl.float32), axis=0)
         row_max = new_max
 
-    if HAS_SINKS:
+    if p_sinks is not None:
         sink = tl.load(p_sinks + i_head * stride_sink)
         row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 

@@ -116,14 +116,13 @@ def q_block_attention(
     with on_device_of(q):
         inputs = (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
         if launch.num_segments == 1:
-            results = (out, lse, lse)
-            strides = (*out.stride()[:2], 0, out.stride(2), *lse.stride(), 0)
-            _attend(call, inputs, results, strides, scale, block_size, launch, static_grid, programs)
+            results = (out, *out.stride()[:2], 0, out.stride(2), lse, *lse.stride(), 0, lse)
+            _attend(call, inputs, results, scale, block_size, launch, static_grid, programs)
         else:
-            states = _empty_states(out, launch.num_segments)
-            strides = (*states[0].stride(), *states[1].stride())
+            acc, row_max, exp_sum = states = _empty_states(out, launch.num_segments)
+            results = (acc, *acc.stride(), row_max, *row_max.stride(), exp_sum)
             partial = call._replace(variant=call.variant._replace(sinks=None))
-            _attend(partial, inputs, states, strides, scale, block_size, launch, static_grid, programs)
+            _attend(partial, inputs, results, scale, block_size, launch, static_grid, programs)
             _reduce(states, cu_seqlens_q, out, lse, sizes, call.variant.sinks, num_combined or MAX_SEGMENTS)
     return out, lse
 
@@ -131,8 +130,7 @@ def q_block_attention(
 def _attend(
     call: PagedCall,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor, Tensor],
-    result_strides: tuple[int, ...],
+    results: tuple[object, ...],
     scale: float,
     block_size: int,
     launch: Launch,
@@ -148,11 +146,11 @@ def _attend(
     num_work = num_blocks * launch.num_segments * sizes["num_kv_heads"] * triton.cdiv(group, heads)
     is_worth_compiling = block_size % launch.tile == 0 or block_size & (block_size - 1) == 0
     q_block_kernel[(min(num_programs, num_work) if static_grid else num_work,)](
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, *results,
+        q, *q.stride(), k_cache, *call.strides.k, v_cache, *call.strides.v,
+        block_table, *block_table.stride(), seq_lens, *seq_lens.stride(), cu_seqlens_q, *cu_seqlens_q.stride(),
+        *results,
         float(scale), sizes["num_seqs"], sizes["num_kv_heads"], launch.num_segments, block_size,
         head_size, v_head_size,
-        *q.stride(), *call.strides.k, *call.strides.v,
-        *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(), *result_strides,
         GROUP=group, X=call.strides.x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
         WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
@@ -175,11 +173,10 @@ def _reduce(
     block_dv = triton.next_power_of_2(v_head_size)
     chunk = max(1, min(triton.next_power_of_2(num_segments), num_combined, _ELEMENTS_PER_STEP // block_dv))
     reduce_segments_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
-        acc, row_max, exp_sum, cu_seqlens_q, out, lse,
-        sizes["num_seqs"], num_segments, v_head_size,
-        *cu_seqlens_q.stride(), *acc.stride(), *row_max.stride(), *out.stride(), *lse.stride(),
-        CHUNK=chunk, BLOCK_DV=block_dv,
-        **sink_arguments(sinks),
+        acc, *acc.stride(), row_max, exp_sum, *row_max.stride(), cu_seqlens_q, *cu_seqlens_q.stride(),
+        out, *out.stride(), lse, *lse.stride(),
+        num_seqs=sizes["num_seqs"], num_segments=num_segments, v_head_size=v_head_size,
+        CHUNK=chunk, BLOCK_DV=block_dv, **sink_arguments(sinks),
     )  # fmt: skip
 
 

@@ -69,46 +69,28 @@ def find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q: tl.conste
     ]
 )  # fmt: skip
 def q_block_kernel(
-    # inputs
-    p_q,  # [num_tokens, num_q_heads, head_size]
-    p_k,  # see paged_walk
-    p_v,
-    p_table,  # [num_seqs, max_blocks_per_seq]
-    p_seq_lens,  # [num_seqs]
-    p_cu_seqlens,  # [num_seqs + 1], where each sequence's queries begin in q
-    # outputs
-    p_out,  # [num_tokens, num_q_heads, v_head_size]; SEGMENTED: acc, with num_segments before the last axis
-    p_lse,  # [num_tokens, num_q_heads]; SEGMENTED: row_max in base 2, [num_tokens, num_q_heads, num_segments]
+    # tensors, each followed by its strides in elements
+    p_q, stride_qs, stride_qh, stride_qd,  # [num_tokens, num_q_heads, head_size]
+    p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # see paged_walk
+    p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+    p_table, stride_table_s, stride_page,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens, stride_len,  # [num_seqs]
+    p_cu_seqlens, stride_cu,  # [num_seqs + 1], where each sequence's queries begin in q
+    # [num_tokens, num_q_heads, v_head_size]; SEGMENTED: acc, with num_segments before the last axis
+    p_out, stride_os, stride_oh, stride_osegment, stride_od,
+    # [num_tokens, num_q_heads]; SEGMENTED: row_max in base 2, [num_tokens, num_q_heads, num_segments]
+    p_lse, stride_lse_s, stride_lse_h, stride_lse_segment,
     p_exp_sum,  # SEGMENTED: as row_max, with the same strides; otherwise not used
     # scalars
-    scale,
-    num_seqs,
-    num_kv_heads,
-    num_segments,
+    scale, num_seqs, num_kv_heads, num_segments,
     block_size,  # tokens per page
-    head_size,
-    v_head_size,
-    # strides in elements: s token or sequence, h head, d head dimension, others as in paged_decode
-    stride_qs, stride_qh, stride_qd,
-    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
-    stride_vb, stride_vt, stride_vh, stride_vd,
-    stride_table_s, stride_page,
-    stride_len,
-    stride_cu,
-    stride_os, stride_oh, stride_osegment, stride_od,
-    stride_lse_s, stride_lse_h, stride_lse_segment,
-    # variants (see the wrapper): None or 0 unless asked for
-    p_slopes,  # [num_q_heads]
-    p_sinks,  # [num_q_heads]; not used if SEGMENTED
-    window,
-    soft_cap,
-    stride_slope,
-    stride_sink,
-    # scales of an 8-bit cache (see kv_scales): None or 0 without
-    p_k_scale,  # [1] or [num_kv_heads]
-    p_v_scale,
-    stride_k_scale,
-    stride_v_scale,
+    head_size, v_head_size,
+    # variants (see the wrapper): None unless asked for
+    window, soft_cap,
+    p_slopes, stride_slope,  # [num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads]; not used if SEGMENTED
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_v_scale, stride_v_scale,
     # constants
     GROUP: tl.constexpr,  # query heads per KV head
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
@@ -121,11 +103,6 @@ def q_block_kernel(
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
     SEGMENTED: tl.constexpr,
     STATIC: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid: one dimension of any size if STATIC, else as many programs as there are blocks x KV heads x segments."""
     HEADS: tl.constexpr = GROUP if GROUP < BLOCK_M else BLOCK_M
@@ -137,51 +114,47 @@ def q_block_kernel(
         for i_work in range(tl.program_id(0), num_work, tl.num_programs(0)):
             _attend_q_block(
                 tl.cast(i_work, tl.int32), num_blocks,
-                p_q, p_k, p_v, p_table, p_seq_lens, p_cu_seqlens, p_out, p_lse, p_exp_sum,
-                scale, num_seqs, num_segments, block_size, head_size, v_head_size,
-                stride_qs, stride_qh, stride_qd,
-                stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
-                stride_table_s, stride_page, stride_len, stride_cu,
-                stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
-                p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
-                p_k_scale, p_v_scale, stride_k_scale, stride_v_scale,
+                p_q, stride_qs, stride_qh, stride_qd,
+                p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+                p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+                p_table, stride_table_s, stride_page, p_seq_lens, stride_len, p_cu_seqlens, stride_cu,
+                p_out, stride_os, stride_oh, stride_osegment, stride_od,
+                p_lse, stride_lse_s, stride_lse_h, stride_lse_segment, p_exp_sum,
+                scale, num_seqs, num_segments, block_size, head_size, v_head_size, window, soft_cap,
+                p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
                 GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
-                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS, HAS_KV_SCALES,
             )  # fmt: skip
     else:
         i_work = tl.program_id(0)
         if i_work < num_work:
             _attend_q_block(
                 i_work, num_blocks,
-                p_q, p_k, p_v, p_table, p_seq_lens, p_cu_seqlens, p_out, p_lse, p_exp_sum,
-                scale, num_seqs, num_segments, block_size, head_size, v_head_size,
-                stride_qs, stride_qh, stride_qd,
-                stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
-                stride_table_s, stride_page, stride_len, stride_cu,
-                stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
-                p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
-                p_k_scale, p_v_scale, stride_k_scale, stride_v_scale,
+                p_q, stride_qs, stride_qh, stride_qd,
+                p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+                p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+                p_table, stride_table_s, stride_page, p_seq_lens, stride_len, p_cu_seqlens, stride_cu,
+                p_out, stride_os, stride_oh, stride_osegment, stride_od,
+                p_lse, stride_lse_s, stride_lse_h, stride_lse_segment, p_exp_sum,
+                scale, num_seqs, num_segments, block_size, head_size, v_head_size, window, soft_cap,
+                p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
                 GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
-                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS, HAS_KV_SCALES,
             )  # fmt: skip
 
 
 @triton.jit
 def _attend_q_block(
     i_work, num_blocks,
-    p_q, p_k, p_v, p_table, p_seq_lens, p_cu_seqlens, p_out, p_lse, p_exp_sum,
-    scale, num_seqs, num_segments, block_size, head_size, v_head_size,
-    stride_qs, stride_qh, stride_qd,
-    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
-    stride_table_s, stride_page, stride_len, stride_cu,
-    stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
-    p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
-    p_k_scale, p_v_scale, stride_k_scale, stride_v_scale,
+    p_q, stride_qs, stride_qh, stride_qd,
+    p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+    p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+    p_table, stride_table_s, stride_page, p_seq_lens, stride_len, p_cu_seqlens, stride_cu,
+    p_out, stride_os, stride_oh, stride_osegment, stride_od,
+    p_lse, stride_lse_s, stride_lse_h, stride_lse_segment, p_exp_sum,
+    scale, num_seqs, num_segments, block_size, head_size, v_head_size, window, soft_cap,
+    p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, X: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     WHOLE_HEAD: tl.constexpr, WHOLE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEGMENTED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """One block, some heads of one KV head, one segment; arguments as those of the kernel."""
     HEAD_PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -205,7 +178,7 @@ def _attend_q_block(
         last_limit = tl.maximum(context_len + tl.minimum(first + BLOCK_Q, query_len), 0)
         first_seen = 0
         first_tile = 0
-        if HAS_WINDOW:
+        if window is not None:
             first_seen = tl.maximum(window_begin(context_len + first, window), 0)
             first_tile = first_seen // TILE * TILE
         per_segment = tl.cdiv(last_limit - first_tile, num_segments * TILE) * TILE
@@ -231,38 +204,38 @@ def _attend_q_block(
         p_keys = p_k + i_kv_head * stride_kh
         p_values = p_v + i_kv_head * stride_vh
         p_pages = p_table + i_seq * stride_table_s
-        walk_scale = scale if HAS_CAP or HAS_ALIBI else scale * 1.4426950408889634
-        if HAS_KV_SCALES:
+        walk_scale = scale if soft_cap is not None or p_slopes is not None else scale * 1.4426950408889634
+        if p_k_scale is not None:
             walk_scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
-        slopes = limits
-        if HAS_ALIBI:
-            slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)  # [BLOCK_M]
-        if HAS_WINDOW:
+        slopes = None
+        if p_slopes is not None:
+            slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)[:, None]  # [BLOCK_M, 1]
+        if window is not None:
             # Tiles from here on lie in the windows of all rows.
             window_for_all = begin + tl.cdiv(tl.maximum(window_begin(last_limit - 1, window) - begin, 0), TILE) * TILE
             window_for_all = tl.maximum(begin, tl.minimum(window_for_all, end))
             row_max, exp_sum, acc = attend_tiles(
-                row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, window_for_all, walk_scale,
-                block_size, stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-                o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
-                True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
+                row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
+                p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
+                begin, window_for_all, walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap,
+                slopes, True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
             )  # fmt: skip
             begin = window_for_all
             end_for_all = tl.maximum(begin, end_for_all)
         row_max, exp_sum, acc = attend_tiles(
-            row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, end_for_all, walk_scale, block_size,
-            stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
+            p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
+            begin, end_for_all, walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes,
             False, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
         row_max, exp_sum, acc = attend_tiles(
-            row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, end_for_all, end, walk_scale, block_size,
-            stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
+            p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
+            end_for_all, end, walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes,
             True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
 
-        if HAS_KV_SCALES:
+        if p_k_scale is not None:
             acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
         i_place = i_segment.to(tl.int64)
         o_lse = i_token * stride_lse_s + i_head * stride_lse_h + i_place * stride_lse_segment  # [BLOCK_M]
@@ -275,7 +248,7 @@ def _attend_q_block(
             tl.store(p_exp_sum + o_lse, exp_sum, mask=m_row)
             tl.store(p_out + o_out, acc, mask=m_mdv & (exp_sum > 0.0)[:, None])
         else:
-            if HAS_SINKS:
+            if p_sinks is not None:
                 sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_row, other=0.0)  # [BLOCK_M]
                 row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks * 1.4426950408889634, True)
                 acc = acc * alpha[:, None]

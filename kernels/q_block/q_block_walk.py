@@ -42,28 +42,18 @@ def attend_tiles(
     acc,  # [BLOCK_M, BLOCK_DV]
     b_q,  # [BLOCK_M, BLOCK_D], in the input dtype
     limits,  # [BLOCK_M], how many tokens each row sees
-    p_k,  # at this KV head
-    p_v,
-    p_pages,  # at this sequence's row of the block table
-    begin,
-    end,
-    scale,  # times log2(e) unless HAS_CAP or HAS_ALIBI
+    p_k, stride_kb, stride_kt, stride_kdo, stride_kx,  # at this KV head
+    p_v, stride_vb, stride_vt, stride_vd,
+    p_pages, stride_page,  # at this sequence's row of the block table
+    begin, end,
+    scale,  # times log2(e) unless there are soft_cap or slopes
     block_size,
-    stride_kb, stride_kt, stride_kdo, stride_kx,
-    stride_vb, stride_vt, stride_vd,
-    stride_page,
-    o_d,  # dimensions of q and K
-    m_d,
-    o_dv,  # dimensions of V
-    m_dv,
-    # variants: not used unless asked for
-    first_seen,  # the first token that any row sees
-    window,
-    soft_cap,
-    slopes,  # [BLOCK_M]
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
+    o_d, m_d,  # dimensions of q and K
+    o_dv, m_dv,  # dimensions of V
+    # variants: None unless asked for
+    first_seen,  # the first token that any row sees, with a window
+    window, soft_cap,
+    slopes,  # [BLOCK_M, 1]
     MASKED: tl.constexpr,  # whether a tile may reach beyond ``end``, beyond a row's limit or before its window
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
     WHOLE_V: tl.constexpr,  # whether BLOCK_DV is v_head_size
@@ -82,7 +72,7 @@ def attend_tiles(
         i_next = _load_ids(p_pages, stride_page, start + TILE, end, block_size, TILE, BLOCK_SIZE)
         i_t = start + o_t
         m_t = i_t < end
-        if HAS_WINDOW:
+        if window is not None:
             m_t = m_t & (i_t >= first_seen)
         if BLOCK_SIZE > 0 and BLOCK_SIZE % TILE == 0:
             i_off = (start % BLOCK_SIZE + o_t).to(tl.int64)
@@ -96,13 +86,13 @@ def attend_tiles(
         b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_dv, MASKED, WHOLE_V)  # [TILE, BLOCK_DV]
 
         b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype)), input_precision="ieee") * scale  # [BLOCK_M, TILE]
-        if HAS_CAP or HAS_ALIBI:
+        if soft_cap is not None or slopes is not None:
             i_row = limits[:, None] - 1  # the query's own position
-            b_s = vary_scores(b_s, i_t[None, :], i_row, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
+            b_s = vary_scores(b_s, i_t[None, :], i_row, slopes, soft_cap)
             b_s = b_s * 1.4426950408889634
         if MASKED:
             m_s = i_t[None, :] < limits[:, None]
-            if HAS_WINDOW:
+            if window is not None:
                 m_s = m_s & (i_t[None, :] >= window_begin(limits - 1, window)[:, None])
             b_s = tl.where(m_s, b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))

@@ -30,31 +30,18 @@ __all__ = ["reduce_segments_kernel"]
     ]
 )  # fmt: skip
 def reduce_segments_kernel(
-    # inputs
-    p_acc,  # [num_tokens, num_q_heads, num_segments, v_head_size]
-    p_row_max,  # [num_tokens, num_q_heads, num_segments]
-    p_exp_sum,  # likewise, with the same strides
-    p_cu_seqlens,  # [num_seqs + 1]
-    # outputs
-    p_out,  # [num_tokens, num_q_heads, v_head_size]
-    p_lse,  # [num_tokens, num_q_heads]
+    # tensors, each followed by its strides in elements
+    p_acc, stride_as, stride_ah, stride_asegment, stride_ad,  # [num_tokens, num_q_heads, num_segments, v_head_size]
+    p_row_max, p_exp_sum, stride_ms, stride_mh, stride_msegment,  # [num_tokens, num_q_heads, num_segments]
+    p_cu_seqlens, stride_cu,  # [num_seqs + 1]
+    p_out, stride_os, stride_oh, stride_od,  # [num_tokens, num_q_heads, v_head_size]
+    p_lse, stride_lse_s, stride_lse_h,  # [num_tokens, num_q_heads]
+    p_sinks, stride_sink,  # [num_q_heads], None unless asked for
     # scalars
-    num_seqs,
-    num_segments,
-    v_head_size,
-    # strides in elements: s token, h head, d head dimension
-    stride_cu,
-    stride_as, stride_ah, stride_asegment, stride_ad,
-    stride_ms, stride_mh, stride_msegment,
-    stride_os, stride_oh, stride_od,
-    stride_lse_s, stride_lse_h,
-    # sinks: None and 0 unless asked for
-    p_sinks,  # [num_q_heads]
-    stride_sink,
+    num_seqs, num_segments, v_head_size,
     # constants
     CHUNK: tl.constexpr,  # segments per step, a power of two
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
-    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_tokens, num_q_heads)``."""
     i_token = tl.program_id(0).to(tl.int64)
@@ -86,7 +73,7 @@ def reduce_segments_kernel(
             acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
             row_max = new_max
 
-        if HAS_SINKS:
+        if p_sinks is not None:
             sink = tl.load(p_sinks + i_head * stride_sink) * 1.4426950408889634
             row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sink, True)
             acc = acc * alpha

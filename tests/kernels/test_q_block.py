@@ -293,7 +293,7 @@ def test_long_decodes_beside_a_prompt_get_segments(make: Make, monkeypatch: pyte
     attend = q_block_launch._attend
 
     def watched(*args: Any) -> None:
-        launches.append(args[6])
+        launches.append(args[5])
         attend(*args)
 
     monkeypatch.setattr(q_block_launch, "_attend", watched)
