@@ -34,8 +34,10 @@ _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _SHORT = 2048
 """Tokens of the longest sequence."""
-_MANY_TILES = 16
-"""In a split of the longest sequence. A program of an H100 takes about 1.4 us for one."""
+_MANY_TILES = 20
+"""In a split of the longest sequence. A program of an H100 takes about 1.4 us for one.
+
+Block tables have room for whole pages: 512 tokens, which are 16 tiles, are up to 17 there with pages of 272."""
 _MOST_COUNTED = 4096
 """Sequences whose tiles a program counts. A batch of more fills any GPU many times over."""
 _COUNTED = tuple(64 << 2 * i for i in range(6))
