@@ -10,6 +10,7 @@ takes a hundred launches and more, of which processes that share a GPU get throu
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.untrusted_text import text_of
 
 __all__ = [
     "KernelRaised",
@@ -144,8 +146,14 @@ _ZONES_PER_TENSOR = 4 * 256
 """Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
 
 
+_OUT_OF_MEMORY = re.compile(r"(Triton Error \[(CUDA|HIP)\]|CUDA error|HIP error): .*\bout of memory", re.IGNORECASE)
+
+
 class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught by the judge alone
     """A run of the kernel ended in `error`. `poison` tells which one, `changed` what a relation did to the case.
+
+    Where a GPU had no room to load or launch what was compiled, `error` is torch's for memory that ran out: Triton
+    raises no more than a RuntimeError.
 
     `maybe`: causes that are likely where such a run ends so. `fatal`: the process must not be used again, whatever the
     error is.
@@ -153,6 +161,8 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
 
     def __init__(self, error: BaseException, poison: Fill, changed: str = "", *, fatal: bool = False) -> None:
         super().__init__(error)
+        if issubclass(type(error), RuntimeError) and _OUT_OF_MEMORY.match(said := text_of(error)):
+            error = torch.OutOfMemoryError(said).with_traceback(error.__traceback__)
         self.error = error
         self.poison = poison
         self.changed = changed

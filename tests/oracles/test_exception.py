@@ -147,11 +147,22 @@ class TestCudaErrors:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         assert failure_of(plant(before=self.fail), dense).oracle == "exception"
 
-    def test_exhausted_memory_is_an_exception_that_ends_the_process(self, plant: Any, dense: Case) -> None:
-        """What the kernel still holds would fail the cases after it."""
+    @pytest.mark.parametrize(
+        "error",
+        [
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB"),
+            RuntimeError("Triton Error [CUDA]: out of memory"),
+            RuntimeError("Triton Error [HIP]:  Code: 2, Messsage: out of memory"),
+            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        ],
+    )
+    def test_exhausted_memory_is_an_exception_that_ends_the_process(
+        self, error: RuntimeError, plant: Any, dense: Case
+    ) -> None:
+        """What the kernel still holds would fail the cases after it, and what others held be taken for its bug."""
 
         def exhaust(inputs: Any) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+            raise error
 
         verdict = judge(plant(before=exhaust), dense, device="cpu")
         assert verdict.fatal
