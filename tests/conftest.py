@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator, Sequence
@@ -46,6 +47,30 @@ def pytest_configure() -> None:
             f"these tests are of {root / 'attnfuzz'}, but `import attnfuzz` finds {found}; "
             f"set PYTHONPATH={root}, or install that one: pip install -e {root}"
         )
+
+
+_SLOW_CASES = (
+    "split_decode-split_k_partials-accuracy-64c23ce1.json",
+    "paged_decode-paged_split_k-accuracy-be7be1e9.json",
+    "paged_decode-paged_split_k-determinism-09dbc1d8.json",
+    "paged_decode-paged_split_k-accuracy-78b6b4fb.json",
+    "paged_decode-paged_naive-accuracy-727b74b9.json",
+)
+"""Of `regressions/`: a relation has the interpreter run each of their many programs some thirty times."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave saved cases that take longer than most tests to the night."""
+    for item in items:
+        if item.path.name in _SLOW_CASES:
+            item.add_marker(pytest.mark.night)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage more rarely, and not among what was imported: that took a tenth of the time of tests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,6 +34,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.night
 def test_with_a_full_disk_findings_go_elsewhere_and_come_back(tmp_path: Path, full_disk: Path) -> None:
     """A disk that is full for a while would cost the findings of that time."""
     with Campaign(tmp_path, "--budget", "120s", "--save-dir", str(full_disk / "regressions")) as campaign:

@@ -17,7 +17,7 @@ from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.by_day("15")
+@pytest.mark.night  # by day: Ctrl-C, tests/unit/test_cli.py
 def test_a_signal_ends_a_campaign_in_order(tmp_path: Path, number: signal.Signals) -> None:
     """A scheduler's SIGTERM, or a lost connection, would lose what Ctrl-C keeps."""
     with Campaign(tmp_path, "--budget", "120s") as campaign:

@@ -167,6 +167,7 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         return attnfuzz("bench", "ladder", *arguments, cwd=cwd)
 
 
+@pytest.mark.night
 def test_the_command_writes_json_page_and_pictures_and_the_page_again(tmp_path: Path) -> None:
     """Nobody could try the command without a GPU, or its page would be lost with the run."""
     first = run(

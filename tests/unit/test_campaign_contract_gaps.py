@@ -246,7 +246,7 @@ def test_text_of_a_declaration() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "is_undeclared"), [("rests_on_contiguous_v", True), ("wrong_head_map", False)])
-@pytest.mark.by_day("rests_on*")
+@pytest.mark.night
 def test_a_campaign_tells_what_is_undeclared_from_a_bug(kernel: str, is_undeclared: bool, tmp_path: Path) -> None:
     """A newcomer's kernel would seem to be full of bugs, or its bug seem to be a matter of what it declares."""
     options = ("--budget", "300s", "--device", "cpu", "--seed", "1", "--fail-fast", "--oracle", "accuracy")

@@ -93,7 +93,7 @@ def tables(problem: Problem) -> st.SearchStrategy[tuple[dict[str, Any], ...]]:
     max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
 )
 @given(data=st.data())
-@pytest.mark.by_day("paged_decode")
+@pytest.mark.by_day("split_decode")
 def test_every_possible_combination_is_drawn_and_nothing_else(problem: Problem, data: st.DataObject) -> None:
     """A kernel would be handed what it is not made for, or one of its combinations would never be tested."""
     supports = Supports(where=data.draw(tables(problem)), **cast(Any, ANY))

@@ -148,6 +148,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.night
 def test_bundled_kernels_pass(tmp_path: Path) -> None:
     """The script would lack a kernel's file, or rebuild other inputs or expect other results than the case."""
     scripts = [repro_script(regression(*case), declaration_of(case[1])) for case in BUNDLED]
