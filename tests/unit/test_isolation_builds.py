@@ -121,6 +121,7 @@ def test_an_older_process_counts_only_while_it_computes(executor: Executor) -> N
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.05], ids=["waiting", "polling"])
+@pytest.mark.by_day("polling")
 def test_waiting_for_another_ones_build_is_no_hang(
     zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_s: float
 ) -> None:
