@@ -150,6 +150,8 @@ def test_a_launch_fills_the_gpu_and_no_split_is_without_room() -> None:
         (8, 32768, True),
         (64, 256, False),
         (8, 1024, False),
+        (64, 544, False),  # 512 in pages of 272
+        (8, 4128, False),  # 4,096 in pages of 48
         (5000, 32768, False),
     ],
 )
