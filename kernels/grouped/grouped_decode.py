@@ -80,7 +80,7 @@ def grouped_decode_kernel(
     window, soft_cap,
     p_slopes, stride_slope,  # [num_q_heads]
     p_sinks, stride_sink,  # [num_q_heads]
-    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache
     p_v_scale, stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1

@@ -50,7 +50,7 @@ def masked_attention_kernel(
     # variants (see the wrapper): None unless asked for
     soft_cap,
     p_sinks, stride_sink,  # [num_q_heads]
-    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache
     p_v_scale, stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1

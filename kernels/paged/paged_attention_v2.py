@@ -59,7 +59,7 @@ def paged_attention_v2_kernel(
     # variants (see the wrapper): None unless asked for
     window, soft_cap,
     p_slopes, stride_slope,  # [num_q_heads]
-    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache
     p_v_scale, stride_v_scale,
     # constants
     ALIGN: tl.constexpr,  # elements, a divisor of K's strides but the last

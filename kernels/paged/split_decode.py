@@ -46,7 +46,7 @@ def split_decode_kernel(
     # variants (see the wrapper): None unless asked for
     window, soft_cap,
     p_slopes, stride_slope,  # [num_q_heads]
-    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache
     p_v_scale, stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1

@@ -89,7 +89,7 @@ def q_block_kernel(
     window, soft_cap,
     p_slopes, stride_slope,  # [num_q_heads]
     p_sinks, stride_sink,  # [num_q_heads]; not used if SEGMENTED
-    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache (see kv_scales)
+    p_k_scale, stride_k_scale,  # [1] or [num_kv_heads], of an 8-bit cache
     p_v_scale, stride_v_scale,
     # constants
     GROUP: tl.constexpr,  # query heads per KV head
