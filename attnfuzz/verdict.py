@@ -13,10 +13,12 @@ __all__ = [
     "BY_BOUNDS",
     "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
+    "MISTAKES_IN_FORMULAS",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "NOT_EVERYWHERE",
     "ORACLES",
+    "PAST_THE_END",
     "RELATION_ORACLES",
     "REPLACED",
     "USUAL_ORACLES",
@@ -76,6 +78,26 @@ BY_BOUNDS: frozenset[OracleName] = frozenset({"layout", "repaging", "gqa_expansi
 
 NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 """A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
+
+MISTAKES_IN_FORMULAS = frozenset(
+    {
+        "head_map",
+        "kv_scales",
+        "lse_base2",
+        "lse_formula",
+        "lse_natural",
+        "mask",
+        "merge",
+        "normalisation",
+        "scale",
+        "score_columns",
+        "variant",
+    }
+)
+"""Causes that are the same in cases of every size. Which tokens are missing or too many goes by the size of a case."""
+
+PAST_THE_END = "past_the_end"
+"""The cause where slots that hold none of a sequence's tokens take weight."""
 
 WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""

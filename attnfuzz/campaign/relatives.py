@@ -17,7 +17,8 @@ from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import Signature, aspects, case_features
 from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.repeated import repeated
 from attnfuzz.problems.supported import supports_case
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "nearest_permitted",
     "simpler_in_one_respect",
     "strides_swapped",
+    "with_other_numbers",
     "with_simplest_values",
     "without",
 ]
@@ -60,6 +62,14 @@ def with_simplest_values(suspect: FailingCase) -> Case | None:
     simplest = _domain(suspect.declaration).simplest
     recipes = {name: getattr(simplest, name) for name in _RECIPES if name in simplest.__struct_fields__}
     return next(iter(_made(suspect.declaration, suspect.case, [recipes])), None)
+
+
+def with_other_numbers(suspect: FailingCase) -> list[Case]:
+    """Those by which the oracle "residuals" judges a case."""
+    case = suspect.case
+    changed = repeated(case, "cpu") if isinstance(case, AttentionCase) else ()
+    permits = functools.partial(supports_case, suspect.declaration.supports, suspect.declaration.options)
+    return [one for one in changed if permits(one)]
 
 
 def nearest_permitted(suspect: FailingCase) -> Case | None:

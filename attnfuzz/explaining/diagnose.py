@@ -3,6 +3,7 @@
 Mistakes are replayed in float64, and the first that gives this number is named.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.formulas import column_mistakes, mask_mistakes, scale_mistakes, variant_mistakes
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import diagnose_merge
-from attnfuzz.explaining.mistakes import Diagnosis, Family, chain, first_match, first_match_of_lse
+from attnfuzz.explaining.mistakes import Diagnosis, Family, chain, every_match, first_match, first_match_of_lse
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.memory.patterns import Fill, poison_value
@@ -71,6 +72,9 @@ _BARELY = 2.0
 _SAME_BOUNDS = 2.0
 """What a token left out may leave open of each error, to be told beside a rounding."""
 _MOST_RIGHT = 2
+_REFUTED = 4.0
+"""Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
+_MOST_TOLD = 2
 _MOST_REFITTED = 2
 
 
@@ -108,11 +112,12 @@ def _diagnose(
     if isinstance(case, MergeStatesCase):
         return diagnose_merge(reference, comparisons, failed, index)
     number, head = index[:2]
+    held = poison_value(getattr(torch, case.kv_dtype), poison)
     if case.row_lens[number] == 0:
-        return _diagnose_empty(case, failed, number, head)
+        row = row_of(reference, case, comparisons, number, head, held)
+        return (_read_by_empty(row) if failed.name == "out" else None) or _diagnose_empty(case, failed, number, head)
     if failed.name not in ("out", "lse"):
         return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
-    held = poison_value(getattr(torch, case.kv_dtype), poison)
     places, right = _rows(case, comparisons)
     wrong, others = ([row_of(reference, case, comparisons, *place, held) for place in part] for part in (places, right))
     rounded = WrongRows(
@@ -120,13 +125,20 @@ def _diagnose(
         others,
         one_copy=reference.device == "cpu",
         beside_empty=_is_wrong_if_empty(case, comparisons),
-        nearby=lambda: _finite_there(nearby(), places, held),
+        nearby=functools.cache(lambda: _rows_there(nearby(), places, held)),
     )
     exact = rounded.exactly()
+    row = row_of(reference, case, comparisons, number, head, held)
+    if failed.name == "out" and not _is_wrong_beside_zeros(row):
+        others = [other for other in wrong if _is_wrong_beside_zeros(other)]
+        if not others:
+            return _of_zeros(row, exact, rounded)
+        row = others[0]
     if exact is not None and rounded.is_telling:
         return _or_at_an_edge(exact, rounded)
-    row = row_of(reference, case, comparisons, number, head, held)
     found, near = _diagnose_here(row, failed), exact or rounded.nearly()
+    if found is None and near is None and not row.is_finite:
+        found = _none_left(row, rounded.nearby())
     also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
     if found is not None and any(_contradicts(found, row, other, failed) for other in also_wrong):
         found = None
@@ -140,6 +152,47 @@ def _diagnose(
         return Diagnosis(f"{found.words}, or {near.words}", maybe=tuple(dict.fromkeys(filter(None, causes))))
     possible = rounded.perhaps() if near is None else tuple(filter(None, (near.cause, *near.maybe)))
     return replace(found or Diagnosis(""), maybe=possible) if possible else found
+
+
+def _none_left(row: AttentionRow, nearby: Iterable[AttentionRow]) -> Diagnosis | None:
+    """A mistake that leaves tokens out, seen where the sequence is longer: where it leaves none, 0 is divided by 0."""
+    for longer in nearby:
+        if (longer.row, longer.head) == (row.row, row.head) and longer.num_tokens > row.num_tokens and longer.is_finite:
+            found = diagnose_row(longer)
+            if found is not None and found.cause == "tokens_dropped":
+                length = longer.num_tokens
+                return Diagnosis(f"with {length} tokens {found.words}; here none is left", found.cause)
+    return None
+
+
+def _is_wrong_beside_zeros(row: AttentionRow) -> bool:
+    """Whether a wrong number is not 0: most mistakes make 0 of small numbers, and of all where scores are low."""
+    wrong = ~((row.got - row.expected).abs() <= row.bound)
+    return not bool((row.got.abs() <= row.bound)[wrong].all())
+
+
+def _of_zeros(row: AttentionRow, exact: Diagnosis | None, rounded: WrongRows) -> Diagnosis | None:
+    """The one mistake that makes wrong numbers 0; of several none is the cause, as far as this case can tell."""
+    if exact is not None and exact.cause == "flushed":  # the one that says which numbers become 0
+        return exact
+    found = [*([] if exact is None else [exact]), *every_match(row, chain(_families(row), row))]
+    if len({one.cause for one in found}) > 1:
+        refuted = set().union(*(_refuted(right) for right in rounded.nearby() if right.is_right))
+        found = [one for one in found if one.cause not in refuted]
+    of_cause = {one.cause: one for one in reversed(found) if one.cause}
+    causes = dict.fromkeys(cause for one in found for cause in (one.cause, *one.maybe) if cause)
+    if len(causes) <= 1:
+        return found[0] if found else Diagnosis("", maybe=rounded.perhaps())
+    told = [of_cause[cause].words for cause in causes if cause in of_cause]
+    return Diagnosis(", or ".join(told[:_MOST_TOLD]), maybe=tuple(causes))
+
+
+def _refuted(right: AttentionRow) -> set[str]:
+    """Causes that would make this row wrong in each of their ways."""
+    least: dict[str, float] = {}
+    for family in chain(_families(right), right):
+        least[family.cause] = min([least.get(family.cause, math.inf), *family.left_open(right).tolist()])
+    return {cause for cause, left in least.items() if left > _REFUTED}
 
 
 def _or_at_an_edge(exact: Diagnosis, rounded: WrongRows) -> Diagnosis:
@@ -157,6 +210,16 @@ def _or_at_an_edge(exact: Diagnosis, rounded: WrongRows) -> Diagnosis:
     return replace(first, words=f"{first.words}, or {other.words}", maybe=(*exact.maybe, other.cause))
 
 
+def _read_by_empty(row: AttentionRow) -> Diagnosis | None:
+    """Tokens of others that a row without keys has read."""
+    for family in tokens.slots_past_the_end(row):
+        roundoff = 2 * torch.finfo(row.dtype).eps * family.out.abs()
+        found = ((family.out - row.got).abs() <= roundoff).all(-1).nonzero().flatten().tolist()
+        if found:
+            return family.diagnosis(found[0])
+    return None
+
+
 def _diagnose_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
     lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
     what = f"sequence {number} is empty" if case.seen(number) is None else f"{row_words(case, number)} sees no key"
@@ -166,8 +229,8 @@ def _diagnose_empty(case: AttentionCase, failed: Comparison, number: int, head: 
     return Diagnosis(words)
 
 
-def _finite_there(nearby: Iterable[Compared], places: list[Place], poison: float) -> list[AttentionRow]:
-    """Of similar cases those of the rows at ``places`` that are finite."""
+def _rows_there(nearby: Iterable[Compared], places: list[Place], poison: float) -> list[AttentionRow]:
+    """The rows of similar cases at ``places``."""
     found = []
     for reference, comparisons in nearby:
         case = reference.case
@@ -175,7 +238,7 @@ def _finite_there(nearby: Iterable[Compared], places: list[Place], poison: float
             continue
         there = [(row, head) for row, head in places if row < case.num_rows and case.row_lens[row]]
         found += [row_of(reference, case, comparisons, *place, poison) for place in there]
-    return [row for row in found if row.is_finite]
+    return found
 
 
 def _is_wrong_if_empty(case: AttentionCase, comparisons: list[Comparison]) -> bool:

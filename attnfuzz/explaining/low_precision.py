@@ -34,6 +34,8 @@ OF_EMPTY_ROWS = "maximum_begins_finite"
 """The one mistake of these that makes rows without keys wrong, too."""
 LOWEST_EXPONENT = -1000.0
 """exp is 0 of all that is lower, in whatever format."""
+_LOWEST_OF_FLOAT32 = -104.0
+"""float32's exp is 0 of all that is lower."""
 _LOG_OF_KEYS = 10.0
 """So many keys have one score at most: those of a tile, or of a sequence."""
 _SHORTER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -69,6 +71,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
+        yield from _weights_of_another_type(row)
         for name in ("float16", "bfloat16"):
             yield from _sums_rounded(row, name, _rounding_to(name))
     else:
@@ -77,6 +80,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
         yield from _scores_rounded(row, name, rounded, copies=not one_copy)
         yield _sum_of_rounded_weights(row, name, rounded)
         yield from _weights_rounded(row, name, rounded)
+        yield from _weights_of_another_type(row)
         yield from _sums_rounded(row, name, rounded)
         yield from _states_rounded(row, name, rounded)
         yield from _cut_off(row, name)
@@ -167,25 +171,35 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[R
     )
 
 
+def _weights_of_another_type(row: AttentionRow) -> Iterator[Rounding]:
+    """One of 16 bits that is not the case's: a cast that somebody wrote for the models at hand."""
+    _, lse = row_weights(row.case, row.row, row.head, row.scores)
+    total = (lse - _top(row)).exp()
+    for name in ("float16", "bfloat16"):
+        if name != row.case.dtype:
+            words = f"weights are rounded to {name} before they are multiplied with V"
+            ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]
+            yield _rounding("weights_rounded", f"weights in {name}", words, ways)
+
+
 def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rounding:
     """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
-    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
     ways = []
-    for tile in (*_TILES, row.num_tokens):
-        ends = (
-            torch.arange(len(scores), device="cpu")
-            .div(tile, rounding_mode="floor")
-            .add(1)
-            .mul(tile)
-            .clamp(max=len(scores))
-            - 1
-        )
-        tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
-        weights = rounded((scores - tops).exp()) * (tops - _top(row)).exp()
+    for weights in _rounded_in_tiles(row, rounded):
         total = weights.sum() + (_sink(row) - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
     words = f"softmax weights are rounded to {name} before they are summed"
     return _rounding("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
+
+
+def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
+    """Weights beside the row's maximum, rounded beside that of their tile and those before, for each usual tile."""
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    for tile in (*_TILES, row.num_tokens):
+        tiles = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor")
+        ends = tiles.add(1).mul(tile).clamp(max=len(scores)) - 1
+        tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
+        yield rounded((scores - tops).exp()) * (tops - _top(row)).exp()
 
 
 def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
@@ -337,7 +351,7 @@ def _finite_maximum(row: AttentionRow) -> Rounding:
     lies there: then the log-sum-exp says so by itself, if it is near a number that somebody may have written.
     """
     begins = row.got_lse if row.got_lse is not None and math.isfinite(row.got_lse) else 0.0
-    is_lost = row.top < LOWEST_EXPONENT and begins > row.lse + row.lse_bound
+    is_lost = row.top < _LOWEST_OF_FLOAT32 and begins > row.lse + row.lse_bound
     lost = min(0.0, row.lse - begins) if is_lost else 0.0
     words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
     lse = torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu")
@@ -456,7 +470,7 @@ def _of_weights(
     exp: Round,
     *,
     of_v: Round = torch.clone,
-    numerics: Mapping[str, str],
+    numerics: Mapping[str, str] = MappingProxyType({}),
 ) -> Rounding:
     """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
 

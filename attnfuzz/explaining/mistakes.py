@@ -23,6 +23,7 @@ __all__ = [
     "Predicted",
     "Replay",
     "chain",
+    "every_match",
     "families_of_one",
     "family",
     "first_match",
@@ -178,6 +179,8 @@ def first_match(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | Non
     in_out_alone: Diagnosis | None = None
     is_ambiguous = False
     for candidates in families:
+        if is_ambiguous and candidates.is_fitted:  # where others fit as well, some number always does
+            continue
         fits = _fit(row, candidates.out)
         if not bool((fits <= 1).any()):
             continue
@@ -189,6 +192,14 @@ def first_match(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | Non
         if lse_is_right and in_out_alone is None and _stands_out(row, candidates, fits):
             in_out_alone = candidates.diagnosis(int(fits.argmin()), ", for out alone: lse is right")
     return in_out_alone or (Diagnosis("") if is_ambiguous else None)
+
+
+def every_match(row: AveragedRow, families: Iterable[Family]) -> Iterator[Diagnosis]:
+    """Of each family that predicts this row, LSE included, the mistake that does it best."""
+    for candidates in families:
+        fits = torch.where(_agrees(row, candidates.lse_of(row)), _fit(row, candidates.out), torch.inf)
+        if bool((fits <= 1).any()):
+            yield candidates.diagnosis(int(fits.argmin()))
 
 
 def first_match_of_lse(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | None:

@@ -3,6 +3,8 @@
 Tokens left out, counted twice, or made of memory past the end; another head, sequence, page, token or tensor.
 """
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Family
 from attnfuzz.explaining.row import AttentionRow, Query, softmax_average
+from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.wording import row_words
-from attnfuzz.verdict import MOST_PLACES
+from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
 __all__ = [
     "another_head",
@@ -29,6 +32,7 @@ __all__ = [
     "past_the_end",
     "periodic",
     "single_token",
+    "slots_past_the_end",
 ]
 
 _MAX_NUMBERS = 1 << 18
@@ -38,6 +42,8 @@ _MAX_EXTRA = 512
 _TILES = (16, 32, 64, 128)
 
 Ranges = Int64[Tensor, "ranges 2"]
+Keys = Float64[Tensor, "seq_len head_size"]
+Values = Float64[Tensor, "seq_len v_head_size"]
 
 
 def dropped(row: AttentionRow) -> Iterator[Family]:
@@ -69,21 +75,26 @@ def _left_out(row: AttentionRow, ranges: Ranges) -> Family:
 
 def behind_the_query(row: AttentionRow) -> Iterator[Family]:
     """Tokens of the sequence that come after the query token, from the next one on."""
-    k, v = row.keys_of(row.seq, row.kv_head), row.values_of(row.seq, row.kv_head)
-    last = min(len(k), row.num_tokens + _MAX_EXTRA)
-    if last == row.num_tokens:
-        return
-    scores = row.case.scale * (k[:last] @ row.q)
-    ends = torch.arange(row.num_tokens + 1, last + 1, device="cpu")
-    seen = scores.masked_fill(torch.arange(last, device="cpu") >= ends[:, None], -torch.inf)
-    out, lse = softmax_average(seen, v[:last].expand(len(ends), -1, -1))
-    yield Family(
-        "keys_behind_the_query",
-        out,
-        lse,
-        lambda i: _behind(row, int(ends[i])),
-        lambda i: _tokens_of(row, row.num_tokens, int(ends[i])),
-    )
+    last = min(row.case.seq_lens[row.seq], row.num_tokens + _MAX_EXTRA)
+    if last > row.num_tokens:
+        k, v = (of(row.seq, row.kv_head)[:last] for of in (row.keys_of, row.values_of))
+        out, lse = _of_more_tokens(row, k, v)
+        yield Family(
+            "keys_behind_the_query",
+            out,
+            lse,
+            lambda i: _behind(row, row.num_tokens + i + 1),
+            lambda i: _tokens_of(row, row.num_tokens, row.num_tokens + i + 1),
+        )
+
+
+def _of_more_tokens(
+    row: AttentionRow, k: Keys, v: Values
+) -> tuple[Float64[Tensor, "ends v_head_size"], Float64[Tensor, " ends"]]:
+    """What the first of these tokens give: one more than the row has, two more, up to all."""
+    ends = torch.arange(row.num_tokens + 1, len(k) + 1, device="cpu")
+    scores = (row.case.scale * (k @ row.q)).masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
+    return softmax_average(scores, v.expand(len(ends), -1, -1))
 
 
 def _behind(row: AttentionRow, end: int) -> str:
@@ -130,7 +141,7 @@ def periodic(row: AttentionRow) -> Iterator[Family]:
 
 
 def past_the_end(row: AttentionRow) -> Iterator[Family]:
-    """Tokens past the sequence's end: zeros that a masked load gave, or whatever the memory holds."""
+    """Tokens past the sequence's end: zeros that a masked load gave, whatever the memory holds, or another's tokens."""
     counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
     for number, source in (
         (0.0, "K and V masked to zero, the score not to -inf"),
@@ -141,7 +152,51 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
         own = float((row.scores - top).exp().sum())
         mass = counts * (score - top).exp()
         out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
-        yield Family("past_the_end", out, top + (own + mass).log(), _extra_words(source))
+        yield Family(PAST_THE_END, out, top + (own + mass).log(), _extra_words(source))
+    yield from slots_past_the_end(row)
+
+
+def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
+    """What a row of the block table leads to from the end of its sequence on, where some of that are tokens.
+
+    Those of another sequence on a page that both share, or on a page that an unused entry names.
+    """
+    case, length = row.case, row.case.seq_lens[row.seq]
+    if not isinstance(case, PagedDecodeCase) or row.num_tokens < length:
+        return
+    table, size, total = block_table_rows(case)[row.seq], case.block_size, num_blocks(case)
+    tokens = _tokens_of_pages(case)
+    found = list[tuple[int, int] | None]()
+    for position in range(length, min(len(table) * size, length + _MAX_EXTRA)):
+        page, offset = table[position // size], position % size
+        token = tokens.get((page, offset))
+        if not 0 <= page < total or (token is None and not math.isfinite(row.poison)):
+            break
+        found.append(token)
+    if not any(found):
+        return
+
+    def read(of: Callable[[int, int], Tensor]) -> Tensor:
+        of_seq = functools.cache(lambda seq: of(seq, row.kv_head))
+        own = of_seq(row.seq)
+        nothing = own.new_full(own.shape[1:], row.poison)
+        slots = [nothing if token is None else of_seq(token[0])[token[1]] for token in found]
+        return torch.cat((own, torch.stack(slots)))
+
+    out, lse = _of_more_tokens(row, read(row.keys_of), read(row.values_of))
+    words = _extra_words("where its row of the block table leads")
+    yield Family(PAST_THE_END, out[:1], lse[:1], words)  # by itself: of many counts some come near to one another
+    yield Family(PAST_THE_END, out, lse, words)
+
+
+def _tokens_of_pages(case: PagedDecodeCase) -> dict[tuple[int, int], tuple[int, int]]:
+    """Of each page and offset that holds one, a sequence and position."""
+    return {
+        (page, position % case.block_size): (seq, position)
+        for seq, pages in enumerate(physical_pages(case))
+        for i, page in enumerate(pages)
+        for position in range(i * case.block_size, min((i + 1) * case.block_size, case.seq_lens[seq]))
+    }
 
 
 def _extra_words(source: str) -> Callable[[int], str]:
@@ -217,9 +272,6 @@ def _tokens_of(row: AttentionRow, start: int, end: int) -> tuple[tuple[int, int]
 _MAX_PAGE_PAIRS = 4096
 _MAX_ROWS = 64
 """On either side of the row, of which a long prompt has thousands."""
-
-Keys = Float64[Tensor, "seq_len head_size"]
-Values = Float64[Tensor, "seq_len v_head_size"]
 
 
 def another_head(row: AttentionRow) -> Iterator[Family]:

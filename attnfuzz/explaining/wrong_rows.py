@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS, Rounding, roundings
+from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Rounding, roundings
 from attnfuzz.explaining.mistakes import Beside, Diagnosis
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -54,6 +54,12 @@ that many numbers come out of none of some thirty mistakes by chance, however fe
 _ENOUGH_NUMBERS = 8
 _SMALLEST_TILE = 16
 _FAR_OFF = 2.0
+_CALM = 2.0**14
+"""Float16 ends at 2^16."""
+_CALM_SCORE = 10.0
+"""exp gives a normal float16."""
+_LOWEST_NORMAL = -87.0
+"""float32's exp has all its bits of what is higher."""
 _REFUTED = 4.0
 """Bounds by which a rounding misses a right row, and so is none that the kernel makes."""
 
@@ -63,7 +69,7 @@ class WrongRows:
     """The wrong ``rows`` of a case, while ``others`` are right, and the rounding that gives them, if one does.
 
     ``one_copy``: of each score, as on a CPU.
-    ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases that are right.
+    ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases.
     """
 
     rows: Sequence[AttentionRow]
@@ -116,7 +122,8 @@ class WrongRows:
         if not found:
             return None
         first = found[0]
-        fitting = {rounding.name: rounding for rounding in (*found, *self._exact, *self._near)}
+        of_any_numbers = self._fitting(_is_exact)
+        fitting = {rounding.name: rounding for rounding in (*found, *self._exact, *of_any_numbers, *self._near)}
         given = self._given | {rounding.name for rounding in found}
         told = [rounding for name, rounding in fitting.items() if name in given]
         words = ", or ".join(rounding.words for rounding in told[:_MOST_TOLD])
@@ -156,7 +163,7 @@ class WrongRows:
     @cached_property
     def _is_wrong_of_high_scores(self) -> bool:
         """Whether similar cases are wrong whose scores lie far above any number with which a maximum may begin."""
-        return any(row.top > LOWEST_EXPONENT and not row.is_right for row in self.nearby())
+        return any(row.top > _LOWEST_NORMAL and row.is_finite and not row.is_right for row in self.nearby())
 
     @cached_property
     def _near(self) -> Sequence[Rounding]:
@@ -174,7 +181,12 @@ class WrongRows:
     @cached_property
     def _refuted_nearby(self) -> set[str]:
         """Where a result is no number, nearly anything that overflows would give it: runs on similar cases decide."""
-        return set() if all(row.is_finite for row in self.rows) else self._refuted(self.nearby())
+        if all(row.is_finite for row in self.rows):
+            return set()
+        nearby, lengths = self.nearby(), {row.num_tokens for row in self.rows}
+        if any(not row.is_finite and row.num_tokens in lengths and _is_calm(row) for row in nearby):
+            return {rounding.name for replayed in self._replayed for rounding in replayed}  # it is not their size
+        return self._refuted([row for row in nearby if row.is_finite])
 
     @cached_property
     def _given(self) -> set[str]:
@@ -193,6 +205,13 @@ class WrongRows:
         for rounding in roundings(row, one_copy=self.one_copy):
             if rounding.cause == OF_EMPTY_ROWS or not self.beside_empty:
                 yield rounding
+
+
+def _is_calm(row: AttentionRow) -> bool:
+    """Whether nothing overflows or underflows on the way to its result, whatever is rounded to a 16-bit type."""
+    products = float((row.k.abs() @ row.q.abs()).max())
+    scores, values = float(row.scores.abs().max()), float((row.weights[:, None] * row.v.abs()).sum(0).max())
+    return max(products, values) < _CALM and scores < _CALM_SCORE
 
 
 def _wrong_numbers(row: AttentionRow) -> int:

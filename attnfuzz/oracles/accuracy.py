@@ -11,6 +11,8 @@ from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
+from attnfuzz.problems.repeated import plain_values
+from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
 from attnfuzz.trials.observation import KernelRaised
@@ -61,17 +63,21 @@ def objection(
 
 
 def _nearby(trial: Trial) -> Iterator[Compared]:
-    """Runs on cases with fewer tokens, and with smaller scores, beside what each should give."""
-    case = trial.case
-    for changed in (*_shorter(case), *_quieter(case), *_plainer(case)) if isinstance(case, AttentionCase) else ():
+    """Runs on cases with fewer tokens, with one more, and with smaller scores, beside what each should give."""
+    case, declaration = trial.case, trial.kernel.declaration
+    if not isinstance(case, AttentionCase):
+        return
+    for changed in (*_shorter(case), *_longer(case), *_quieter(case), *_plainer(case)):
+        if not supports_case(declaration.supports, declaration.options, changed):
+            continue
         try:
-            seen = run_on(trial, Changed("with fewer tokens or smaller scores", changed))
+            seen = run_on(trial, Changed("with other tokens or smaller scores", changed))
         except KernelRaised as raised:
             if raised.fatal:
                 raise
             continue
         tolerance = trial.reference.tolerance
-        reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance=tolerance)
+        reference = Reference(declaration, changed, device=trial.device, tolerance=tolerance)
         yield reference, compare(reference, seen)
 
 
@@ -86,6 +92,13 @@ def _shorter(case: AttentionCase) -> Iterator[AttentionCase]:
             yield changed
 
 
+def _longer(case: AttentionCase) -> Iterator[AttentionCase]:
+    """With another token in each sequence that has any."""
+    changed = with_lengths(case, tuple(length + 1 if length else 0 for length in case.seq_lens))
+    if changed is not None:
+        yield changed
+
+
 def _quieter(case: AttentionCase) -> Iterator[AttentionCase]:
     """With scores of a half, a quarter and an eighth."""
     for exponent in range(case.values.logit_exponent - 1, case.values.logit_exponent - 4, -1):
@@ -94,11 +107,10 @@ def _quieter(case: AttentionCase) -> Iterator[AttentionCase]:
 
 
 def _plainer(case: AttentionCase) -> Iterator[AttentionCase]:
-    """With scores about 0, if they are all far below."""
-    if case.values.keys == "negative":
-        yield msgspec.structs.replace(
-            case, values=msgspec.structs.replace(case.values, keys="normal", logit_exponent=0)
-        )
+    """With scores about 0."""
+    plain = plain_values(case, case.seed)
+    if plain != case.values:
+        yield msgspec.structs.replace(case, values=plain)
 
 
 def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:

@@ -12,6 +12,7 @@ __all__ = [
     "LSE_KINDS",
     "MAX_LOGIT_EXPONENT",
     "MIN_LOGIT_EXPONENT",
+    "NORMAL_EXPONENT",
     "STATE_RECIPES",
     "STRIDE_KINDS",
     "VALUE_RECIPES",
@@ -40,6 +41,8 @@ LSE_KINDS: tuple[str, ...] = get_args(LseKind)
 STRIDE_KINDS: tuple[StrideKind, ...] = get_args(StrideKind)
 
 MIN_LOGIT_EXPONENT, MAX_LOGIT_EXPONENT = -6, 8
+NORMAL_EXPONENT = -5
+"""The "normal" recipe draws integers of standard deviation 36.9; times 2^-5 it is 1.15."""
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from attnfuzz.problems.hashing import fold
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
-from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe
+from attnfuzz.problems.recipes import NORMAL_EXPONENT, KeyRecipe, ValueRecipe
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 
 __all__ = [
-    "NORMAL_EXPONENT",
     "DrawnRecipe",
     "Filling",
     "HashedRecipe",
@@ -40,9 +39,6 @@ __all__ = [
     "exact_on_host",
     "fill_all",
 ]
-
-NORMAL_EXPONENT = -5
-"""The "normal" recipe draws integers of standard deviation 36.9; times 2^-5 it is 1.15."""
 
 DrawnRecipe = Literal["integers", "normal", "large", "small", "fine8", "fine11", "fine24"]
 """Recipes that draw every element on its own; "fine" with so many bits."""

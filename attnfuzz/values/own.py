@@ -10,7 +10,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.problems.hashing import fold, stream_key
-from attnfuzz.values.draws import NORMAL_EXPONENT, draw
+from attnfuzz.problems.recipes import NORMAL_EXPONENT
+from attnfuzz.values.draws import draw
 
 __all__ = ["numbers"]
 

@@ -223,6 +223,9 @@ def test_work_in_a_stream_that_nobody_waits_for(runner: Runner) -> None:
     (declaration,) = runner.declarations([f"{HACKS / 'not_joined.py'}:stream_not_joined"])
     case = fitted(declaration, CASES["paged_decode"])
     runner.judge(declaration, case)  # what a first call loads takes longer than the current stream is late
-    failures = [verdict.failure for verdict in runner.judge_many(declaration, [case, case], timeout_s=120.0)]
+    for _ in range(10):  # on a GPU that others use the work may be done before the copies are made
+        failures = [verdict.failure for verdict in runner.judge_many(declaration, [case, case], timeout_s=120.0)]
+        if failures[0] is not None:
+            break
     assert failures[0] is not None
     assert "a stream that the current one does not wait for" in failures[0].message

@@ -14,6 +14,7 @@ from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import LogicalAttention
+from attnfuzz.verdict import PAST_THE_END
 
 
 def one_more(n: int) -> int:
@@ -54,6 +55,16 @@ def test_tail_of_a_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> 
     failure = failure_of(plant("paged_decode", length=one_more), paged)
     assert (failure.oracle, failure.kind) == ("dead_memory", "out")
     assert "offsets 5-7 of its page 0" in failure.details[1]
+
+
+def test_past_the_end_of_a_shared_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Another sequence's token is no dead memory: the wrong number would be told without what was read."""
+    pages = msgspec.structs.replace(paged.pages, shared_blocks=1)
+    case = msgspec.structs.replace(paged, seq_lens=(5, 8), block_size=8, pages=pages)
+    failure = failure_of(plant("paged_decode", length=lambda n: min(n + 1, 8)), case)
+    assert (failure.oracle, failure.cause) == ("accuracy", PAST_THE_END)
+    words = "1 token past the end of the sequence takes weight (where its row of the block table leads)"
+    assert words in failure.message
 
 
 def test_masked_scores_but_unmasked_values(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:

@@ -26,7 +26,7 @@ from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.features import SHARED_PAGES
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import USUAL_ORACLES, Failure, Relations, Verdict
+from attnfuzz.verdict import USUAL_ORACLES, WITHOUT_WEIGHT, Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted
@@ -130,6 +130,7 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
 DEAD = Failure(
     oracle="dead_memory", kind="out", message="out changes with memory that holds no token", cause="nan_load"
 )
+WITHOUT_ITS_WEIGHT = msgspec.structs.replace(DEAD, cause=WITHOUT_WEIGHT)
 LEAKS = Failure(oracle="containment", kind="nan in V", message="out is nan with nan in V at another sequence's token")
 PAGED = Declaration(
     name="paged",
@@ -141,44 +142,70 @@ PAGED = Declaration(
 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("reads_past_its_end", [True, False])
+@pytest.mark.parametrize("shown", [LEAKS, WRONG])
 def test_another_sequence_s_token_on_a_shared_page_is_a_read_past_the_end(
-    reads_past_its_end: bool, is_known: bool
+    shown: Failure, reads_past_its_end: bool, is_known: bool
 ) -> None:
     """A kernel that forgets one mask would have two findings: the second where a live token lies past the end."""
+    is_bug, sent, known = _looked_into_on_a_shared_page(shown, DEAD, reads_past_its_end, is_known)
+    assert is_bug
+    if not reads_past_its_end:
+        assert last(sent, Minimised).shown_as == ((shown.oracle, shown.kind),)
+    elif is_known:
+        assert last(sent, Duplicate).features == {SHARED_PAGES}
+        later = case_features(PAGED, msgspec.structs.replace(ON_A_SHARED_PAGE, seq_lens=(3, 16, 2)))
+        assert known.explains(Symptom.of(PAGED.target, shown), later)
+    else:
+        assert last(sent, Minimised).shown_as == (("dead_memory", "out"),)
+        assert last(sent, Smaller).failure == DEAD
+
+
+@pytest.mark.parametrize(
+    ("shown", "behind"),
+    [
+        pytest.param(WRONG, WITHOUT_ITS_WEIGHT, id="a number without weight changes nothing"),
+        pytest.param(msgspec.structs.replace(WRONG, cause="head_map"), DEAD, id="its cause is told"),
+    ],
+)
+def test_a_wrong_number_on_a_shared_page_that_no_read_past_the_end_explains_is_another_bug(
+    shown: Failure, behind: Failure
+) -> None:
+    """It would be put down to dead memory, and not be told at all."""
+    is_bug, sent, _ = _looked_into_on_a_shared_page(shown, behind, True, True)
+    assert is_bug
+    assert last(sent, Minimised).shown_as == ((shown.oracle, shown.kind),)
+
+
+ON_A_SHARED_PAGE = PagedDecodeCase(
+    num_q_heads=1,
+    head_size=16,
+    num_kv_heads=1,
+    seq_lens=(1, 16),
+    block_size=16,
+    pages=Pages(shared_blocks=1),
+    scale=0.25,
+)
+
+
+def _looked_into_on_a_shared_page(
+    shown: Failure, behind: Failure, reads_past_its_end: bool, is_known: bool
+) -> tuple[bool, list[msgspec.Struct], KnownFindings]:
+    """Of a case that shows ``shown``, and ``behind`` where no page is shared if that comes of a read past the end."""
 
     def judge(
         declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
     ) -> Verdict:
         assert isinstance(case, PagedDecodeCase)
         if case.num_seqs == 1:
-            return Verdict(failure=DEAD if reads_past_its_end else None)
+            return Verdict(failure=behind if reads_past_its_end else None)
         is_shared = case.pages.shared_blocks or not reads_past_its_end
-        return Verdict(failure=LEAKS if is_shared else DEAD)
+        return Verdict(failure=shown if is_shared else behind)
 
-    case = PagedDecodeCase(
-        num_q_heads=1,
-        head_size=16,
-        num_kv_heads=1,
-        seq_lens=(1, 16),
-        block_size=16,
-        pages=Pages(shared_blocks=1),
-        scale=0.25,
-    )
     timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     known = KnownFindings()
     if is_known:
-        known.add(Signature(Symptom.of(PAGED.target, DEAD), frozenset()))
-    is_bug, sent = looked_into(FailingCase(PAGED, case, LEAKS), timed, known)
-    assert is_bug
-    if not reads_past_its_end:
-        assert last(sent, Minimised).shown_as == (("containment", "nan in V"),)
-    elif is_known:
-        assert last(sent, Duplicate).features == {SHARED_PAGES}
-        later = case_features(PAGED, msgspec.structs.replace(case, seq_lens=(3, 16, 2)))
-        assert known.explains(Symptom.of(PAGED.target, LEAKS), later)
-    else:
-        assert last(sent, Minimised).shown_as == (("dead_memory", "out"),)
-        assert last(sent, Smaller).failure == DEAD
+        known.add(Signature(Symptom.of(PAGED.target, behind), frozenset()))
+    return *looked_into(FailingCase(PAGED, ON_A_SHARED_PAGE, shown), timed, known), known
 
 
 def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:

@@ -14,9 +14,11 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from attnfuzz.campaign.messages import Known
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.choices import CACHE_TENSORS
 from attnfuzz.problems.features import (
     CACHE_STRIDES,
@@ -26,7 +28,16 @@ from attnfuzz.problems.features import (
     features,
     general_features,
 )
-from attnfuzz.verdict import IDENTIFYING_CAUSES, NARROW_OFFSETS, Diagnosed, Failure, ends_process, is_fault
+from attnfuzz.problems.repeated import plain_values
+from attnfuzz.verdict import (
+    IDENTIFYING_CAUSES,
+    NARROW_OFFSETS,
+    PAST_THE_END,
+    Diagnosed,
+    Failure,
+    ends_process,
+    is_fault,
+)
 
 __all__ = [
     "ADDRESS_ORACLES",
@@ -172,8 +183,10 @@ NEEDS_PRECEDING = "preceding cases"
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 _SEE_ROUNDINGS = frozenset({"residuals", "value_affinity"})
 """Besides accuracy: to which of them a rounding shows first is a matter of luck."""
+_OF_STATISTICS = (":size", ":lean")
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
-_IGNORED = "ignored stride"
+_IGNORED_PAGE_IDS = "ignored page ids"
+_IGNORED = ("ignored stride", _IGNORED_PAGE_IDS)
 
 
 def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
@@ -188,6 +201,8 @@ def failure_features(declaration: Declaration, case: Case, failure: Failure) -> 
     """What ``failure`` may need of ``case``."""
     if failure.cause in IDENTIFYING_CAUSES or Symptom.of(declaration.target, failure).is_rounding:
         return frozenset({ANY_CASE})
+    if failure.oracle == "residuals" and isinstance(case, AttentionCase):  # it has other numbers of its own
+        case = msgspec.structs.replace(case, values=plain_values(case, case.seed))
     return case_features(declaration, case)
 
 
@@ -207,7 +222,8 @@ class Symptom:
         """The symptom of ``failure`` on the kernel loaded by ``kernel``."""
         if failure.cause in IDENTIFYING_CAUSES:
             return cls.of_cause(kernel, failure.oracle, failure.cause)
-        return cls(kernel, failure.oracle, failure.kind)
+        is_plainly_wrong = failure.oracle == "residuals" and not failure.kind.endswith(_OF_STATISTICS)
+        return cls(kernel, "accuracy" if is_plainly_wrong else failure.oracle, failure.kind)
 
     @classmethod
     def of_cause(cls, kernel: str, oracle: str, cause: str) -> Symptom:
@@ -390,6 +406,15 @@ def _lies_alike(a: FindingLike, b: FindingLike) -> bool:
     return _spoil_the_same(mine.symptom, its.symptom) and is_part_of(mine.features, its.features)
 
 
+def _ignores_page_ids(a: FindingLike, b: FindingLike) -> bool:
+    """``a`` says that pages are not read where the block table has them, so anything may have been read in ``b``."""
+    mine, its = a.signature, b.signature
+    if mine.symptom.kind != _IGNORED_PAGE_IDS or not mine.symptom.may_be(its.symptom):
+        return False
+    is_told = its.symptom.oracle == "accuracy" and b.said is not None and b.said.cause
+    return not is_told and aspects(mine.features) <= its.features
+
+
 def _names_its_stride(one: FindingLike, other: FindingLike) -> bool:
     """``one`` says that the kernel ignores a stride, which ``other`` needs, or says too."""
     if one.said is None or one.said.cause != "ignored_stride":
@@ -399,6 +424,22 @@ def _names_its_stride(one: FindingLike, other: FindingLike) -> bool:
     return one.signature.symptom == other.signature.symptom or (
         name in needed and (other.signature.symptom.is_fault or other.signature.symptom.oracle in SILENT_ORACLES)
     )
+
+
+def _says_the_same(a: FindingLike, b: FindingLike) -> bool:
+    """One mistake is told of both, or may be told of ``b``, which needs all that ``a`` is about."""
+    mine, its = a.signature, b.signature
+    if a.said is None or b.said is None or not a.said.cause or not mine.symptom.may_be(its.symptom):
+        return False
+    return a.said.cause in (b.said.cause, *b.said.maybe) and aspects(mine.features) <= its.features
+
+
+def _runs_off_the_end(a: FindingLike, b: FindingLike) -> bool:
+    """``a`` reads past the end of a sequence, and ``b`` faults: there may be no page, and no entry of the table."""
+    mine, its = a.signature, b.signature
+    if a.said is None or a.said.cause != PAST_THE_END or mine.symptom.kernel != its.symptom.kernel:
+        return False
+    return its.symptom.is_fault and not aspects(its.features) and not aspects(mine.features)
 
 
 def _may_be_one_rounding(one: FindingLike, other: FindingLike) -> bool:
@@ -417,5 +458,15 @@ def _spoil_the_same(a: Symptom, b: Symptom) -> bool:
     return a.kind.partition(":")[0] == b.kind.partition(":")[0]
 
 
-RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _lies_alike, _may_be_one_rounding)
+RULES = (
+    _explains,
+    _ignores_page_ids,
+    _names_its_stride,
+    _is_flaky_alike,
+    _is_about_part,
+    _lies_alike,
+    _says_the_same,
+    _runs_off_the_end,
+    _may_be_one_rounding,
+)
 """What makes two findings one, each asked both ways."""

@@ -26,6 +26,7 @@ from attnfuzz.campaign.relatives import (
     nearest_permitted,
     simpler_in_one_respect,
     strides_swapped,
+    with_other_numbers,
     with_simplest_values,
     without,
 )
@@ -48,7 +49,7 @@ from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
-from attnfuzz.verdict import ends_process
+from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, WITHOUT_WEIGHT, ends_process
 
 __all__ = ["Investigation"]
 
@@ -193,30 +194,35 @@ class Investigation:
 
         The oracles that compare bits see a wrong number too where the values are so large that it stays within the
         bound, and so do the statistics of ``residuals``. These are of whatever tokens the kernel reads, so where the
-        plain case shows a bug that is known, they are that bug.
+        plain case shows a bug that is known, they are that bug; and where one of their own cases is plainly wrong, it
+        is that bug which they see.
         """
-        is_statistics = self._now.symptom.oracle == "residuals"
+        is_statistics = self._now.failure.oracle == "residuals"
         if self._cannot_be_compared() or not (self._now.symptom.is_rounding or is_statistics):
             return
         plain = with_simplest_values(self._now)
-        try:
-            found = None if plain is None else self._failing_one(plain)
-        except OutOfTime:
-            return
-        if found is None or found.symptom.oracle not in SILENT_ORACLES:
-            return
-        if not self._known.explains(found.symptom, found.features):
-            self._needed, self._symptoms = found.features, []
-            self._step_to(found)
-        elif is_statistics:
-            raise _SameBug
+        others = with_other_numbers(self._now)[:1] if is_statistics else []
+        for case in ([] if plain is None else [plain]) + others:
+            try:
+                found = self._failing_one(case)
+            except OutOfTime:
+                return
+            if found is None or found.symptom.oracle not in SILENT_ORACLES:
+                continue
+            if not self._known.explains(found.symptom, found.features):
+                self._needed, self._symptoms = found.features, []
+                self._step_to(found)
+                return
+            if is_statistics:
+                raise _SameBug
 
     def _look_past_shared_pages(self) -> None:
         """What lies past the end of a sequence is a token of another one on a page that both share, else dead memory.
 
         So a row that shows another's token is the bug that the case with no shared page shows in dead memory.
         """
-        if self._cannot_be_compared() or self._now.symptom.oracle != "containment":
+        is_wrong = self._now.symptom.oracle == "accuracy" and self._now.failure.cause in ("", PAST_THE_END)
+        if self._cannot_be_compared() or not (is_wrong or self._now.symptom.oracle == "containment"):
             return
         for alone in without(SHARED_PAGES, self._now.declaration, self._now.case):
             try:
@@ -225,6 +231,8 @@ class Investigation:
                 return
             if found is None or found.symptom.oracle != "dead_memory":
                 continue
+            if is_wrong and found.failure.cause == WITHOUT_WEIGHT:
+                continue  # another's token is a number: without weight it makes no difference
             if self._known.explains(found.symptom, found.features):
                 self._needed = frozenset({SHARED_PAGES})
                 raise _SameBug
@@ -392,6 +400,8 @@ class Investigation:
             return False
         if not set(other.failure.replays) <= set(self._now.failure.replays):
             return False  # a smaller case that another rounding explains, too, would be told as that one
+        if self._now.failure.cause in MISTAKES_IN_FORMULAS and other.failure.cause != self._now.failure.cause:
+            return False  # likewise: a mistake gives few numbers by chance that another one gives
         self._failing = other
         return True
 

@@ -177,6 +177,11 @@ class Sequences(Facet[AttentionCase]):
                 kept = [other for other in range(case.num_seqs) if other != seq]
                 yield f"sequence {seq} left out", _of_kept(case, kept)
 
+    def alternatives(self, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
+        """Of unequal lengths the smallest are 0 and 1."""
+        if 0 in case.seq_lens and any(case.seq_lens):
+            yield {"seq_lens": tuple(length + 1 for length in case.seq_lens)}
+
     def without(self, feature: str, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
         if feature == "empty sequence":
             yield {"seq_lens": tuple(max(1, seq_len) for seq_len in case.seq_lens)}

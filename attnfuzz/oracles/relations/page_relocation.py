@@ -367,6 +367,7 @@ _KIND = "page ids"
 
 _USE_STRIDE = "compute offsets with the strides of the tensor: its shape does not tell them"
 _WIDER_OFFSETS = "convert an index to 64 bits before it is multiplied with a stride (`.to(tl.int64)`, `int64_t`)"
+_FOLLOW_IDS = "read each page where its row of the block table says that it lies"
 _WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
 
@@ -544,6 +545,9 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
     case: Any = trial.case
     step, count = pages_to_same_alignment(case), num_blocks(case)
+    if (moved := _wrong(trial, Far(step))) is not None:
+        words = f"with page ids from {step} on"
+        return _failure(trial, Far(step), moved, "ignored page ids", words, _FOLLOW_IDS, cause="ignored_page_ids")
     right_up_to = count - 1
     for limit in (limit for limit in limits_of(case) if limit.page <= far.first_page):
         first = -(-limit.page // step) * step

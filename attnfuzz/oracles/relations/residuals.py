@@ -1,14 +1,14 @@
 """Errors that are each within their bound are together no larger than roundings make them, and go either way.
 
 The case is run some more times with numbers of which each has a sign of its own, scores of the order of 1, and no
-needles; of each sequence, what its last query token gives is compared with the exact result, and the errors of all runs
-are judged together (`attnfuzz.numerics.residuals`). This sees what a bound cannot, which allows for roundings that all
-go the same way: an accumulator or a row sum kept in 16 bits from tile to tile, results that are cut off.
+needles. An error beyond its bound is told by itself. Else what the last query token of each sequence gives is compared
+with the exact result, and the errors of all runs are judged together (`attnfuzz.numerics.residuals`). This sees what a
+bound cannot, which allows for roundings that all go the same way: an accumulator or a row sum kept in 16 bits from tile
+to tile, results that are cut off.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,29 +23,20 @@ from attnfuzz.explaining.diagnose import row_of
 from attnfuzz.explaining.low_precision import Rounding, roundings
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
+from attnfuzz.oracles.accuracy import objection
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
+from attnfuzz.problems.repeated import repeated, telling_rows, visible_keys
 from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference, compare
 from attnfuzz.trials.expected_rows import arithmetic_of, changes_scores
 from attnfuzz.trials.trial import Trial
-from attnfuzz.values.draws import NORMAL_EXPONENT
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Blame, Failure
 
 __all__ = ["RESIDUALS"]
 
-_FEWEST_TOKENS = 16
-_ENOUGH_ROWS = {"cpu": 128, "cuda": 1024}
-"""Triton's interpreter takes milliseconds for each."""
-_MOST_SEQS = 64
 _FEWEST_ROWS = 32
-_MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""In all runs together: what a core looks at in some tenths of a second."""
 _SMALLEST_EXPONENT = {"float16": -14, "bfloat16": -126}
-_NEXT_SEED = 0x9E3779B1
-"""Odd, so that no seed comes twice."""
-_DEVIATION = 36.9 * 2.0**NORMAL_EXPONENT
 _EXPLAINED = 0.5
 """Part of the squares of the errors that a replayed rounding must account for."""
 _MOST_REPLAYED = 4
@@ -78,54 +69,40 @@ def _applies(declaration: Declaration, case: AttentionCase) -> bool:
     del declaration
     if case.dtype == "float32" or case.kv is not None or changes_scores(case):
         return False
-    return bool(_tokens(case)) and _repeats(case, "cpu")[1] > 0
-
-
-def _tokens(case: AttentionCase) -> list[int]:
-    """The last query token of each sequence, where it sees enough keys; of one sequence they would share V."""
-    last = [case.rows_of(seq)[-1] for seq in range(case.num_seqs) if len(case.rows_of(seq))]
-    return [row for row in last if _visible(case, row) >= _FEWEST_TOKENS]
-
-
-def _visible(case: AttentionCase, row: int) -> int:
-    length = case.row_lens[row]
-    return length if case.variant.window is None else min(length, case.variant.window)
-
-
-def _repeats(case: AttentionCase, device: str) -> tuple[int, int]:
-    """How often the sequences are repeated within a run, and how many runs there are; 0 if one is too large."""
-    rows, numbers = len(_tokens(case)) * case.num_q_heads, case.work
-    wanted, most = math.ceil(_ENOUGH_ROWS[device] / rows), _MOST_NUMBERS[device] // numbers
-    in_one = max(1, min(wanted, most, _MOST_SEQS // case.num_seqs))
-    return in_one, min(math.ceil(wanted / in_one), most // in_one)
+    return next(repeated(case, "cpu"), None) is not None
 
 
 def _check(trial: Trial) -> Failure | None:
     case: Any = trial.case
     if trial.reference.tolerance != "bound":
         return None
-    found = [token for changed in _changed(case, trial.device) for token in _tokens_of(trial, changed)]
+    found = list[_Token]()
+    for changed in repeated(case, trial.device):
+        seen = run_on(trial, Changed("with other numbers", changed))
+        reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance="bound")
+        comparisons = compare(reference, seen)
+        if (wrong := objection(reference, comparisons, seen.poison)) is not None:
+            return _beyond(wrong, changed)
+        found += _tokens_of(trial, changed, reference, comparisons)
     return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
 
 
-def _changed(case: AttentionCase, device: str) -> Iterator[AttentionCase]:
-    """With scores of the order of 1, for any scale and head size."""
-    exponent = round(-math.log2(case.scale * _DEVIATION**2 * math.sqrt(case.head_size)))
-    exponent = max(MIN_LOGIT_EXPONENT, min(exponent, MAX_LOGIT_EXPONENT))
-    times, num_runs = _repeats(case, device)
-    fields = {**case.of_sequences([*range(case.num_seqs)] * times), **case.with_own_pages()}
-    for i in range(num_runs):
-        seed = (case.values.seed + (i + 1) * _NEXT_SEED) % (1 << 32)
-        values = Values(keys="normal", values="normal", logit_exponent=exponent, seed=seed)
-        yield msgspec.structs.replace(case, values=values, **fields)
+def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:
+    """What is plainly wrong with other numbers is told as such, whatever the errors are together."""
+    return msgspec.structs.replace(
+        wrong,
+        oracle="residuals",
+        message=f"with other numbers, {wrong.message}",
+        details=(f"of {changed.num_rows} rows of the same shapes", *wrong.details),
+        blame=Blame(),
+    )
 
 
-def _tokens_of(trial: Trial, case: AttentionCase) -> Iterator[_Token]:
+def _tokens_of(
+    trial: Trial, case: AttentionCase, reference: Reference, comparisons: list[Comparison]
+) -> Iterator[_Token]:
     """Of one run those that tell something."""
     declaration = trial.kernel.declaration
-    seen = run_on(trial, Changed("with other numbers", case))
-    reference = Reference(declaration, case, device=trial.device, tolerance="bound")
-    comparisons = compare(reference, seen)
     got, expected = (
         torch.cat([part.double().cpu().reshape(*part.shape[:2], -1) for part in parts], -1)
         for parts in ([one.got for one in comparisons[:2]], [one.expected for one in comparisons[:2]])
@@ -133,9 +110,9 @@ def _tokens_of(trial: Trial, case: AttentionCase) -> Iterator[_Token]:
     elements = slice(got.shape[-1])
     values = reference.values_on_cpu
     arithmetic = arithmetic_of(declaration, case, one_copy=trial.device == "cpu")
-    for token in _tokens(case):
+    for token in telling_rows(case):
         k, v = values.sequence(case.row_seqs[token])
-        keys = slice(case.row_lens[token] - _visible(case, token), case.row_lens[token])
+        keys = slice(case.row_lens[token] - visible_keys(case, token), case.row_lens[token])
         spread = spread_of_row(
             values.q[token].double(),
             k[keys].double(),

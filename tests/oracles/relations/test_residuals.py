@@ -52,7 +52,7 @@ def dense(attend: Attend, numerics: Numerics) -> Kernel:
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> Judged:
     """What the relation says of an eager kernel, of as many rows as on a GPU."""
-    from attnfuzz.oracles.relations import residuals as module
+    from attnfuzz.problems import repeated as module
 
     monkeypatch.setitem(module._ENOUGH_ROWS, "cpu", 512)
     monkeypatch.setitem(module._MOST_NUMBERS, "cpu", 1 << 26)
@@ -83,7 +83,7 @@ def test_a_row_sum_in_16_bits_is_named(case: DenseDecodeCase, judged: Judged) ->
     """A sum of weights that is rounded from tile to tile would go unseen: its LSE is within the bound."""
     failure = judged(run(Mistake("", "", short_sum=True), 16), case, Numerics())
     assert failure is not None
-    assert (failure.kind, failure.cause) == ("lse:size", "sums_rounded")
+    assert (failure.tensor, failure.cause) == ("lse", "sums_rounded")
     assert "the sum of the softmax weights is kept in float16" in failure.message
 
 
@@ -92,7 +92,7 @@ def test_an_accumulator_in_16_bits_is_named(judged: Judged) -> None:
     """An output that is rounded from tile to tile would go unseen: each of its errors is within the bound."""
     failure = judged(run(Mistake("", "", short_out=True), 16), LONG, SUMS_IN_FLOAT32)
     assert failure is not None
-    assert (failure.kind, failure.cause) == ("out:size", "sums_rounded")
+    assert (failure.tensor, failure.cause) == ("out", "sums_rounded")
     assert "the sum of weights x V is kept in float16" in failure.message
 
 
