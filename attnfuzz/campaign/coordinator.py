@@ -346,8 +346,9 @@ class Coordinator:
     def _note_trouble(self, message: str) -> None:
         if message not in self._heard_of:
             self._heard_of.add(message)
-            self._troubles.append(in_one_sentence(message))
-            self._reporter.note(self._troubles[-1].partition("\n")[0])
+            if (sentence := in_one_sentence(message)) not in self._troubles:
+                self._troubles.append(sentence)
+                self._reporter.note(sentence.partition("\n")[0])
 
     def _give_up_lost_devices(self) -> None:
         """End all workers on a GPU that does not answer; what they were at is taken up elsewhere, if there is a GPU."""

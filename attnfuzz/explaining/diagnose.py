@@ -132,9 +132,11 @@ def _diagnose(
     if failed.name == "out" and not _is_wrong_beside_zeros(row):
         others = [other for other in wrong if _is_wrong_beside_zeros(other)]
         if not others:
-            return _of_zeros(row, exact, rounded)
+            return _of_lost_weights(row, exact, rounded)
         row = others[0]
     if exact is not None and rounded.is_telling:
+        if failed.name == "out" and all(map(_is_of_one_token, wrong)):
+            return _of_lost_weights(row, exact, rounded)
         return _or_at_an_edge(exact, rounded)
     found, near = _diagnose_here(row, failed), exact or rounded.nearly()
     if found is None and near is None and not row.is_finite:
@@ -171,8 +173,14 @@ def _is_wrong_beside_zeros(row: AttentionRow) -> bool:
     return not bool((row.got.abs() <= row.bound)[wrong].all())
 
 
-def _of_zeros(row: AttentionRow, exact: Diagnosis | None, rounded: WrongRows) -> Diagnosis | None:
-    """The one mistake that makes wrong numbers 0; of several none is the cause, as far as this case can tell."""
+def _is_of_one_token(row: AttentionRow) -> bool:
+    """Whether all other weights are lost, however that came about."""
+    heaviest = row.v[int(row.scores.argmax())]
+    return row.num_tokens > 1 and bool(((row.got - heaviest).abs() <= row.bound).all())
+
+
+def _of_lost_weights(row: AttentionRow, exact: Diagnosis | None, rounded: WrongRows) -> Diagnosis | None:
+    """The one mistake that loses small numbers; of several none is the cause, as far as this case can tell."""
     if exact is not None and exact.cause == "flushed":  # the one that says which numbers become 0
         return exact
     found = [*([] if exact is None else [exact]), *every_match(row, chain(_families(row), row))]

@@ -356,6 +356,8 @@ def _finite_maximum(row: AttentionRow) -> Rounding:
     words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
     lse = torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu")
     ways = [(math.exp(lost) * row.expected, lse)]
+    if is_lost and row.got_lse is None:  # nothing tells with which number it begins: perhaps with a lower one
+        ways.append((row.expected, torch.tensor(row.lse, dtype=torch.float64, device="cpu")))
     if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):
         ways.append((row.got, lse))
     return _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)

@@ -169,7 +169,7 @@ def families_of_one(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
 
 
 def first_match(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | None:
-    """The mistake of the first family that predicts this row, LSE included.
+    """The mistake of the first family that predicts this row, LSE included, or of the first that does so exactly.
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
     Without words if some do, of which none can be told from the others.
@@ -178,20 +178,24 @@ def first_match(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | Non
     lse_is_right = row.got_lse is not None and bool(_agrees(row, right))
     in_out_alone: Diagnosis | None = None
     is_ambiguous = False
+    nearly: Diagnosis | None = None
     for candidates in families:
-        if is_ambiguous and candidates.is_fitted:  # where others fit as well, some number always does
+        if (is_ambiguous or nearly is not None) and candidates.is_fitted:  # some number always fits
             continue
         fits = _fit(row, candidates.out)
         if not bool((fits <= 1).any()):
             continue
         with_lse = torch.where(_agrees(row, candidates.lse_of(row)), fits, torch.inf)
         if float(with_lse.min()) <= 1:
+            i = int(with_lse.argmin())
             if _stands_out(row, candidates, with_lse):
-                return candidates.diagnosis(int(with_lse.argmin()))
+                if candidates.is_fitted or float(candidates.left_open(row)[i]) <= _SAME_BOUNDS:
+                    return candidates.diagnosis(i)
+                nearly = nearly or candidates.diagnosis(i)
             is_ambiguous = True
         if lse_is_right and in_out_alone is None and _stands_out(row, candidates, fits):
             in_out_alone = candidates.diagnosis(int(fits.argmin()), ", for out alone: lse is right")
-    return in_out_alone or (Diagnosis("") if is_ambiguous else None)
+    return nearly or in_out_alone or (Diagnosis("") if is_ambiguous else None)
 
 
 def every_match(row: AveragedRow, families: Iterable[Family]) -> Iterator[Diagnosis]:

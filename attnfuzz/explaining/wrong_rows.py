@@ -43,7 +43,15 @@ _OF_ITS_BOUND = 0.5
 _TELLING = 3
 """Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
 _OF_FEW_NUMBERS = frozenset(
-    {"exponential_rounded", "flushed", OF_EMPTY_ROWS, "rounded_weights_summed", "scores_rounded", "tf32"}
+    {
+        "exponential_rounded",
+        "flushed",
+        OF_EMPTY_ROWS,
+        "rounded_weights_summed",
+        "scores_rounded",
+        "tf32",
+        "weights_rounded",
+    }
 )
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
 _OF_LOW_SCORES = frozenset({OF_EMPTY_ROWS, "maximum_not_subtracted"})

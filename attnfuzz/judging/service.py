@@ -11,6 +11,7 @@ import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.judging.messages import (
@@ -130,7 +131,9 @@ class JudgingService:
             return JudgeReply(lost=str(lost))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
             return JudgeReply(lost=text_of(error).strip().partition("\n")[0])
-        except Exception:
+        except Exception as error:
+            if full := gpu_memory_ran_out(text_of(error)):
+                return JudgeReply(lost=full)
             if (replaced := self._replaced(request.oracles, at_once=True)) is None:
                 raise
         if replaced is not None and request.together:  # each case by itself tells that again

@@ -20,6 +20,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.contract_gaps import restriction_of
+from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
@@ -203,7 +204,7 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
         yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
-        yield Text(f"{told}: {trouble.strip()}", "yellow")
+        yield Text(f"{'not judged' if gpu_memory_ran_out(trouble) else told}: {trouble.strip()}", "yellow")
     for target, kernel in kernels.items():  # that rest on more than they declare: the declaration to copy
         if (restriction := restriction_of(kernel.declaration, result.findings_of(target))) is not None:
             yield Text((f"{target}: " if len(kernels) > 1 else "") + str(restriction), "yellow")

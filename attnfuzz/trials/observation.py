@@ -10,7 +10,6 @@ takes a hundred launches and more, of which processes that share a GPU get throu
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -146,9 +146,6 @@ _ZONES_PER_TENSOR = 4 * 256
 """Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
 
 
-_OUT_OF_MEMORY = re.compile(r"(Triton Error \[(CUDA|HIP)\]|CUDA error|HIP error): .*\bout of memory", re.IGNORECASE)
-
-
 class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught by the judge alone
     """A run of the kernel ended in `error`. `poison` tells which one, `changed` what a relation did to the case.
 
@@ -161,7 +158,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
 
     def __init__(self, error: BaseException, poison: Fill, changed: str = "", *, fatal: bool = False) -> None:
         super().__init__(error)
-        if issubclass(type(error), RuntimeError) and _OUT_OF_MEMORY.match(said := text_of(error)):
+        if issubclass(type(error), RuntimeError) and gpu_memory_ran_out(said := text_of(error)):
             error = torch.OutOfMemoryError(said).with_traceback(error.__traceback__)
         self.error = error
         self.poison = poison

@@ -31,6 +31,7 @@ from attnfuzz.problems.features import (
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.verdict import (
     IDENTIFYING_CAUSES,
+    MISTAKES_IN_FORMULAS,
     NARROW_OFFSETS,
     PAST_THE_END,
     Diagnosed,
@@ -372,7 +373,8 @@ def are_same_bug(a: FindingLike, b: FindingLike) -> bool:
     if mine.kernel != its.kernel:
         return False
     if mine.is_cause or its.is_cause:
-        return mine == its or its in _maybe(a) or mine in _maybe(b)
+        shared = {mine, *_maybe(a)} & {its, *_maybe(b)}
+        return mine == its or its in shared or mine in shared or (bool(shared) and mine.is_cause != its.is_cause)
     return any(rule(a, b) or rule(b, a) for rule in RULES)
 
 
@@ -411,7 +413,7 @@ def _ignores_page_ids(a: FindingLike, b: FindingLike) -> bool:
     mine, its = a.signature, b.signature
     if mine.symptom.kind != _IGNORED_PAGE_IDS or not mine.symptom.may_be(its.symptom):
         return False
-    is_told = its.symptom.oracle == "accuracy" and b.said is not None and b.said.cause
+    is_told = b.said is not None and b.said.cause in MISTAKES_IN_FORMULAS
     return not is_told and aspects(mine.features) <= its.features
 
 

@@ -49,7 +49,7 @@ from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
-from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, WITHOUT_WEIGHT, ends_process
+from attnfuzz.verdict import MISTAKES_IN_FORMULAS, WITHOUT_WEIGHT, ends_process
 
 __all__ = ["Investigation"]
 
@@ -221,8 +221,9 @@ class Investigation:
 
         So a row that shows another's token is the bug that the case with no shared page shows in dead memory.
         """
-        is_wrong = self._now.symptom.oracle == "accuracy" and self._now.failure.cause in ("", PAST_THE_END)
-        if self._cannot_be_compared() or not (is_wrong or self._now.symptom.oracle == "containment"):
+        symptom, cause = self._now.symptom, self._now.failure.cause
+        is_wrong = symptom.oracle == "accuracy" and not symptom.is_cause and cause not in MISTAKES_IN_FORMULAS
+        if self._cannot_be_compared() or not (is_wrong or symptom.oracle == "containment"):
             return
         for alone in without(SHARED_PAGES, self._now.declaration, self._now.case):
             try:
