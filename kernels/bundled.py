@@ -142,7 +142,7 @@ _GROUPED = {
     "last_combines": (False, True),
 }
 # Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.
-_LATENT_BLOCKS = {"tile": (32, 16), "block_m": (16, 32), **_NUM_WARPS, "num_stages": (2, 1)}
+_LATENT_BLOCKS = {"tile": (32, 16, 64), "block_m": (16, 32, 64), "num_warps": (4, 8), "num_stages": (2, 1)}
 # What a wrapper chooses if it is not told: little to draw, and `bench tune` may name others.
 _CHOSEN = {"tile": ("auto",), "num_warps": ("auto",), "num_stages": ("auto",), "fill": ("auto",)}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.

@@ -26,6 +26,10 @@ _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_HEADS = 64
 _MOST_ELEMENTS = 16384
 """Query heads of one program, and elements of its accumulator. Larger groups are shared out."""
+_WIDE = 512
+"""Columns beyond which a program reads so much for each token that more heads of a group are worth twice the warps."""
+_ENOUGH_PROGRAMS = 0.1
+"""Of the processors, before sequences are split: what such heads are then not shared out for."""
 _CHUNK_ELEMENTS = 8192
 """Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
 _WARPS_OF_COMBINATION = 2
@@ -246,10 +250,17 @@ def _launch(
     widest = triton.next_power_of_2(max(head_size, v_head_size))
     most_heads = max(LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // widest))
     check_power_of_two("block_m", most_heads if block_m is None else block_m)
+    gpu = gpu_at(device)
+    is_wide = gpu is not None and gpu.is_hopper and widest > _WIDE >= v_head_size
+    if is_wide and gpu is not None:
+        most_heads = _MOST_HEADS
+        while most_heads > LEAST_FOR_DOT and block_m is None:
+            if num_seqs * num_kv_heads * triton.cdiv(group_size, most_heads) >= _ENOUGH_PROGRAMS * gpu.processors:
+                break
+            most_heads //= 2
     block_m = max(LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
     block_d, block_dv = (block_columns(size, block_m) for size in (head_size, v_head_size))
     head_blocks = triton.cdiv(group_size, block_m)
-    gpu = gpu_at(device)
     processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
     check_positive("fill", 1 if fill is None else fill)
     measured = measured_choice(
@@ -271,6 +282,8 @@ def _launch(
         fill=measured_fill if fill is None else fill,
         balanced=measured_balanced if balanced is None else balanced,
     )._replace(**measured)  # fmt: skip
+    if is_wide and block_m > LEAST_FOR_DOT:
+        plan = plan._replace(tile=32, num_warps=8)
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     if plan.balanced:

@@ -49,7 +49,7 @@ from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
-from attnfuzz.verdict import MISTAKES_IN_FORMULAS, WITHOUT_WEIGHT, ends_process
+from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, WITHOUT_WEIGHT, ends_process
 
 __all__ = ["Investigation"]
 
@@ -232,7 +232,7 @@ class Investigation:
                 return
             if found is None or found.symptom.oracle != "dead_memory":
                 continue
-            if is_wrong and found.failure.cause == WITHOUT_WEIGHT:
+            if is_wrong and cause != PAST_THE_END and found.failure.cause == WITHOUT_WEIGHT:
                 continue  # another's token is a number: without weight it makes no difference
             if self._known.explains(found.symptom, found.features):
                 self._needed = frozenset({SHARED_PAGES})
