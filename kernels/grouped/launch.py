@@ -29,7 +29,9 @@ _MOST_ELEMENTS = 16384
 _WIDE = 512
 """Columns beyond which a program reads so much for each token that more heads of a group are worth twice the warps."""
 _ENOUGH_PROGRAMS = 0.1
-"""Of the processors, before sequences are split: what such heads are then not shared out for."""
+"""Of the processors, before sequences are split, so that such heads need not be shared out."""
+_ENOUGH_TOKENS = 16384
+"""Of all sequences likewise: 16 of 512 tokens take twice as long with 64 heads in a program as with 16."""
 _CHUNK_ELEMENTS = 8192
 """Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
 _WARPS_OF_COMBINATION = 2
@@ -252,7 +254,7 @@ def _launch(
     check_power_of_two("block_m", most_heads if block_m is None else block_m)
     gpu = gpu_at(device)
     is_wide = gpu is not None and gpu.is_hopper and widest > _WIDE >= v_head_size
-    if is_wide and gpu is not None:
+    if is_wide and gpu is not None and num_seqs * num_tokens >= _ENOUGH_TOKENS:
         most_heads = _MOST_HEADS
         while most_heads > LEAST_FOR_DOT and block_m is None:
             if num_seqs * num_kv_heads * triton.cdiv(group_size, most_heads) >= _ENOUGH_PROGRAMS * gpu.processors:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.common.device import gpu_at
+from attnfuzz.kernels.common.device import GpuLimits, gpu_at
 from attnfuzz.kernels.grouped import launch as grouped_launch
 from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
+from attnfuzz.kernels.latent import launch as latent_launch
 
 Make = Callable[..., Any]
 
@@ -186,3 +187,29 @@ def test_dependent_launch_is_for_nvidia(
         1, 4, 1, 128, 128, 4096, torch.float16, 2, torch.device("cuda", 0), *[None] * 7
     )
     assert launch.options.get("launch_pdl", False) is expected
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "length", "heads", "warps"),
+    [(1, 4096, 16, 4), (4, 4096, 32, 8), (16, 512, 16, 4), (16, 4096, 64, 8), (128, 4096, 64, 8)],
+)
+def test_wide_heads_share_what_a_program_has_read(
+    num_seqs: int, length: int, heads: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 heads on 1 read a cache of latent vectors eight times: twice as long as with 64 heads in a program."""
+    monkeypatch.setattr(grouped_launch, "gpu_at", lambda device: GpuLimits(132, 227 << 10, False, True))
+    launch = grouped_launch._launch.__wrapped__(
+        num_seqs, 128, 1, 576, 512, length, torch.bfloat16, 2, torch.device("cuda", 0), *[None] * 7
+    )
+    assert (launch.of_splits["BLOCK_M"], launch.options["num_warps"]) == (heads, warps)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "num_q_heads", "heads"), [(1, 128, 16), (16, 128, 16), (32, 128, 32), (64, 128, 64), (500, 16, 16)]
+)
+def test_latent_attention_takes_as_many_heads_as_leave_all_processors_a_program(
+    num_seqs: int, num_q_heads: int, heads: int
+) -> None:
+    """A large batch would read its cache eight times, a small one leave processors without work."""
+    assert latent_launch._heads_of_program(GpuLimits(132, 227 << 10, False, True), num_seqs, num_q_heads) == heads
+    assert latent_launch._heads_of_program(GpuLimits(304, 64 << 10, True, False), num_seqs, num_q_heads) == 16
