@@ -185,14 +185,21 @@ def _of_lost_weights(row: AttentionRow, exact: Diagnosis | None, rounded: WrongR
         return exact
     found = [*([] if exact is None else [exact]), *every_match(row, chain(_families(row), row))]
     if len({one.cause for one in found}) > 1:
-        refuted = set().union(*(_refuted(right) for right in rounded.nearby() if right.is_right))
+        nearby = [other for other in rounded.nearby() if other.is_finite]
+        refuted = set().union(*(_refuted(other) for other in nearby if other.is_right))
         found = [one for one in found if one.cause not in refuted]
+        for other in nearby:
+            if not other.is_right and _is_wrong_beside_zeros(other):  # where the mistake shows by itself
+                causes = {one.cause for one in every_match(other, chain(_families(other), other))}
+                alone = replace(rounded, rows=[other], others=[]).exactly()
+                causes |= set() if alone is None else {alone.cause, *alone.maybe}
+                found = [one for one in found if one.cause in causes] or found
     of_cause = {one.cause: one for one in reversed(found) if one.cause}
-    causes = dict.fromkeys(cause for one in found for cause in (one.cause, *one.maybe) if cause)
-    if len(causes) <= 1:
+    named = dict.fromkeys(cause for one in found for cause in (one.cause, *one.maybe) if cause)
+    if len(named) <= 1:
         return found[0] if found else Diagnosis("", maybe=rounded.perhaps())
-    told = [of_cause[cause].words for cause in causes if cause in of_cause]
-    return Diagnosis(", or ".join(told[:_MOST_TOLD]), maybe=tuple(causes))
+    told = [of_cause[cause].words for cause in named if cause in of_cause]
+    return Diagnosis(", or ".join(told[:_MOST_TOLD]), maybe=tuple(named))
 
 
 def _refuted(right: AttentionRow) -> set[str]:

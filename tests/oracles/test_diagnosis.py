@@ -18,8 +18,9 @@ from attnfuzz.explaining.row import AttentionRow, softmax_average
 from attnfuzz.explaining.tokens import another_page
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.values import attention_values
+from attnfuzz.verdict import IDENTIFYING_CAUSES, PAST_THE_END
 
 
 def without(*positions: int) -> Any:
@@ -80,11 +81,6 @@ def test_the_last_token_where_errors_are_small(
     case = msgspec.structs.replace(
         long_paged, seq_lens=(seq_len,), block_size=block_size, values=recipe, dtype="bfloat16"
     )
-
-    def without_last(scores: Tensor) -> Tensor:
-        scores = scores.clone()
-        scores[-1] = -torch.inf
-        return scores
 
     assert failure_of(plant("paged_decode", score=without_last), case).cause == "tokens_dropped"
 
@@ -291,6 +287,86 @@ def test_padding_tokens_with_score_zero(plant: Any, dense: Case, failure_of: Any
 
     message = failure_of(plant(score=pad, average=lambda w, v: w[: len(v)] @ v), dense).message
     assert "3 tokens past the end of the sequence take weight (K and V masked to zero, the score not" in message
+
+
+def without_last(scores: Tensor) -> Tensor:
+    """Step ``score``: the last token has no weight."""
+    scores = scores.clone()
+    scores[-1] = -torch.inf
+    return scores
+
+
+def test_a_token_left_out_of_one_is_told_by_a_longer_sequence(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """0 / 0 would be a second bug beside the lost token."""
+    case = msgspec.structs.replace(dense, seq_lens=(1,), values=Values())
+    failure = failure_of(plant(score=without_last), case, "accuracy")
+    assert (failure.kind, failure.cause) == ("out:nan", "tokens_dropped")
+    assert "with 2 tokens token 1 of sequence 0 is dropped; here none is left" in failure.message
+
+
+def test_nan_that_comes_with_plain_numbers_too_is_put_down_to_no_large_ones(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """A lost token beside low scores was told as a maximum that is not subtracted."""
+    case = msgspec.structs.replace(dense, seq_lens=(1,), values=Values(keys="negative", logit_exponent=6))
+    failure = failure_of(plant(score=without_last), case, "accuracy")
+    assert failure.kind == "out:nan"
+    assert failure.cause not in IDENTIFYING_CAUSES
+
+
+LOW = Values(keys="negative", logit_exponent=4)
+WITHOUT_LSE = attnfuzz.Supports(lse="none")
+
+
+def test_zeros_beside_low_scores_are_told_apart_by_higher_ones(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """A maximum that begins at 0 and a tail masked to 0 both make 0 of all: each had findings of the other's cause."""
+    case = msgspec.structs.replace(dense, seq_lens=(3,), values=LOW, dtype="float16")
+
+    def from_zero(scores: Tensor) -> Tensor:
+        exp = (scores - scores.max().clamp(min=0)).exp()
+        return exp / exp.sum().clamp(min=1e-30)
+
+    def padded(scores: Tensor) -> Tensor:
+        return torch.cat((scores, torch.zeros(5)))
+
+    begins = failure_of(plant(weights=from_zero, supports=WITHOUT_LSE), case, "accuracy")
+    assert begins.cause == "maximum_begins_finite"
+    kernel = plant(score=padded, average=lambda w, v: w[: len(v)] @ v, supports=WITHOUT_LSE)
+    assert failure_of(kernel, case, "accuracy").cause == "past_the_end"
+
+
+def test_a_lost_weight_is_put_down_to_what_shows_beside_other_numbers(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Small numbers become 0 with a scale that is left out as with short weights, and one would be named by chance."""
+    needle = Needle(seq=0, position=0, kv_head=0)
+    values = Values(keys="integers", values="integers", seed=0, needles=(needle,), logit_exponent=1)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "bfloat16"}
+    case = DenseDecodeCase(**shape, seq_lens=(2,), values=values)
+    failure = failure_of(plant(score=lambda scores: 4 * scores, supports=WITHOUT_LSE), case, "accuracy")
+    assert failure.cause == "scale"
+
+
+def test_what_a_row_without_tokens_has_read_is_told(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """One token too many would be another bug where a sequence is empty and an unused entry names a page in use."""
+    pages = msgspec.structs.replace(paged.pages, order="identity", padding="zero", spare_blocks=0)
+    case = msgspec.structs.replace(paged, seq_lens=(8, 0), pages=pages)
+    failure = failure_of(plant("paged_decode", length=lambda n: n or 1), case, "accuracy")
+    assert failure.cause == PAST_THE_END
+    assert "1 token past the end of the sequence takes weight (where its row of the block table" in failure.message
+
+
+def test_an_unused_entry_that_is_followed_is_told(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """The first token of the cache would be called counted twice, and another one lost."""
+    pages = msgspec.structs.replace(paged.pages, order="identity", padding="zero")
+    values = Values(keys="equal", values="positions")
+    case = msgspec.structs.replace(paged, seq_lens=(8,), pages=pages, values=values, dtype="float16")
+    failure = failure_of(plant("paged_decode", length=lambda n: n + 1), case, "accuracy")
+    assert failure.cause == PAST_THE_END
 
 
 def test_empty_sequence(plant: Any, dense: Case, failure_of: Any) -> None:

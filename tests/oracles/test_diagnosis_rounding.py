@@ -215,6 +215,20 @@ def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant:
         assert failure.cause == "maximum_begins_finite"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_another_16_bit_type_are_named(dtype: str, plant: Any) -> None:
+    """A cast for float16 models was told as TF32, as float8, as 16-bit sums and as lost tokens: three findings."""
+    kernel = plant(
+        weights=lambda scores: (scores - scores.max()).exp(),
+        average=lambda weights, v: weights.half().float() @ v / weights.sum(),
+    )
+    found = failures(kernel, dtype, (0, 4))
+    assert len(found) >= (8 if dtype == "float32" else 1)
+    named = [failure for failure in found if "weights_rounded" in (failure.cause, *failure.maybe)]
+    assert len(named) >= 0.9 * len(found), [failure.message for failure in found if failure not in named]
+    assert {failure.cause for failure in found} <= {"weights_rounded", "tf32", ""}
+
+
 @pytest.mark.parametrize("hidden", [-1e4, -5e4 * math.log(2), -5e4 * 0.25])
 def test_masked_keys_with_a_finite_score_are_named(hidden: float, plant: Any) -> None:
     """Of FlashInfer's -5e4, rows that average what is masked were a second bug, of small numbers from nowhere."""

@@ -208,6 +208,24 @@ def _looked_into_on_a_shared_page(
     return *looked_into(FailingCase(PAGED, ON_A_SHARED_PAGE, shown), timed, known), known
 
 
+def test_a_mistake_in_a_formula_stays_the_one_that_many_numbers_gave() -> None:
+    """A scale that is left out would be told as a lost token, which it looks like in the smallest case."""
+    scale = msgspec.structs.replace(WRONG, cause="scale")
+    lost = msgspec.structs.replace(WRONG, cause="tokens_dropped")
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+        return scale if max(case.seq_lens) > 3 else lost
+
+    process = PretendedProcess(bug)
+    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5)
+    is_bug, sent = looked_into(process.suspect(case, failure=scale), process.timed())
+    assert is_bug
+    assert last(sent, Smaller).failure.cause == "scale"
+    smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
+    assert isinstance(smallest, DenseDecodeCase)
+    assert smallest.seq_lens == (4,)
+
+
 def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
     """Every smaller case would be refused as known, and what is left, unshrunk, be reported as a second bug."""
 

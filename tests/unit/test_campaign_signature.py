@@ -217,6 +217,69 @@ def test_a_crash_is_told_with_the_stride_that_is_named() -> None:
     assert not are_same_bug(named, a_finding("crash", "SIGSEGV", "seq_len>1"))
 
 
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("accuracy", "out:value", "dtype=bfloat16", "seq_len>1", "values=integers", cause="scale"), True),
+        (a_finding("accuracy", "out:value", "dtype=bfloat16", "seq_len>1", maybe=("weights_rounded", "scale")), True),
+        (a_finding("accuracy", "out:value", "dtype=bfloat16", "seq_len>1", cause="head_map"), False),
+        (a_finding("accuracy", "out:value", "dtype=bfloat16", "seq_len>1"), False),
+    ],
+)
+def test_one_mistake_that_is_told_of_both_is_one_bug(other: Finding, same: bool) -> None:
+    """A kernel that forgets the scale had three findings, one for each way in which small numbers show it."""
+    scale = a_finding("accuracy", "out:value", "keys", "seq_len>1", cause="scale")
+    assert are_same_bug(scale, other) is are_same_bug(other, scale) is same
+
+
+def test_what_only_some_may_be_is_that_which_others_are() -> None:
+    """Weights in float16 look like TF32 in some cases of float32, and like either where they are lost."""
+    tf32 = a_finding("accuracy", "out:value", cause="tf32", maybe=("weights_rounded",))
+    lost = a_finding("accuracy", "out:value", "dtype=bfloat16", maybe=("weights_rounded", "scale"))
+    assert are_same_bug(tf32, lost)
+    assert are_same_bug(lost, tf32)
+    other = a_finding("accuracy", "out:value", cause="sums_rounded", maybe=("weights_rounded",))
+    assert not are_same_bug(tf32, other)  # each says what it is
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("crash", "SIGSEGV", "seq_len>1"), True),
+        (a_finding("guard_page", "read past block_table", "seq_len>1"), True),
+        (a_finding("accuracy", "out:value", "extra columns", "seq_len>1", cause="past_the_end"), True),
+        (a_finding("crash", "SIGSEGV", "gqa_ratio>1"), False),
+        (a_finding("exception", "ZeroDivisionError in f", "seq_len>1"), False),
+    ],
+)
+def test_a_read_past_the_end_is_one_bug_wherever_the_sequence_ends(other: Finding, same: bool) -> None:
+    """Past the end lies dead memory, another's token, or nothing: one token too many was four findings."""
+    dead = a_finding("dead_memory", "out", cause="past_the_end")
+    assert are_same_bug(dead, other) is are_same_bug(other, dead) is same
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("determinism", "out", "dtype=float32", "extra columns", "num_seqs>1"), True),
+        (a_finding("unwritten", "out", "gqa_ratio>1", "seq_len>1"), True),
+        (a_finding("accuracy", "out:value", "gqa_ratio>1", cause="another_page"), True),
+        (a_finding("accuracy", "out:value", "gqa_ratio>1", cause="head_map"), False),
+        (a_finding("hang", "timeout", "gqa_ratio>1"), False),
+    ],
+)
+def test_whatever_is_read_where_page_ids_are_ignored_is_one_bug(other: Finding, same: bool) -> None:
+    """A kernel that takes pages for contiguous had six findings, by what lay where it read."""
+    ignored = a_finding("page_relocation", "ignored page ids", cause="ignored_page_ids")
+    assert are_same_bug(ignored, other) is are_same_bug(other, ignored) is same
+
+
+def test_an_error_beyond_its_bound_is_a_wrong_number_whoever_sees_it() -> None:
+    """The runs of ``residuals`` with other numbers would tell every wrong number a second time."""
+    assert Symptom.of("k", Failure(oracle="residuals", kind="out:value", message="")).oracle == "accuracy"
+    assert Symptom.of("k", Failure(oracle="residuals", kind="out:size", message="")).oracle == "residuals"
+
+
 WRONG_BLOCK_STRIDE = (
     a_finding("dead_memory", "out", "block_size>1", "partial last page", "pages=shuffled", "spare blocks"),
     a_finding("accuracy", "out:value", "block_size>1", "seq_len>1", "seq_len>block_size"),

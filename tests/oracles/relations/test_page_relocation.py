@@ -24,7 +24,7 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.masks import Mask
-from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supported import adapt_options
 from attnfuzz.problems.supports import Layout
 from attnfuzz.verdict import RELATION_ORACLES, Failure
@@ -262,6 +262,21 @@ def test_an_ignored_stride_is_no_narrow_index() -> None:
     assert "with q.stride(1) = 24 instead of 16" in failure.message
     assert not any("64" in line or "declares" in line for line in failure.details)
     assert any("with the strides of the tensor" in line for line in failure.details)
+
+
+def test_page_ids_that_are_ignored_are_not_called_narrow() -> None:
+    """Who takes pages for contiguous would be told to read their ids as 32 bits."""
+
+    def takes_pages_for_contiguous(inputs: Any) -> None:
+        ids = torch.arange(inputs.block_table.numel(), dtype=torch.int32).reshape(inputs.block_table.shape)
+        inputs.block_table = ids
+
+    case = msgspec.structs.replace(PAGED, seq_lens=(1,), pages=Pages())
+    failure = relocated(wrapped("paged_eager", takes_pages_for_contiguous), case)
+    assert failure is not None
+    assert (failure.kind, failure.cause) == ("ignored page ids", "ignored_page_ids")
+    assert "with page ids from 1 on" in failure.message
+    assert failure.details[-1] == "read each page where its row of the block table says that it lies"
 
 
 @pytest.mark.parametrize("strides", ["any", "serving"])

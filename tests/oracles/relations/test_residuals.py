@@ -77,6 +77,15 @@ def test_designs_of_engines_are_not_accused(design: Design, case: DenseDecodeCas
     assert judged(run(design, 64), case, design.numerics) is None
 
 
+def test_an_error_beyond_its_bound_is_told_as_such(judged: Judged) -> None:
+    """A kernel without the scale was told that each of its errors is within its bound, as a second finding."""
+    failure = judged(lambda q, k, v, scale: run(DESIGNS[0], 64)(q, k, v, 1.0), SHORT, Numerics())
+    assert failure is not None
+    assert (failure.oracle, failure.kind, failure.cause) == ("residuals", "out:value", "scale")
+    assert failure.message.startswith("with other numbers, out[")
+    assert failure.message.endswith("the scale is left out")
+
+
 @pytest.mark.night
 @pytest.mark.parametrize("case", [SHORT, LONG], ids=["short", "long"])
 def test_a_row_sum_in_16_bits_is_named(case: DenseDecodeCase, judged: Judged) -> None:
