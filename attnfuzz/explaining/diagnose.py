@@ -130,10 +130,10 @@ def _diagnose(
     exact = rounded.exactly()
     row = row_of(reference, case, comparisons, number, head, held)
     if failed.name == "out" and not _is_wrong_beside_zeros(row):
-        others = [other for other in wrong if _is_wrong_beside_zeros(other)]
-        if not others:
+        telling = [other for other in wrong if _is_wrong_beside_zeros(other)]
+        if not telling:
             return _of_lost_weights(row, exact, rounded)
-        row = others[0]
+        row = telling[0]
     if exact is not None and rounded.is_telling:
         if failed.name == "out" and all(map(_is_of_one_token, wrong)):
             return _of_lost_weights(row, exact, rounded)
