@@ -152,7 +152,7 @@ def _diagnose(
         # Of one number that rounding may give too, one of so many formulas gives it by chance.
         causes = (found.cause, near.cause, *found.maybe, *near.maybe)
         return Diagnosis(f"{found.words}, or {near.words}", maybe=tuple(dict.fromkeys(filter(None, causes))))
-    possible = rounded.perhaps() if near is None else tuple(filter(None, (near.cause, *near.maybe)))
+    possible = _possible(rounded, near)
     return replace(found or Diagnosis(""), maybe=possible) if possible else found
 
 
@@ -196,10 +196,16 @@ def _of_lost_weights(row: AttentionRow, exact: Diagnosis | None, rounded: WrongR
                 found = [one for one in found if one.cause in causes] or found
     of_cause = {one.cause: one for one in reversed(found) if one.cause}
     named = dict.fromkeys(cause for one in found for cause in (one.cause, *one.maybe) if cause)
-    if len(named) <= 1:
-        return found[0] if found else Diagnosis("", maybe=rounded.perhaps())
+    possible = _possible(rounded, rounded.nearly())
+    if len(named) == 1:
+        return replace(found[0], maybe=tuple(cause for cause in possible if cause not in named))
     told = [of_cause[cause].words for cause in named if cause in of_cause]
-    return Diagnosis(", or ".join(told[:_MOST_TOLD]), maybe=tuple(named))
+    return Diagnosis(", or ".join(told[:_MOST_TOLD]), maybe=tuple(dict.fromkeys((*named, *possible))))
+
+
+def _possible(rounded: WrongRows, near: Diagnosis | None) -> tuple[str, ...]:
+    """Roundings that may give such errors, if less exactly."""
+    return rounded.perhaps() if near is None else tuple(filter(None, (near.cause, *near.maybe)))
 
 
 def _refuted(right: AttentionRow) -> set[str]:
