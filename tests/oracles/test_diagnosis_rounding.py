@@ -215,6 +215,7 @@ def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant:
         assert failure.cause == "maximum_begins_finite"
 
 
+@pytest.mark.by_day("bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_in_another_16_bit_type_are_named(dtype: str, plant: Any) -> None:
     """A cast for float16 models was told as TF32, as float8, as 16-bit sums and as lost tokens: three findings."""
