@@ -15,7 +15,16 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.formulas import column_mistakes, mask_mistakes, scale_mistakes, variant_mistakes
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import diagnose_merge
-from attnfuzz.explaining.mistakes import Diagnosis, Family, chain, every_match, first_match, first_match_of_lse
+from attnfuzz.explaining.mistakes import (
+    MOST_TOLD,
+    REFUTED,
+    Diagnosis,
+    Family,
+    chain,
+    every_match,
+    first_match,
+    first_match_of_lse,
+)
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.memory.patterns import Fill, poison_value
@@ -72,9 +81,6 @@ _BARELY = 2.0
 _SAME_BOUNDS = 2.0
 """What a token left out may leave open of each error, to be told beside a rounding."""
 _MOST_RIGHT = 2
-_REFUTED = 4.0
-"""Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
-_MOST_TOLD = 2
 _MOST_REFITTED = 2
 
 
@@ -200,7 +206,7 @@ def _of_lost_weights(row: AttentionRow, exact: Diagnosis | None, rounded: WrongR
     if len(named) == 1:
         return replace(found[0], maybe=tuple(cause for cause in possible if cause not in named))
     told = [of_cause[cause].words for cause in named if cause in of_cause]
-    return Diagnosis(", or ".join(told[:_MOST_TOLD]), maybe=tuple(dict.fromkeys((*named, *possible))))
+    return Diagnosis(", or ".join(told[:MOST_TOLD]), maybe=tuple(dict.fromkeys((*named, *possible))))
 
 
 def _possible(rounded: WrongRows, near: Diagnosis | None) -> tuple[str, ...]:
@@ -213,7 +219,7 @@ def _refuted(right: AttentionRow) -> set[str]:
     least: dict[str, float] = {}
     for family in chain(_families(right), right):
         least[family.cause] = min([least.get(family.cause, math.inf), *family.left_open(right).tolist()])
-    return {cause for cause, left in least.items() if left > _REFUTED}
+    return {cause for cause, left in least.items() if left > REFUTED}
 
 
 def _or_at_an_edge(exact: Diagnosis, rounded: WrongRows) -> Diagnosis:

@@ -17,6 +17,8 @@ from torch import Tensor
 from attnfuzz.explaining.row import AveragedRow
 
 __all__ = [
+    "MOST_TOLD",
+    "REFUTED",
     "Beside",
     "Diagnosis",
     "Family",
@@ -42,6 +44,12 @@ _SAME_BOUNDS = 2.0
 """Predictions that differ by less are those of mistakes that cannot be told apart, nor need be. Where others are nearer
 than `_BOUNDS`, one of so many comes near to any number."""
 
+
+REFUTED = 4.0
+"""Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
+
+MOST_TOLD = 2
+"""Mistakes that are told where a case cannot tell them apart."""
 
 _TINY = torch.finfo(torch.float64).tiny
 """Least bound that is divided by."""

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Rounding, roundings
-from attnfuzz.explaining.mistakes import Beside, Diagnosis
+from attnfuzz.explaining.mistakes import MOST_TOLD, REFUTED, Beside, Diagnosis
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
@@ -25,8 +25,6 @@ __all__ = ["MOST_ROWS", "WrongRows"]
 
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
-_MOST_TOLD = 2
-"""Mistakes that are told where a case cannot tell them apart."""
 
 _BOUNDS = 2.0
 _UNEXPLAINED = 0.25
@@ -68,8 +66,6 @@ _CALM_SCORE = 10.0
 """exp gives a normal float16."""
 _LOWEST_NORMAL = -87.0
 """float32's exp has all its bits of what is higher."""
-_REFUTED = 4.0
-"""Bounds by which a rounding misses a right row, and so is none that the kernel makes."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class WrongRows:
         fitting = {rounding.name: rounding for rounding in (*found, *self._exact, *of_any_numbers, *self._near)}
         given = self._given | {rounding.name for rounding in found}
         told = [rounding for name, rounding in fitting.items() if name in given]
-        words = ", or ".join(rounding.words for rounding in told[:_MOST_TOLD])
+        words = ", or ".join(rounding.words for rounding in told[:MOST_TOLD])
         if (
             first.cause == "scores_rounded"
             and self.rows[0].case.dtype == "float16"
@@ -270,7 +266,7 @@ def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
 
 def _is_left_right(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether a row that is right would be nearly that with the rounding, too."""
-    return bool((rounding.left_open(row) <= _REFUTED).any())
+    return bool((rounding.left_open(row) <= REFUTED).any())
 
 
 def _is_near(row: AttentionRow, rounding: Rounding) -> bool:
