@@ -7,24 +7,30 @@ exception for its text runs the kernel's code, which may raise.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
+import re
 import stat
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal
 
 __all__ = [
     "DETAILS_BYTES",
     "NAME_BYTES",
     "SENTENCE_BYTES",
     "TEXT_BYTES",
+    "Author",
     "Frame",
+    "author_of",
     "cause_of",
     "check_text",
     "code_line",
+    "kernel_frames",
     "only_printable",
     "places",
     "printable",
@@ -147,6 +153,41 @@ def places(error: BaseException) -> Iterator[Frame]:
     for frame, line in traceback.walk_tb(trace):
         code = frame.f_code
         yield Frame(printable(code.co_filename), line, printable(code.co_name, NAME_BYTES))
+
+
+Author = Literal["attnfuzz", "project", "installed", "library"]
+"""Of code: ``project`` is a team's own, attnfuzz's bundled kernels among it; ``installed`` may be an engine's, and
+``library`` holds nobody's kernels: Python, torch, Triton, NumPy."""
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with what code calls its file
+_BUNDLED = tuple(
+    f"{folder}{os.sep}" for folder in (f"{_PACKAGE}{os.sep}kernels", os.path.realpath(f"{_PACKAGE}{os.sep}kernels"))
+)
+_INSTALLED = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\](?P<package>[^/\\]*)")
+_PYTHON = re.compile(r"[/\\]lib[/\\]python3[^/\\]*[/\\]|^<frozen ")
+_LIBRARIES = ("torch", "triton", "numpy")
+
+
+@functools.lru_cache(maxsize=1024)
+def author_of(path: str) -> Author:
+    """Whose the code is that calls its file ``path``, by the folders alone: nothing is looked at.
+
+    Only the folder that this very package lies in is attnfuzz's: a clone, or a team's project, may be called so too.
+    """
+    if path.startswith(_BUNDLED):
+        return "project"
+    if path.startswith(f"{_PACKAGE}{os.sep}"):
+        return "attnfuzz"
+    if installed := _INSTALLED.search(path):
+        return "library" if installed["package"] in _LIBRARIES else "installed"
+    return "library" if _PYTHON.search(path) else "project"
+
+
+def kernel_frames(frames: Iterable[Frame]) -> list[Frame]:
+    """Those of the code under test, in their order: of the team's own code, or else of what is installed."""
+    frames = list(frames)
+    own = [frame for frame in frames if author_of(frame.path) == "project"]
+    return own or [frame for frame in frames if author_of(frame.path) == "installed"]
 
 
 def code_line(path: str, line: int) -> str:

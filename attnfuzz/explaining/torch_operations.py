@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import attnfuzz
 from attnfuzz.explaining.operations import BITS, Kind, Operation, Recording, SourcePlace
+from attnfuzz.untrusted_text import author_of
 
 __all__ = ["recorded"]
 
@@ -36,9 +34,6 @@ _MOVES = frozenset(
 )  # fmt: skip
 _NEW = ("empty", "full", "ones", "zeros", "new_", "arange")
 """How the names of operations begin that take nothing of a tensor but its shape and format."""
-_LIBRARIES = (str(Path(torch.__file__).parent), "<")
-_OWN = str(Path(attnfuzz.__file__).parent)
-_KERNELS = str((Path(attnfuzz.__file__).parent / "kernels").resolve())
 
 
 @contextlib.contextmanager
@@ -109,6 +104,4 @@ def _where() -> tuple[SourcePlace | None, object]:
 
 
 def _is_kernel_code(file: str) -> bool:
-    if file.startswith(_LIBRARIES):
-        return False
-    return not file.startswith(_OWN) or file.startswith((_KERNELS, f"{_OWN}/kernels"))
+    return not file.startswith("<") and author_of(file) in ("project", "installed")

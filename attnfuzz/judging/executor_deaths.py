@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import Died, TimedOut
 from attnfuzz.problems.wording import plural, shape_of
-from attnfuzz.untrusted_text import Frame
+from attnfuzz.untrusted_text import Frame, kernel_frames
 from attnfuzz.verdict import Failure
 
 __all__ = ["failure_of", "guard_failure"]
@@ -48,8 +48,6 @@ def _distance(region: GuardedRegion, address: int) -> tuple[str, int]:
 
 _FRAME = re.compile(r'^ +File "(?P<path>[^"\n]*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$', re.MULTILINE)
 _WAIT_FOR_GPU = re.compile(r'^ +File "[^"]*[/\\]torch[/\\]cuda[/\\][^"]*", line \d+ in synchronize$', re.MULTILINE)
-_FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](?!kernels[/\\])")
-_LIBRARIES = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3|^<frozen ")
 _MAX_LINES = 24
 
 
@@ -110,8 +108,8 @@ def _details(died: Died, frames: Sequence[Frame]) -> Iterator[str]:
 
 def _kernel_frames(stack: str) -> list[Frame]:
     """Frames of the code under test, innermost first, as faulthandler writes them."""
-    frames = [Frame(match["path"], int(match["line"]), match["function"]) for match in _FRAME.finditer(stack)]
-    return [frame for frame in frames if not _FRAMEWORK.search(frame.path) and not _LIBRARIES.search(frame.path)]
+    found = _FRAME.finditer(stack)
+    return kernel_frames(Frame(match["path"], int(match["line"]), match["function"]) for match in found)
 
 
 def _tail(output: str) -> tuple[str, ...]:

@@ -3,14 +3,12 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
-import attnfuzz
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.trials.observation import KernelRaised, ResultError
-from attnfuzz.untrusted_text import Frame, cause_of, places, text_of, type_name
+from attnfuzz.untrusted_text import Frame, cause_of, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import Failure, OracleName, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
@@ -21,9 +19,6 @@ _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailur
 _CUDA_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error): *(?:an? )?(?P<what>[^\n.]*)")
 _SHOWN_FRAME_WAITED = "CUDA reports errors late: the line shown may only have waited for the kernel that failed"
 _NO_FRAME = "CUDA reports errors late: run with CUDA_LAUNCH_BLOCKING=1 to see the launch that fails"
-_FRAMEWORK = Path(attnfuzz.__file__).parent
-_KERNELS = (_FRAMEWORK / "kernels", _FRAMEWORK.parent / "kernels")
-_LIBRARIES = ("site-packages", "dist-packages", "lib/python")
 _INTERPRETER = "/triton/runtime/interpreter.py"
 _LANGUAGE = "/triton/language/"
 _NO_METHOD = "'InterpreterBuilder' object has no attribute "
@@ -94,7 +89,7 @@ def interpreter_limit(error: BaseException) -> str:
 def _failure(error: BaseException) -> Failure:
     *_, cause = _chain(error)
     name = type_name(cause)
-    frames = list(_kernel_frames(error))
+    frames = _kernel_frames(error)
     said = text_of(cause)
     first = _first_line(said)
     message = f"the kernel raised {name}" + (f": {first}" if first else "")
@@ -107,7 +102,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _crash(what: str, error: BaseException) -> Failure:
-    frames = list(_kernel_frames(error))
+    frames = _kernel_frames(error)
     return Failure(
         oracle="crash",
         kind=f"cuda:{what}",
@@ -124,17 +119,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _kernel_frames(error: BaseException) -> Iterator[Frame]:
+def _kernel_frames(error: BaseException) -> list[Frame]:
     """Frames of the code under test, outermost first."""
-    for part in _chain(error):
-        yield from (place for place in places(part) if _is_kernel_code(place.path))
-
-
-def _is_kernel_code(filename: str) -> bool:
-    path = Path(filename)
-    if any(path.is_relative_to(folder) for folder in _KERNELS):
-        return True
-    return not path.is_relative_to(_FRAMEWORK) and not any(part in filename for part in _LIBRARIES)
+    return kernel_frames(place for part in _chain(error) for place in places(part))
 
 
 def _details(said: str, wrapper: str | None, frames: Sequence[Frame]) -> Iterator[str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import attnfuzz
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import DeathReason, Died, TimedOut
 from attnfuzz.judging.executor_deaths import failure_of, guard_failure
 
-STACK = """Fatal Python error: Segmentation fault
+PACKAGE = Path(attnfuzz.__file__).parent
+STACK = f"""Fatal Python error: Segmentation fault
 
 Current thread 0x00007f2b (most recent call first):
   File "/home/me/.venv/lib/python3.11/site-packages/triton/runtime/interpreter.py", line 40 in load
   File "/home/me/kernels.py", line 33 in walk_pages
-  File "/home/me/attnfuzz/kernels/paged/paged_decode.py", line 12 in paged_decode
-  File "/home/me/attnfuzz/oracles/observation.py", line 70 in observe
+  File "{PACKAGE}/kernels/paged/paged_decode.py", line 12 in paged_decode
+  File "{PACKAGE}/oracles/observation.py", line 70 in observe
   File "/usr/lib/python3.11/threading.py", line 9 in run
 """
 
@@ -29,7 +33,30 @@ def test_place_is_the_innermost_frame_of_the_kernel() -> None:
     assert failure.message == "the kernel's process died of SIGSEGV at /home/me/kernels.py:33, in walk_pages"
     assert failure.details == (
         "/home/me/kernels.py:33, in walk_pages",
-        "/home/me/attnfuzz/kernels/paged/paged_decode.py:12, in paged_decode",
+        f"{PACKAGE}/kernels/paged/paged_decode.py:12, in paged_decode",
+    )
+
+
+def test_projects_may_be_called_as_this_one_is() -> None:
+    """A kernel in somebody's clone of this repository, or of their own attnfuzz, would be taken for the framework."""
+    stack = f'''  File "/home/me/attnfuzz/my_kernels/decode.py", line 3 in load
+  File "{PACKAGE}/declaration.py", line 12 in run
+'''
+    assert failure_of(died(-11, "SIGSEGV", "signal", stack)).details == (
+        "/home/me/attnfuzz/my_kernels/decode.py:3, in load",
+    )
+
+
+def test_an_installed_engines_line_is_told_where_no_own_code_ran() -> None:
+    """What engines ship lies beside torch and Triton, and a death there would have no place."""
+    packages = "/home/me/.venv/lib/python3.11/site-packages"
+    stack = f'''  File "{packages}/triton/runtime/jit.py", line 40 in run
+  File "{packages}/vllm/attention/decode.py", line 7 in launch
+  File "{PACKAGE}/adapters/vllm.py", line 12 in call
+  File "/usr/lib/python3.11/threading.py", line 9 in run
+'''
+    assert failure_of(died(-11, "SIGSEGV", "signal", stack)).details == (
+        f"{packages}/vllm/attention/decode.py:7, in launch",
     )
 
 
@@ -69,9 +96,9 @@ def test_hang_says_where() -> None:
 
 def test_hang_on_the_gpu_is_told_from_one_on_the_host() -> None:
     """An engineer would be shown the stack of attnfuzz, which only waits for the kernel's launches."""
-    stack = """Current thread 0x00007f2b (most recent call first):
+    stack = f"""Current thread 0x00007f2b (most recent call first):
   File "/home/me/.venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 1104 in synchronize
-  File "/home/me/attnfuzz/oracles/observation.py", line 72 in observe
+  File "{PACKAGE}/oracles/observation.py", line 72 in observe
 """
     failure = failure_of(TimedOut(2.5, stack))
     assert failure.message == "the kernel did not finish within 2.5 s; what it launched still runs on the GPU"
