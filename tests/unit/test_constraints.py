@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -54,6 +56,20 @@ def test_every_package_is_pinned() -> None:
     names = {canonicalize_name(one.name) for one in pinned()}
     assert {name for name in reached() - names if not name.startswith(OF_TORCH)} == set()
     assert all([specifier.operator for specifier in one.specifier] == ["=="] for one in pinned())
+
+
+def test_what_is_pinned_accepts_every_python_that_attnfuzz_does() -> None:
+    """With one that refuses the user's, pip searches older versions of everything else for half an hour or more."""
+    oldest = Version(next(iter(SpecifierSet(PROJECT["requires-python"]))).version)
+    refusing = set()
+    for name in map(canonicalize_name, (one.name for one in pinned())):
+        try:
+            wanted = metadata(name).get("Requires-Python")
+        except PackageNotFoundError:  # as above
+            continue
+        if wanted and not SpecifierSet(wanted).contains(oldest):
+            refusing.add(f"{name} needs Python {wanted}")
+    assert refusing == set()
 
 
 def test_torch_brings_its_own_triton() -> None:
