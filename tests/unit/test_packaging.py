@@ -86,9 +86,10 @@ def test_archives_are_the_same_wherever_they_are_built(archives: Path, elsewhere
     other = build(elsewhere, tmp_path / "dist", "sdist", "wheel")
     for pattern in ("*.whl", "*.tar.gz"):
         assert digest(only(archives, pattern)) == digest(only(other, pattern))
-    with tarfile.open(only(archives, "*.tar.gz")) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    again = build(only(tmp_path / "unpacked", "*"), tmp_path / "again", "wheel")
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xzf", only(archives, "*.tar.gz"), "-C", unpacked], check=True)
+    again = build(only(unpacked, "*"), tmp_path / "again", "wheel")
     assert digest(only(again, "*.whl")) == digest(only(archives, "*.whl"))
 
 
