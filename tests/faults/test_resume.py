@@ -18,7 +18,7 @@ from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_writte
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a campaign leaves that is killed once it has found and shrunk the bug."""
     folder = tmp_path_factory.mktemp("killed")
-    with Campaign(folder, "--budget", "300s", "--seed", "7") as campaign:
+    with Campaign(folder, "--budget", "300s", "--seed", "7", workers=1) as campaign:
         campaign.wait_for("shrunk")
         deadline = time.monotonic() + 30
         while not load_state(folder / ".attnfuzz").known:
@@ -42,11 +42,13 @@ def cases_of(state: CampaignState) -> int:
 def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(killed: Path) -> None:
     """It would count from nothing, find the same bug again, or report that it found none."""
     before = load_state(killed / ".attnfuzz")
-    with Campaign(killed, "--resume", "--trust", "--budget", "300s", kernels="") as campaign:
+    with Campaign(killed, "--resume", "--trust", "--budget", "300s", kernels="", workers=1) as campaign:
         campaign.wait_for_cases(cases_of(before) + 1)
         campaign.end()
     between = load_state(killed / ".attnfuzz")
-    with Campaign(killed, "--resume", "--trust", "--budget", "1s", "--json", "a.json", kernels="") as campaign:
+    with Campaign(
+        killed, "--resume", "--trust", "--budget", "1s", "--json", "a.json", kernels="", workers=1
+    ) as campaign:
         assert campaign.wait() == 1
         assert campaign.family.left_after() == []
     summary = msgspec.json.decode((killed / "a.json").read_bytes(), type=Summary)

@@ -18,7 +18,7 @@ TOO_LARGE = {
 @pytest.mark.parametrize(
     ("target", "kernel", "head_size"),
     [
-        ("sm_89", "paged_attention_v1", 128),  # V side by side
+        pytest.param("sm_89", "paged_attention_v1", 128, marks=pytest.mark.night),  # V side by side
         pytest.param("sm_90", "paged_grouped_auto", 128, marks=pytest.mark.night),  # with dependent launch
         ("gfx942", "paged_grouped_auto", 128),  # without, and the least shared memory
     ],

@@ -80,7 +80,7 @@ MANY_QUERIES = msgspec.structs.replace(WINDOW, query_lens=(20, 1))
     ("contender", "shape", "status"),
     [
         ("paged_grouped_auto", WINDOW, "ok"),
-        ("paged_attention_naive", MANY_QUERIES, "ok"),
+        ("paged_attention_eager", MANY_QUERIES, "ok"),
         (f"{KERNELS}:ignores_the_window", WINDOW, "wrong"),
         (f"{KERNELS}:right", WINDOW, "unsupported"),
         ("paged_grouped_auto", EIGHT_BITS, "ok"),

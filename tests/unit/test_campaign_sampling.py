@@ -169,7 +169,7 @@ def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
     """Without it, a bug that needs another head size is never met; too much of it, and hardly any case is run."""
     sets = WorkingSets(endless)
     total = scouting = 0.0
-    for turn in range(5000):
+    for turn in range(2500):
         new = len(scouted(sets))
         scouting += new * COMPILED_S
         for _ in range(20):

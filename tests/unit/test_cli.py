@@ -507,7 +507,7 @@ def test_ctrl_c_saves_and_reports_what_was_found_and_exits_130(tmp_path: Path) -
     """Interrupted after an hour, a search must not have been for nothing, nor leave a CI system nothing to show."""
     (tmp_path / "mine.py").write_text(BROKEN)
     reports = ["--html", "report.html", "--junit", "junit.xml", "--json", "summary.json"]
-    command = [str(COMMAND), "explore", "mine.py", "--budget", "120s", *reports]
+    command = [str(COMMAND), "explore", "mine.py", "--budget", "120s", "--workers", "1", *reports]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process, process.stdout as lines:

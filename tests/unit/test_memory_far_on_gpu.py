@@ -91,7 +91,7 @@ def test_integers_have_zeros_around_them(memory: CudaSparseMemory) -> None:
     assert table.as_strided((3,), (1,), table.stride(0) - (1 << 32)).eq(0).all()
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day("3-dtype0", "200-dtype1")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, 7, 9, 16, 33, 200])
 def test_short_offsets_of_rows_come_out_at_other_numbers(

@@ -90,7 +90,7 @@ def tables(problem: Problem) -> st.SearchStrategy[tuple[dict[str, Any], ...]]:
 
 @pytest.mark.parametrize("problem", BY_PROBLEM)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
+    max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
 )
 @given(data=st.data())
 @pytest.mark.by_day("split_decode")
