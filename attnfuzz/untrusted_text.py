@@ -30,6 +30,7 @@ __all__ = [
     "cause_of",
     "check_text",
     "code_line",
+    "gpu_error_in",
     "kernel_frames",
     "only_printable",
     "places",
@@ -111,6 +112,15 @@ def text_of(error: BaseException) -> str:
     except BaseException as failed:  # noqa: BLE001 - it is the kernel's code that runs here, and its words that are lost
         return f"(asked for its text, it raised {type_name(failed)})"
     return printable(text, lines=True)
+
+
+_GPU_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error): *(?:an? )?(?P<what>[^\n.]*)")
+
+
+def gpu_error_in(text: str) -> str:
+    """What CUDA says in ``text``, in a few words: "illegal memory access"; empty if it says nothing."""
+    found = _GPU_ERROR.search(text)
+    return found["what"].removesuffix(" was encountered").strip() if found else ""
 
 
 def type_name(thing: object) -> str:

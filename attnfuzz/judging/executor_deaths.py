@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import Died, TimedOut
 from attnfuzz.problems.wording import plural, shape_of
-from attnfuzz.untrusted_text import Frame, kernel_frames
+from attnfuzz.untrusted_text import Frame, gpu_error_in, kernel_frames
 from attnfuzz.verdict import Failure
 
 __all__ = ["failure_of", "guard_failure"]
@@ -77,13 +78,27 @@ def _hang(outcome: TimedOut) -> Failure:
     return Failure(oracle="hang", kind="timeout", message=message, details=details)
 
 
+def _lost_gpu(died: Died) -> str:
+    """What CUDA said before torch ended the process; empty if that is not how it ended.
+
+    torch raises the error where it meets it, or, if that is where nothing can be raised, aborts: which of these it is
+    depends on how far the GPU is by then, so both have the same name.
+    """
+    is_torchs = died.signal_name == "SIGABRT" and not gpu_memory_ran_out(died.output_tail)
+    return gpu_error_in(died.output_tail) if is_torchs else ""
+
+
 def _kind(died: Died) -> str:
+    if lost := _lost_gpu(died):
+        return f"cuda:{lost}"
     if died.reason in ("memory", "children", "channel", "zygote"):
         return died.reason
     return died.signal_name or f"exit {died.exit_status}"
 
 
 def _cause_of_death(died: Died) -> str:
+    if lost := _lost_gpu(died):
+        return f"the kernel left a CUDA error: {lost}"
     if died.reason == "memory":
         return "the kernel's process outgrew its memory limit"
     if died.reason == "children":

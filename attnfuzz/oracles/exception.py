@@ -8,7 +8,7 @@ import torch
 
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.trials.observation import KernelRaised, ResultError
-from attnfuzz.untrusted_text import Frame, cause_of, kernel_frames, places, text_of, type_name
+from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import Failure, OracleName, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
@@ -16,7 +16,6 @@ __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
 
-_CUDA_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error): *(?:an? )?(?P<what>[^\n.]*)")
 _SHOWN_FRAME_WAITED = "CUDA reports errors late: the line shown may only have waited for the kernel that failed"
 _NO_FRAME = "CUDA reports errors late: run with CUDA_LAUNCH_BLOCKING=1 to see the launch that fails"
 _INTERPRETER = "/triton/runtime/interpreter.py"
@@ -141,8 +140,7 @@ def _first_line(said: str) -> str:
 
 def _cuda_error(error: BaseException) -> str | None:
     """What CUDA says in a few words: "illegal memory access"."""
-    match = _CUDA_ERROR.search(text_of(error)) if issubclass(type(error), RuntimeError) else None
-    return match["what"].removesuffix(" was encountered").strip() if match else None
+    return gpu_error_in(text_of(error)) or None if issubclass(type(error), RuntimeError) else None
 
 
 def context_lost(error: BaseException) -> str | None:

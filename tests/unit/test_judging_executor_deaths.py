@@ -83,6 +83,15 @@ def test_output_is_shown_where_there_is_no_stack() -> None:
     assert failure.details == ("terminate called after throwing", "  what(): bad")
 
 
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV"])
+def test_a_gpu_error_that_aborts_is_the_one_that_is_raised_elsewhere(name: str) -> None:
+    """One wild write would be two findings: torch aborts where it cannot raise, and which it is depends on timing."""
+    said = "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: "
+    lost = failure_of(died(-6, name, "signal", f"{said}an illegal memory access was encountered\nCUDA kernel errors"))
+    assert lost.kind == ("cuda:illegal memory access" if name == "SIGABRT" else "SIGSEGV")
+    assert failure_of(died(-6, name, "signal", f"{said}out of memory\nCUDA kernel errors")).kind == name
+
+
 def test_hang_says_where() -> None:
     """A hang would be reported without the line that loops."""
     failure = failure_of(TimedOut(2.5, STACK))
