@@ -64,7 +64,7 @@ def test_what_is_pinned_accepts_every_python_that_attnfuzz_does() -> None:
     refusing = set()
     for name in map(canonicalize_name, (one.name for one in pinned())):
         try:
-            wanted = metadata(name).get("Requires-Python")
+            wanted = metadata(name).json.get("requires_python")
         except PackageNotFoundError:  # as above
             continue
         if wanted and not SpecifierSet(wanted).contains(oldest):
