@@ -55,6 +55,10 @@ _SLOW_CASES = (
     "paged_decode-paged_split_k-determinism-09dbc1d8.json",
     "paged_decode-paged_split_k-accuracy-78b6b4fb.json",
     "paged_decode-paged_naive-accuracy-727b74b9.json",
+    "paged_decode-paged_naive-accuracy-da823a0d.json",
+    "paged_decode-paged_naive-exception-d2190d79.json",
+    "dense_decode-dense_naive-dead_memory-76a56a89.json",
+    "split_decode-split_k_partials-unwritten-61e7717f.json",
 )
 """Of `regressions/`: a relation has the interpreter run each of their many programs some thirty times."""
 

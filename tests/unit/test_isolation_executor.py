@@ -129,8 +129,9 @@ def test_stopped_process_that_reads_nothing_times_out(executor: Executor) -> Non
     assert_gone(pid)
 
 
-def test_endless_output_times_out(executor: Executor) -> None:
+def test_endless_output_times_out(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking in output would starve the time limit."""
+    monkeypatch.setattr("attnfuzz.isolation.executor._STACK_WAIT_S", 0.3)  # for its stack, which never comes alone
     timed_out(call(executor, "print_forever", timeout_s=0.2))
     assert call(executor, "echo", 1) == 1
 

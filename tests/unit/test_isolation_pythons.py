@@ -48,7 +48,7 @@ def test_executors_run_there(tmp_path: Path) -> None:
         ("echo no such thing >&2; exit 7", "(it ended with status 7 and said 'no such thing')"),
         ("echo 'Unknown option: -P' >&2; exit 2", "a Python older than 3.11"),
         ("sleep 1000 & wait", "did not answer within 0.5 s"),
-        ("while true; do echo yes; done", "does not answer as a Python does"),
+        ("exec yes", "does not answer as a Python does"),
     ],
 )
 def test_what_is_no_python_is_told(script: str, words: str, tmp_path: Path) -> None:

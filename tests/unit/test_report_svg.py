@@ -112,6 +112,7 @@ def test_any_campaign_can_be_drawn(elapsed_s: float) -> None:
     """One that is interrupted at once, and one that runs for days."""
     throughput = Throughput()
     throughput.add("", min(elapsed_s, 0.4), 5)
+    throughput.add("", elapsed_s, 5)
     drawn = ElementTree.fromstring(timeline_svg(throughput, elapsed_s=elapsed_s, found=[(elapsed_s, "a")]))
     assert "nan" not in ElementTree.tostring(drawn, encoding="unicode")
     assert len(list(drawn.iter("text"))) <= 3 + 9 + 1
