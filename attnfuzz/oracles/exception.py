@@ -138,9 +138,9 @@ def _first_line(said: str) -> str:
     return next((line.strip() for line in said.splitlines() if line.strip()), "")
 
 
-def _cuda_error(error: BaseException) -> str | None:
-    """What CUDA says in a few words: "illegal memory access"."""
-    return gpu_error_in(text_of(error)) or None if issubclass(type(error), RuntimeError) else None
+def _cuda_error(error: BaseException) -> str:
+    """What CUDA says in a few words: "illegal memory access"; empty if it is no error of CUDA's."""
+    return gpu_error_in(text_of(error)) if issubclass(type(error), RuntimeError) else ""
 
 
 def context_lost(error: BaseException) -> str | None:

@@ -194,7 +194,7 @@ def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
 
 
 def test_what_a_triton_kernel_takes_is_found_out_and_only_what_was_tried_is_said_to_fail(runner: Runner) -> None:
-    """A kernel for powers of two would be told to raise for 32, which nobody has tried and which it takes."""
+    """A right kernel would have findings, or one for powers of two be told to raise for 32, which nobody has tried."""
     found = inferred(runner, "triton_decode")
     assert (found.works, found.supports) == (True, TRITON)
     assert found.probes <= 80
