@@ -114,6 +114,7 @@ IDENTIFYING_CAUSES = frozenset(
         "exponential_rounded",
         "flushed",
         "maximum_begins_finite",
+        "maximum_not_kept",
         "maximum_not_subtracted",
         "partial_lse",
         "rounded_weights_summed",

@@ -144,7 +144,7 @@ class FindingBook:
         finding = self._opened("", unfinished.kernel, unfinished)
         same = (finding.case, finding.declaration)
         known = any((other.case, other.declaration) == same for other in self.findings)
-        if not known and not unless.explains(finding.symptom, finding.signature.features):
+        if not known and not unless.explains(finding.symptom, finding.may_need):
             self._keep_unconfirmed(finding)
 
     def restore(self, saved: SavedFinding, name: str) -> None:
@@ -251,16 +251,15 @@ def _are_too_early_to_tell(a: Finding, b: Finding) -> bool:
 
     What a case needs that was not shrunk is not known. It has to lack something that the other bug needs.
     """
-    mine, its = a.signature, b.signature
     if any(one.symptom.is_cause or one.is_flaky or one.preceding for one in (a, b)):
         return False
     if a.shrunk_s is None and b.shrunk_s is None:
-        return mine.symptom == its.symptom
+        return a.symptom == b.symptom
     if a.shrunk_s is not None and b.shrunk_s is not None:
         return False
-    if a.shrunk_s is None:
-        mine, its = its, mine
-    return mine.symptom.may_be(its.symptom) and not mine.says_nothing and mine.features <= its.features
+    shrunk, other = (b, a) if a.shrunk_s is None else (a, b)
+    needed = shrunk.signature
+    return shrunk.symptom.may_be(other.symptom) and not needed.says_nothing and needed.features <= other.may_need
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:

@@ -165,7 +165,8 @@ def _diagnose(
 def _none_left(row: AttentionRow, nearby: Iterable[AttentionRow]) -> Diagnosis | None:
     """A mistake that leaves tokens out, seen where the sequence is longer: where it leaves none, 0 is divided by 0."""
     for longer in nearby:
-        if (longer.row, longer.head) == (row.row, row.head) and longer.num_tokens > row.num_tokens and longer.is_finite:
+        is_there = (longer.row, longer.head) == (row.row, row.head) and longer.num_tokens > row.num_tokens
+        if is_there and longer.is_finite and not longer.is_right:
             found = diagnose_row(longer)
             if found is not None and found.cause == "tokens_dropped":
                 length = longer.num_tokens

@@ -2,7 +2,7 @@
 
 Products of q and k, their sums, q or k times the scale, scores; exp; weights; sums of weights and of values; partial
 states; numbers that are so small that they are taken for 0; keys and values that take another dtype on the way; and exp
-of scores from which no maximum is subtracted.
+of scores from which no maximum is subtracted, or not the largest.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
     yield from _converted(row)
     yield _without_maximum(row)
     yield _finite_maximum(row)
+    yield _maximum_of_each_tile(row)
 
 
 def _rounding_to(name: str) -> Round:
@@ -361,6 +362,35 @@ def _finite_maximum(row: AttentionRow) -> Rounding:
     if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):
         ways.append((row.got, lse))
     return _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
+
+
+def _maximum_of_each_tile(row: AttentionRow) -> Rounding:
+    """An online softmax that takes the maximum of the tile at hand, not the largest so far.
+
+    The sums so far are multiplied by exp(maximum before - maximum of the tile). That is right unless they overflow.
+    """
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    own = getattr(row.case, "block_size", None)
+    tiles = {tile for tile in (own, *_TILES) if tile is not None and len(scores) <= tile * _MOST_STEPS}
+    ways = [_by_tiles(scores, row.v, tile) for tile in tiles if tile < len(scores)]
+    wrong = [(out, lse) for out, lse in ways if not bool(out.isfinite().all())]
+    if len(wrong) < len(tiles) or not tiles:
+        wrong.append((row.expected, torch.tensor(row.lse, dtype=torch.float64, device="cpu")))
+    words = "the maximum is that of each tile, not the largest so far, and what was summed before overflows float32"
+    return _rounding("maximum_not_kept", "maximum of each tile", words, wrong)
+
+
+def _by_tiles(scores: Scores, v: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of sums in float32."""
+    top, total = torch.tensor([-math.inf, 0.0], dtype=torch.float32, device="cpu")
+    average = torch.zeros(v.shape[1], dtype=torch.float32, device="cpu")
+    for start in range(0, len(scores), tile):
+        part = scores[start : start + tile].float()
+        before, top = top, part.max()
+        factor, weights = (before - top).exp(), (part - top).exp()
+        total = total * factor + weights.sum()
+        average = average * factor + weights @ v[start : start + tile].float()
+    return (average / total).double(), (top + total.log()).double()
 
 
 def _stands_for_infinity(lse: float, scale: float) -> bool:

@@ -45,6 +45,7 @@ _OF_FEW_NUMBERS = frozenset(
         "exponential_rounded",
         "flushed",
         OF_EMPTY_ROWS,
+        "maximum_not_kept",
         "rounded_weights_summed",
         "scores_rounded",
         "tf32",

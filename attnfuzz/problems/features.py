@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnfuzz.cases.facets import Domain, facets_of
 from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import Options
+from attnfuzz.cases.facets.heads import SEVERAL_HEADS
 from attnfuzz.cases.facets.storage import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import Supports
@@ -14,7 +15,9 @@ __all__ = [
     "DEAD_ROWS",
     "FREED_PAGES",
     "KV_STRIDES_DIFFER",
+    "SEVERAL_HEADS",
     "SHARED_PAGES",
+    "exceptions",
     "features",
     "general_features",
     "traits",
@@ -45,6 +48,12 @@ def general_features(case: Case, *, supports: Supports | None = None, options: O
     particular = features(case, supports=domain.supports, options=domain.options)
     found = {one.partition("=")[0] for one in particular if "=" in one}
     return frozenset(found.union(*(facet.general(case, domain) for facet in facets_of(type(case)))))
+
+
+def exceptions(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[str]:
+    """Values that kernels are often written for and ``case`` has not: what a failure needs if one of them passes."""
+    domain = Domain(case.problem, supports or Supports(), options or {})
+    return frozenset(word for facet in facets_of(type(case)) for word in facet.exceptions(case, domain))
 
 
 def traits(case: Case) -> frozenset[str]:

@@ -23,7 +23,7 @@ from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import SHARED_PAGES
+from attnfuzz.problems.features import SEVERAL_HEADS, SHARED_PAGES
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import USUAL_ORACLES, WITHOUT_WEIGHT, Failure, Relations, Verdict
@@ -123,7 +123,7 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     assert smallest == DenseDecodeCase(
         num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(1,), scale=default_scale(32)
     )
-    assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2"}
+    assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
     assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
 
 

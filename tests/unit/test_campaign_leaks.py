@@ -18,6 +18,7 @@ from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
@@ -62,8 +63,8 @@ def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
         assert (case.num_q_heads, case.seq_lens) == (2, (1,))
         assert (smallest.failure, smallest.preceding) == (LEAK, ())
         assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
-        assert last(sent, Minimised).features == {"gqa_ratio>1"}
-        assert known.explains(Symptom.of(KERNEL.target, failure), frozenset({"gqa_ratio>1", "ragged"}))
+        assert last(sent, Minimised).features == {"gqa_ratio>1", SEVERAL_HEADS}
+        assert known.explains(Symptom.of(KERNEL.target, failure), frozenset({"gqa_ratio>1", SEVERAL_HEADS, "ragged"}))
 
 
 def test_the_next_death_of_a_known_leak_is_known() -> None:

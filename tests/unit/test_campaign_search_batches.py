@@ -18,12 +18,13 @@ from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, 
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.verdict import Failure, Relations, Verdict, ends_process
 from tests.unit.scripted_runner import scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
-GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
+GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
 
 
 @dataclass

@@ -21,6 +21,7 @@ from attnfuzz.campaign.messages import (
     WorkerProgress,
 )
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
+from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.verdict import Failure
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
@@ -35,7 +36,7 @@ def test_a_bug_is_found_confirmed_and_shrunk_to_what_triggers_it() -> None:
     assert grouped(cast(DenseDecodeCase, decode_case("dense_decode", bytes(found.case)))) == WRONG
     assert (confirmed.failed, confirmed.runs) == (3, 3)
     assert minimised.complete
-    assert minimised.features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+    assert minimised.features == {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
     smallest = decode_case("dense_decode", bytes(bench.of(Smaller)[-1].case))
     assert isinstance(smallest, DenseDecodeCase)
     assert (smallest.num_q_heads, smallest.num_kv_heads, smallest.seq_lens) == (3, 1, (1,))
@@ -61,7 +62,7 @@ def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
 
     bench = Bench(two_bugs, enough=after(Minimised, 2)).run()
     features = [message.features for message in bench.of(Minimised)]
-    assert {"gqa_ratio>1", "gqa_ratio not pow2"} in features
+    assert {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS} in features
     assert {"seq_len>1"} in features
     seen = bench.of(Found)
     assert len(seen) == 2
@@ -172,7 +173,7 @@ def test_a_flaky_bug_is_confirmed_with_its_rate_and_shrunk() -> None:
 
     bench = Bench(two_of_three, enough=after(Minimised)).run()
     assert bench.of(Confirmed)[0].failed < bench.of(Confirmed)[0].runs
-    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
 
 
 def test_shrinking_does_not_slip_from_one_bug_to_another() -> None:
@@ -187,7 +188,7 @@ def test_shrinking_does_not_slip_from_one_bug_to_another() -> None:
     by_finding = {message.finding: message.features for message in bench.of(Minimised)}
     oracles = {message.finding: message.failure.oracle for message in bench.of(Found)}
     assert {oracles[name]: features for name, features in by_finding.items()} == {
-        "crash": {"gqa_ratio>1", "gqa_ratio not pow2", "seq_len>1"},
+        "crash": {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS, "seq_len>1"},
         "accuracy": {"seq_len>1"},
     }
     for message in bench.of(Smaller):
@@ -286,7 +287,7 @@ def test_a_bug_behind_one_that_is_nearly_always_there_is_found() -> None:
     bench = Bench(nearly_always, enough=after(Minimised, 2), budget_s=10.0).run()
     assert {frozenset(message.features) for message in bench.of(Minimised)} == {
         frozenset({"seq_len>1"}),
-        frozenset({"gqa_ratio>1", "gqa_ratio not pow2"}),
+        frozenset({"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}),
     }
 
 

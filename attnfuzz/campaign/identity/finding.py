@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from attnfuzz.campaign.environments import EnvironmentOutcome, difference
-from attnfuzz.campaign.identity.signature import Signature, Symptom, aspects, failure_features, telling
+from attnfuzz.campaign.identity.signature import Signature, Symptom, aspects, certain, failure_features, telling
 from attnfuzz.campaign.messages import Unfinished, written
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
@@ -20,6 +20,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.features import exceptions
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Sight
 
@@ -167,7 +168,14 @@ class Finding:
     @property
     def signature(self) -> Signature:
         """The symptom with the features of the smallest case so far."""
-        return Signature(self.symptom, self.features or failure_features(self.declaration, self.case, self.failure))
+        features = self.features or certain(failure_features(self.declaration, self.case, self.failure))
+        return Signature(self.symptom, features)
+
+    @property
+    def may_need(self) -> frozenset[str]:
+        """What the failure needs as far as is known, and what it would need if another case passed."""
+        supports, options = self.declaration.supports, self.declaration.options
+        return self.signature.features | exceptions(self.case, supports=supports, options=options)
 
     @property
     def cause(self) -> str:

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from attnfuzz.campaign.messages import Known
+from attnfuzz.cases.facets.facet import is_told_by_another
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.choices import CACHE_TENSORS
@@ -24,7 +25,9 @@ from attnfuzz.problems.features import (
     CACHE_STRIDES,
     DEAD_ROWS,
     KV_STRIDES_DIFFER,
+    SEVERAL_HEADS,
     SHARED_PAGES,
+    exceptions,
     features,
     general_features,
 )
@@ -54,9 +57,11 @@ __all__ = [
     "are_same_bug",
     "aspects",
     "case_features",
+    "certain",
     "failure_features",
     "is_part_of",
     "needs",
+    "needs_numbers",
     "telling",
 ]
 
@@ -127,6 +132,8 @@ def aspects(features: frozenset[str]) -> frozenset[str]:
     found = {one for one in features if one not in _SIZES and not one.startswith(_VALUES)}
     found -= {one for one in found if one.startswith("strides:") and "=" in one}
     found -= _implied(found)
+    if "num_kv_heads>1" in features:
+        found.discard(SEVERAL_HEADS)
     if "gqa_ratio not pow2" in found:
         found.discard("gqa_ratio>1")
     if KV_STRIDES_DIFFER in found:
@@ -140,6 +147,8 @@ def _implied(features: Set[str]) -> set[str]:
     found = {one.partition("=")[0] for one in features if "=" in one}
     if any(one.startswith("lse ") for one in features):
         found |= {one for one in features if one in _SIDES or one.startswith("some lse ")}
+    if features & {"gqa_ratio>1", "num_kv_heads>1"}:
+        found.add(SEVERAL_HEADS)
     if features & _ONE_SIDE:
         found.add("one state empty")
     if "both states empty" in features:
@@ -161,6 +170,11 @@ def needs(features: frozenset[str]) -> frozenset[str]:
     return found or _moved(features)
 
 
+def needs_numbers(features: frozenset[str]) -> bool:
+    """Whether it takes certain values, or scores of some size."""
+    return any(one.startswith(_VALUES) or one in ("needles", "scale") for one in features)
+
+
 def is_part_of(less: frozenset[str], more: frozenset[str]) -> bool:
     """Whether a bug needs something, and all of it is also what another needs."""
     return bool(least := needs(less)) and least <= needs(more) | _moved(more)
@@ -180,6 +194,11 @@ def telling(features: frozenset[str]) -> frozenset[str]:
     return frozenset(shown)
 
 
+def certain(features: frozenset[str]) -> frozenset[str]:
+    """``features`` of a failing case without those that matter only if another case, which has them not, passes."""
+    return frozenset(one for one in features if not is_told_by_another(one))
+
+
 NEEDS_PRECEDING = "preceding cases"
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 _SEE_ROUNDINGS = frozenset({"residuals", "value_affinity"})
@@ -191,11 +210,13 @@ _IGNORED = ("ignored stride", _IGNORED_PAGE_IDS)
 
 
 def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
-    """What makes ``case`` more than the simplest case that the kernel supports, in particular and in general."""
+    """What makes ``case`` more than the simplest case that the kernel supports, in particular and in general.
+
+    And what it has not that a kernel may be written for.
+    """
     supports, options = declaration.supports, declaration.options
-    return features(case, supports=supports, options=options) | general_features(
-        case, supports=supports, options=options
-    )
+    found = features(case, supports=supports, options=options)
+    return found.union(*(named(case, supports=supports, options=options) for named in (general_features, exceptions)))
 
 
 def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:

@@ -6,6 +6,7 @@ import bisect
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -17,6 +18,8 @@ from attnfuzz.campaign.identity.signature import (
     Signature,
     aspects,
     case_features,
+    certain,
+    needs_numbers,
 )
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
@@ -44,6 +47,7 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.cases.facets.facet import is_told_by_another
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
@@ -93,7 +97,7 @@ class Investigation:
         deadline: float,
     ) -> None:
         self._first = self._now = failing
-        self._needed = failing.features
+        self._needed = certain(failing.features)
         self._is_flaky = False
         self._symptoms = [failing.symptom]
         self._finding = finding
@@ -158,7 +162,7 @@ class Investigation:
             return False
         is_another = confirmation.failing.symptom != self._first.symptom
         self._first = confirmation.failing
-        self._now, self._needed = self._first, self._first.features
+        self._now, self._needed = self._first, certain(self._first.features)
         self._is_flaky = confirmation.is_flaky
         if self._first.preceding or is_another:
             self._step_to(self._first)
@@ -210,11 +214,11 @@ class Investigation:
             if found is None or found.symptom.oracle not in SILENT_ORACLES:
                 continue
             if not self._known.explains(found.symptom, found.features):
-                self._needed, self._symptoms = found.features, []
+                self._needed, self._symptoms = certain(found.features), []
                 self._step_to(found)
                 return
             if is_statistics:
-                raise _SameBug
+                self._close_as(*self._known.explaining(found.symptom, found.features))
 
     def _look_past_shared_pages(self) -> None:
         """What lies past the end of a sequence is a token of another one on a page that both share, else dead memory.
@@ -237,7 +241,7 @@ class Investigation:
             if self._known.explains(found.symptom, found.features):
                 self._needed = frozenset({SHARED_PAGES})
                 raise _SameBug
-            self._needed, self._symptoms = found.features, []
+            self._needed, self._symptoms = certain(found.features), []
             self._step_to(found)
 
     def _recognise(self) -> None:
@@ -250,9 +254,14 @@ class Investigation:
             try:
                 if relatives and not any(self._shows_alike(case, until) for case in relatives):
                     self._needed &= known.features
-                    raise _SameBug
+                    self._close_as(known)
             except OutOfTime:
                 return
+
+    def _close_as(self, *known: Signature) -> NoReturn:
+        """End here: it is one of the bugs ``known``, and passes where they pass."""
+        self._needed |= {one for signature in known for one in signature.features if is_told_by_another(one)}
+        raise _SameBug
 
     def _cannot_be_compared(self) -> bool:
         return self._is_flaky or bool(self._now.preceding)
@@ -287,7 +296,11 @@ class Investigation:
             return
 
     def _generalise(self) -> None:
-        """Drop what the smallest case happens to have: a value in whose place another one fails in the same way."""
+        """Drop what the smallest case happens to have: a value in whose place another one fails in the same way.
+
+        And add what only another case tells: that the one with a value which kernels are often written for passes.
+        If the numbers matter, it may pass since it has others.
+        """
         failure = self._now.failure
         if self._is_flaky or self._now.preceding or failure.oracle == "hang":
             return
@@ -305,6 +318,18 @@ class Investigation:
                 continue
             if not self._known.explains(other.symptom, other.features):
                 self._needed &= other.features
+        if needs_numbers(self._needed):
+            return
+        for feature in sorted(filter(is_told_by_another, self._now.features)):
+            for case in without(feature, self._now.declaration, self._now.case):
+                if time.monotonic() >= until or self._is_over():
+                    return
+                try:
+                    passes = self._failing_one(case) is None
+                except OutOfTime:
+                    return
+                if passes:
+                    self._needed |= {feature}
 
     def _shrink(self) -> None:
         before = self._now
@@ -369,7 +394,7 @@ class Investigation:
         steps = [before, *self._steps]
         good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._retries)) - 1
         self._afresh = True
-        self._needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
+        self._needed = certain(frozenset.intersection(*(step.features for step in steps[: good + 1])))
         self._step_to(steps[good])
         self._minimise()
 
@@ -395,7 +420,7 @@ class Investigation:
         if self._known.explains(other.symptom, other.features):
             if self._known.explains(self._now.symptom, self._now.features):  # others have found it since
                 self._needed &= other.features
-                raise _SameBug
+                self._close_as(*self._known.explaining(other.symptom, other.features))
             return False
         if self._known.may_cause(other.symptom.kernel, other.failure):
             return False
@@ -431,7 +456,7 @@ class Investigation:
     def _step_back(self, before: FailingCase) -> None:
         """Return to an earlier step: later ones say nothing."""
         self._step_to(before)
-        self._needed = before.features
+        self._needed = certain(before.features)
 
     def _tell_rate(self, confirmation: Confirmation) -> None:
         self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
@@ -442,8 +467,9 @@ class Investigation:
 
     def _close_as_new(self) -> None:
         is_complete, is_declarable = time.monotonic() < self._shrink_until, self._passes_as_declared()
-        if not aspects(self._needed) and aspects(self._now.features):
-            self._needed = self._now.features  # it slipped from one bug to another, which must not explain both
+        features = certain(self._now.features)
+        if not aspects(self._needed) and aspects(features):
+            self._needed = features  # it slipped from one bug to another, which must not explain both
         if self._now.preceding:
             self._needed |= {NEEDS_PRECEDING}
         explanation = self._explanation()

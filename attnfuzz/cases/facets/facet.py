@@ -31,8 +31,10 @@ __all__ = [
     "changed",
     "classes",
     "facets_of",
+    "is_told_by_another",
     "listed",
     "not_among",
+    "other_than",
     "register",
     "size_class",
 ]
@@ -46,6 +48,7 @@ Options = Mapping[str, tuple[OptionValue, ...]]
 Levels = tuple[str, ...]
 
 _MOST_LISTED = 8
+_OTHER_THAN = " other than "
 
 
 class Place(enum.IntEnum):
@@ -184,6 +187,10 @@ class Facet(Generic[C]):
         """What cases that one mistake spoils have in common, whichever of them is met first."""
         yield from ()
 
+    def exceptions(self, case: C, domain: Domain) -> Iterator[str]:
+        """`other_than` values that kernels are often written for and ``case`` has not; `without` makes it have them."""
+        yield from ()
+
     def traits(self, case: C) -> Iterator[str]:
         """What can be said of any value, for learning which cases kill a kernel's process."""
         for part in self.parts:
@@ -307,6 +314,19 @@ def classes(limits: tuple[int, ...]) -> Levels:
     """Every ``size_class``: powers of two first."""
     sizes = (*(f"to {limit}" for limit in limits), f"over {limits[-1]}")
     return ("1", *(f"pow2 {size}" for size in sizes), *(f"other {size}" for size in sizes))
+
+
+def other_than(name: str, value: int) -> str:
+    """The feature of any other value, where kernels are often written for this one.
+
+    That a case has it means nothing until the case with ``value`` passes: `is_told_by_another`.
+    """
+    return f"{name}{_OTHER_THAN}{value}"
+
+
+def is_told_by_another(feature: str) -> bool:
+    """Whether the run of another case is needed to tell that a failure needs ``feature``."""
+    return _OTHER_THAN in feature
 
 
 def listed(numbers: tuple[int, ...]) -> str:

@@ -15,6 +15,7 @@ from attnfuzz.cases.facets.facet import (
     changed,
     classes,
     not_among,
+    other_than,
     size_class,
 )
 from attnfuzz.cases.fields import number_traits
@@ -29,9 +30,13 @@ from attnfuzz.problems.choices import (
     v_head_sizes_of,
 )
 
-__all__ = ["HeadSize", "Heads", "VHeadSize", "heads_class", "nearest"]
+__all__ = ["SEVERAL_HEADS", "HeadSize", "Heads", "VHeadSize", "heads_class", "nearest"]
 
+SEVERAL_HEADS = "several query heads"
+"""On one KV head or on several."""
 _HEAD_SIZES = (16, 64, 128)
+_WRITTEN_FOR = (64, 128)
+"""The sizes of most models: where a kernel has one of them in place of the case's, it is right at no other."""
 _GQA_RATIOS = (8,)
 _HEADS = ("1", "pow2", "other")
 _V_HEAD_SIZES = ("as K's", "smaller", "larger")
@@ -66,6 +71,18 @@ class Heads(Facet[AttentionCase]):
         if not is_power_of_two(case.gqa_ratio):
             yield "gqa_ratio not pow2"
 
+    def general(self, case: AttentionCase, domain: Domain) -> Iterator[str]:
+        """Query heads share a KV head or have one each: it may take nothing but two of them."""
+        if case.num_q_heads > domain.simplest.num_q_heads:
+            yield SEVERAL_HEADS
+
+    def alternatives(self, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
+        """As many query heads on a KV head each, or all on one."""
+        if case.num_kv_heads == 1 and is_power_of_two(case.gqa_ratio):
+            yield {"num_kv_heads": case.num_q_heads}
+        elif case.gqa_ratio == 1:
+            yield {"num_kv_heads": 1}
+
     def traits(self, case: AttentionCase) -> Iterator[str]:
         for name in ("num_q_heads", "num_kv_heads", "gqa_ratio"):
             yield from number_traits(name, getattr(case, name))
@@ -96,6 +113,8 @@ class Heads(Facet[AttentionCase]):
             yield words, {"num_kv_heads": 1, "num_q_heads": case.gqa_ratio}
 
     def without(self, feature: str, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
+        if feature == SEVERAL_HEADS:
+            yield {"num_q_heads": 1, "num_kv_heads": 1}
         if feature == "gqa_ratio not pow2":
             yield {"num_q_heads": case.num_kv_heads << (case.gqa_ratio.bit_length() - 1)}
 
@@ -208,9 +227,22 @@ class HeadSize(Facet[AttentionCase | MergeStatesCase]):
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]
         return (yield from first_of(case, [changed(case, head_size=size) for size in smaller]))
 
+    def exceptions(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[str]:
+        yield from (other_than("head_size", size) for size in _written_for(case, domain))
+
     def changes(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Change]:
-        for size in nearest(_sizes(case, domain), case.head_size):
+        for size in dict.fromkeys((*nearest(_sizes(case, domain), case.head_size), *_written_for(case, domain))):
             yield f"head_size {size} instead of {case.head_size}", {"head_size": size}
+
+    def without(self, feature: str, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Changes]:
+        yield from (
+            {"head_size": size} for size in _written_for(case, domain) if feature == other_than("head_size", size)
+        )
+
+
+def _written_for(case: AttentionCase | MergeStatesCase, domain: Domain) -> list[int]:
+    """The sizes that a kernel may be written for, other than the case's."""
+    return [size for size in _sizes(case, domain) if size in _WRITTEN_FOR and size != case.head_size]
 
 
 def _sizes(case: AttentionCase | MergeStatesCase, domain: Domain) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ import fresh_copy_installed
 def k(inputs):
     return fresh_copy_helper, fresh_copy_installed, attnfuzz, eager
 """
+
+
+@pytest.fixture(autouse=True)
+def _imported_by_this_test_alone() -> Iterator[None]:
+    yield
+    for name in ("fresh_copy_helper", "fresh_copy_installed"):
+        sys.modules.pop(name, None)
 
 
 def test_an_environment_beside_the_kernel_is_not_imported_twice(
