@@ -393,6 +393,30 @@ def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: An
     assert failure.cause == "maximum_not_subtracted"
 
 
+def of_each_tile(scores: Tensor) -> Tensor:
+    """Weights, not yet divided by their sum: what lies before a tile is multiplied by exp(its maximum - the tile's)."""
+    top, weights = scores[0], scores[:0].float()
+    for start in range(0, len(scores), 16):
+        part = scores[start : start + 16].float()
+        weights = torch.cat((weights * (top - part.max()).exp(), (part - part.max()).exp()))
+        top = part.max()
+    return weights
+
+
+def test_maximum_that_is_not_kept(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """NaN where later scores are lower would be told as weights that are NaN, and each case as a bug of its own."""
+    falling = Values(keys="falling", logit_exponent=7)
+    case = msgspec.structs.replace(dense, seq_lens=(40,), values=falling)
+    planted = plant(
+        weights=lambda s: of_each_tile(s) / of_each_tile(s).sum(),
+        lse=lambda s: s.split(16)[-1].max() + of_each_tile(s).sum().log(),
+    )
+    failure = failure_of(planted, case)
+    assert failure.kind == "out:nan"
+    assert "the maximum is that of each tile, not the largest so far" in failure.message
+    assert failure.cause == "maximum_not_kept"
+
+
 def test_nothing_is_claimed_of_noise(plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong row that no mistake explains would be given a confident explanation."""
     noise = torch.linspace(-3, 2, 8).roll(3)

@@ -15,6 +15,7 @@ from attnfuzz.campaign.judge.case_judge import AdaptiveTimeout, CaseJudge, OutOf
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
@@ -424,3 +425,16 @@ def test_a_compilation_is_charged_to_the_case_that_caused_it() -> None:
     batch.seconds = 1.6
     assert [batch.case_seconds(verdict) for verdict in batch.verdicts] == pytest.approx([1.2, 0.2, 0.2])
     assert batch.warm_seconds == pytest.approx(0.6)
+
+
+def test_an_explanation_that_the_deadline_cuts_short_is_none() -> None:
+    """A kernel that is built for it when time is up would cost the finding, and be told as attnfuzz's own fault."""
+
+    def explain(*_: object) -> Explanation:
+        raise DeadlinePassed
+
+    judge = CaseJudge(
+        scripted(FakeRunner(case_s=0.1).judge), deadline=1e9, longest_s=10.0, journal=Journal(None), explain=explain,
+        clock=lambda: 0.0,
+    )  # fmt: skip
+    assert judge.explain(DECLARATION, CASE, Failure(oracle="accuracy", kind="out:value", message="")) == Explanation()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
+from attnfuzz.problems.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName
 from tests.unit.search_bench import findings
@@ -59,6 +61,25 @@ def large_group(case: DenseDecodeCase) -> Failure | None:
     return failure("exception", "ZeroDivisionError in f") if case.gqa_ratio >= 8 else None
 
 
+def rows_transposed(case: DenseDecodeCase) -> Failure | None:
+    return failure("accuracy", "out:value") if case.num_q_heads > 1 and case.num_seqs > 1 else None
+
+
+def kv_head_by_their_number(case: DenseDecodeCase) -> Failure | None:
+    """Past the only KV head lies dead memory; past the first of several, the next."""
+    if case.num_q_heads == 1 or case.num_kv_heads == case.gqa_ratio:
+        return None
+    return failure("dead_memory", "out") if case.num_kv_heads == 1 else failure("accuracy", "out:value")
+
+
+def written_for_head_size_64(case: DenseDecodeCase) -> Failure | None:
+    if case.head_size == 64 or max(case.seq_lens) <= 1:
+        return None
+    if case.head_size > 64:
+        return failure("accuracy", "out:value")
+    return failure("crash", "SIGSEGV") if case.num_seqs > 2 else failure("dead_memory", "out")
+
+
 def signatures(found: list[Finding]) -> set[str]:
     return {str(finding.signature) for finding in found}
 
@@ -98,3 +119,31 @@ def test_a_bug_of_one_tensor_is_found_beside_one_of_both(tmp_path: Path) -> None
     """Whatever passes for the bug that was found first must not take all bugs of strides with it."""
     found = findings(KERNEL, tmp_path, strides_of_k_for_v, strides_of_v_ignored)
     assert len(found) == 2, signatures(found)
+
+
+def test_query_heads_on_one_kv_head_or_on_several_are_one_finding(tmp_path: Path) -> None:
+    """The smallest case has either, as luck has it, and each would be told as a bug of its own."""
+    for number, bug in enumerate((rows_transposed, kv_head_by_their_number)):
+        (finding,) = findings(KERNEL, tmp_path / str(number), bug, cases=600)
+        assert SEVERAL_HEADS in finding.features
+
+
+def test_a_head_size_that_is_written_into_the_kernel_is_one_finding_that_says_which(tmp_path: Path) -> None:
+    """Wrong addresses show as numbers, dead memory and crashes: six findings, of which none says what they share."""
+    supports = msgspec.structs.replace(KERNEL.supports, head_sizes=(16, 32, 64, 128))
+    kernel = msgspec.structs.replace(KERNEL, supports=supports)
+    (finding,) = findings(kernel, tmp_path, written_for_head_size_64, cases=600)
+    assert finding.features == {"head_size other than 64", "seq_len>1"}
+
+
+def test_numbers_that_matter_do_not_tell_of_a_head_size(tmp_path: Path) -> None:
+    """Another head size has other numbers, of which some pass by luck: what needs them would be told apart by that."""
+    supports = msgspec.structs.replace(KERNEL.supports, head_sizes=(16, 64))
+    kernel = msgspec.structs.replace(KERNEL, supports=supports)
+
+    def lucky(case: DenseDecodeCase) -> Failure | None:
+        is_hit = case.head_size == 16 and case.values.logit_exponent > 0
+        return failure("accuracy", "out:value") if is_hit else None
+
+    (finding,) = findings(kernel, tmp_path, lucky, cases=600)
+    assert not any("other than" in feature for feature in finding.features)

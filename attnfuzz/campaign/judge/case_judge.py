@@ -283,8 +283,11 @@ class CaseJudge:
             if self._explain is None or self._remaining_s(self._clock()) < _EXPLAINING_S:
                 return Explanation()
             self._journal.write(declaration, [case])
-            with self._complaining(declaration, case), self._watched(declaration, [case]):
-                return self._explain(self._runner, declaration, case, failure)
+            try:
+                with self._complaining(declaration, case), self._watched(declaration, [case]):
+                    return self._explain(self._runner, declaration, case, failure)
+            except OutOfTime:  # while the kernel was built for it
+                return Explanation()
 
     def close(self) -> None:
         """End the executor. One that hangs in the background ends with this process, which holds its connection."""
