@@ -231,7 +231,7 @@ class HeadSize(Facet[AttentionCase | MergeStatesCase]):
         yield from (other_than("head_size", size) for size in _written_for(case, domain))
 
     def changes(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Change]:
-        for size in dict.fromkeys((*nearest(_sizes(case, domain), case.head_size), *_written_for(case, domain))):
+        for size in nearest(_sizes(case, domain), case.head_size):
             yield f"head_size {size} instead of {case.head_size}", {"head_size": size}
 
     def without(self, feature: str, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Changes]:
