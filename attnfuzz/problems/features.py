@@ -17,7 +17,7 @@ __all__ = [
     "KV_STRIDES_DIFFER",
     "SEVERAL_HEADS",
     "SHARED_PAGES",
-    "exceptions",
+    "departures",
     "features",
     "general_features",
     "traits",
@@ -50,10 +50,10 @@ def general_features(case: Case, *, supports: Supports | None = None, options: O
     return frozenset(found.union(*(facet.general(case, domain) for facet in facets_of(type(case)))))
 
 
-def exceptions(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[str]:
+def departures(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[str]:
     """Values that kernels are often written for and ``case`` has not: what a failure needs if one of them passes."""
     domain = Domain(case.problem, supports or Supports(), options or {})
-    return frozenset(word for facet in facets_of(type(case)) for word in facet.exceptions(case, domain))
+    return frozenset(word for facet in facets_of(type(case)) for word in facet.departures(case, domain))
 
 
 def traits(case: Case) -> frozenset[str]:

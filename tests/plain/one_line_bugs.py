@@ -66,6 +66,22 @@ BUGS = (
     _bug("maximum begins at 0", "maximum begins at a finite number", ('acc = float("-inf")', "acc = 0.0")),
     _bug("masked scores are 0", "masked to zero", ('* scale, float("-inf")', "* scale, 0.0")),
     _bug("masked scores are -10000", "finite number", ('* scale, float("-inf")', "* scale, -10000.0")),
+    _bug(
+        "head size written as 64",
+        "head_size other than 64",
+        ("offsets = slot[:, None] * HEAD_SIZE", "offsets = slot[:, None] * 64"),
+    ),
+    _bug(
+        "running maximum forgotten",
+        "the maximum is that of each tile",
+        ("tl.maximum(m, tl.max(score, axis=0))", "tl.max(score, axis=0)"),
+    ),
+    _bug(
+        "rows transposed",
+        "result (is that|of) |is read from page 0 of sequence",
+        ("(seq * tl.num_programs(1) + head)", "(head * tl.num_programs(0) + seq)"),
+    ),
+    _bug("KV head by their number", "KV head", ("head // group_size", "head // num_kv_heads")),
     _bug("first length for all", "dropped|past the end", ("tl.load(seq_lens + seq)", "tl.load(seq_lens)")),
 )
 

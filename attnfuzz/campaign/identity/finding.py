@@ -20,7 +20,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.features import exceptions
+from attnfuzz.problems.features import departures
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Sight
 
@@ -175,7 +175,7 @@ class Finding:
     def may_need(self) -> frozenset[str]:
         """What the failure needs as far as is known, and what it would need if another case passed."""
         supports, options = self.declaration.supports, self.declaration.options
-        return self.signature.features | exceptions(self.case, supports=supports, options=options)
+        return self.signature.features | departures(self.case, supports=supports, options=options)
 
     @property
     def cause(self) -> str:

@@ -27,7 +27,7 @@ from attnfuzz.problems.features import (
     KV_STRIDES_DIFFER,
     SEVERAL_HEADS,
     SHARED_PAGES,
-    exceptions,
+    departures,
     features,
     general_features,
 )
@@ -216,7 +216,7 @@ def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
     """
     supports, options = declaration.supports, declaration.options
     found = features(case, supports=supports, options=options)
-    return found.union(*(named(case, supports=supports, options=options) for named in (general_features, exceptions)))
+    return found.union(*(named(case, supports=supports, options=options) for named in (general_features, departures)))
 
 
 def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:

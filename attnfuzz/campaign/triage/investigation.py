@@ -296,11 +296,7 @@ class Investigation:
             return
 
     def _generalise(self) -> None:
-        """Drop what the smallest case happens to have: a value in whose place another one fails in the same way.
-
-        And add what only another case tells: that the one with a value which kernels are often written for passes.
-        If the numbers matter, it may pass since it has others.
-        """
+        """Drop what the smallest case happens to have: a value in whose place another one fails in the same way."""
         failure = self._now.failure
         if self._is_flaky or self._now.preceding or failure.oracle == "hang":
             return
@@ -318,6 +314,13 @@ class Investigation:
                 continue
             if not self._known.explains(other.symptom, other.features):
                 self._needed &= other.features
+        self._try_usual_values(until)
+
+    def _try_usual_values(self, until: float) -> None:
+        """Add what only another case tells: that it passes with a value which kernels are often written for.
+
+        If the numbers matter, it may pass since it has others.
+        """
         if needs_numbers(self._needed):
             return
         for feature in sorted(filter(is_told_by_another, self._now.features)):
@@ -325,11 +328,9 @@ class Investigation:
                 if time.monotonic() >= until or self._is_over():
                     return
                 try:
-                    passes = self._failing_one(case) is None
+                    self._needed |= {feature} if self._failing_one(case) is None else set()
                 except OutOfTime:
                     return
-                if passes:
-                    self._needed |= {feature}
 
     def _shrink(self) -> None:
         before = self._now

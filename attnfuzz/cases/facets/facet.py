@@ -187,7 +187,7 @@ class Facet(Generic[C]):
         """What cases that one mistake spoils have in common, whichever of them is met first."""
         yield from ()
 
-    def exceptions(self, case: C, domain: Domain) -> Iterator[str]:
+    def departures(self, case: C, domain: Domain) -> Iterator[str]:
         """`other_than` values that kernels are often written for and ``case`` has not; `without` makes it have them."""
         yield from ()
 

@@ -227,7 +227,7 @@ class HeadSize(Facet[AttentionCase | MergeStatesCase]):
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]
         return (yield from first_of(case, [changed(case, head_size=size) for size in smaller]))
 
-    def exceptions(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[str]:
+    def departures(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[str]:
         yield from (other_than("head_size", size) for size in _written_for(case, domain))
 
     def changes(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Change]:
