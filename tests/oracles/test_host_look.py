@@ -94,7 +94,9 @@ def symptoms_together(kernel: Any, cases: list[Case], *, twice: bool = True) -> 
 def assert_same(found: Symptoms, expected: Symptoms) -> None:
     flags = [(one.damaged, one.unwritten, one.differs) for one in (found, expected)]
     assert flags[0] == flags[1]
-    assert found.error_ratio == pytest.approx(expected.error_ratio, rel=1e-9)
+    # A processor sums matrices of another shape in another order: one unit in the last place of float64 is some 1e-9
+    # of a bound of float32.
+    assert found.error_ratio == pytest.approx(expected.error_ratio, rel=1e-9, abs=1e-6)
 
 
 @pytest.mark.parametrize("bug", BUGS)
