@@ -22,7 +22,7 @@ from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
-from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.wording import number
 
 __all__ = [
@@ -368,7 +368,7 @@ def _other_formulas(row: AttentionRow) -> Iterator[Predicted]:
 def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Predicted]:
     """Beyond float32, or counted often: with weight p, n times over it adds (n - 1) p to the denominator."""
     weights, lse = row_weights(row.case, row.row, row.head, row.scores)
-    above = sink - float(row_log_weights(row.case, row.row, row.head, row.scores)[0].max())
+    above = sink - float(row.log_weights.max())
     if above > math.log(torch.finfo(torch.float32).max):
         yield weights @ row.v, math.inf, "the sink is not in the maximum that is subtracted, and overflows"
     of_sink = 1 - float(weights.sum())

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Replay
 from attnfuzz.explaining.row import AttentionRow
-from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.problems.reference import row_weights
 
 __all__ = ["LOWEST_EXPONENT", "OF_EMPTY_ROWS", "Rounding", "merged_states", "roundings"]
 
@@ -189,7 +189,7 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rou
     """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
     ways = []
     for weights in _rounded_in_tiles(row, rounded):
-        total = weights.sum() + (_sink(row) - _top(row)).exp()
+        total = weights.sum() + (row.sink - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
     words = f"softmax weights are rounded to {name} before they are summed"
     return _rounding("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
@@ -197,7 +197,7 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rou
 
 def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     """Weights beside the row's maximum, rounded beside that of their tile and those before, for each usual tile."""
-    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    scores = row.log_weights
     for tile in (*_TILES, row.num_tokens):
         tiles = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor")
         ends = tiles.add(1).mul(tile).clamp(max=len(scores)) - 1
@@ -208,9 +208,9 @@ def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
 def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Sums that are kept in 16 bits from tile to tile, or from token to token."""
     tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    ways = [_in_tiles(row, tile, rounded, of_weights) for of_weights in (torch.clone, rounded) for tile in tiles]
-    whole = [_in_tiles(row, row.num_tokens, torch.clone, of_weights) for of_weights in (torch.clone, rounded)]
-    exact = [one for one in whole for _ in tiles]
+    made = [_in_tiles(row, tile, rounded, rounded) for tile in tiles]
+    ways = [way for of_weights in zip(*made, strict=True) for way in of_weights]
+    exact = [one for one in _in_tiles(row, row.num_tokens, torch.clone, rounded) for _ in tiles]
     for which, words, of_sum, of_v in (
         ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
         ("accumulator", f"the sum of weights x V is kept in {name}", False, True),
@@ -224,37 +224,32 @@ def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Roun
         yield _rounding("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
 
 
-def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, " sums"]:
+def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, "2 sums"]:
     """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each.
 
-    ``of_weights``: that of weights before they multiply V, as most kernels have it.
+    The second time ``of_weights`` is that of weights before they multiply V, as most kernels have it.
     """
-    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
-    padding = -len(scores) % tile
-    tiled = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, tile)
+    padding = -len(row.log_weights) % tile
+    tiled = torch.nn.functional.pad(row.log_weights, (0, padding), value=-torch.inf).reshape(-1, tile)
     tops = tiled.amax(1).cummax(0).values
     finite = tops.clamp(min=torch.finfo(torch.float64).min)
     values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, tile, row.v.shape[1])
     weights = (tiled - finite[:, None]).exp()
-    partial = torch.einsum("tn,tnd->td", of_weights(weights), values)
-    partial = torch.cat((partial, weights.sum(1, keepdim=True)), 1)
-    total = torch.zeros_like(partial[0])
-    for i, added in enumerate(partial):
-        rescale = (tops[max(i - 1, 0)] - finite[i]).exp()
-        total = rounded(total * rescale + added)
+    averages = torch.einsum("wtn,tnd->wtd", torch.stack((weights, of_weights(weights))), values)
+    sums = weights.sum(1, keepdim=True).expand(2, -1, -1)
+    rescale = (torch.cat((tops[:1], tops[:-1])) - finite).exp()
+    total = torch.zeros_like(averages[:, 0])
+    total = torch.cat((total, total[:, :1]), 1)
+    for factor, added in zip(rescale, torch.cat((averages, sums), 2).unbind(1), strict=True):
+        total = rounded(total * factor + added)
     total = total * (finite[-1] - _top(row)).exp()
-    total[-1] += (_sink(row) - _top(row)).exp()
+    total[:, -1] += (row.sink - _top(row)).exp()
     return total
-
-
-def _sink(row: AttentionRow) -> Tensor:
-    """The logit of the row's sink, -inf if it has none."""
-    return row_log_weights(row.case, row.row, row.head, row.scores[:0])[1]
 
 
 def _top(row: AttentionRow) -> Tensor:
     """The largest of the scores, as variants make them, and the sink."""
-    return torch.maximum(row_log_weights(row.case, row.row, row.head, row.scores)[0].amax(), _sink(row))
+    return torch.maximum(row.log_weights.amax(), row.sink)
 
 
 def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
@@ -270,12 +265,12 @@ def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor
 
 
 def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tensor]:
-    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    scores = row.log_weights
     padding = -len(scores) % length
     parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, length)
     values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, length, row.v.shape[1])
     outs = torch.einsum("sn,snd->sd", parts.softmax(1).nan_to_num(0.0), values)
-    states = torch.cat((change(parts.logsumexp(1)), _sink(row)[None]))
+    states = torch.cat((change(parts.logsumexp(1)), row.sink[None]))
     return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
 
 
@@ -289,8 +284,8 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
         return torch.where(nearest.double().abs() > x.abs(), smaller, nearest).double()
 
     words = f"is cut off to {name}, not rounded"
-    scores, top = row_log_weights(row.case, row.row, row.head, row.scores)[0], _top(row)
-    weights, sink = (scores - top).exp(), (_sink(row) - top).exp()
+    scores, top = row.log_weights, _top(row)
+    weights, sink = (scores - top).exp(), (row.sink - top).exp()
     total = weights.sum() + sink
     lse = top + total.log()
     outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, _rounding_to(name))]
@@ -334,7 +329,7 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
 
 def _without_maximum(row: AttentionRow) -> Rounding:
     """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
-    scores = torch.cat((row_log_weights(row.case, row.row, row.head, row.scores)[0], _sink(row)[None]))
+    scores = torch.cat((row.log_weights, row.sink[None]))
     ways = []
     for smallest in (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).smallest_normal * 2.0**-23):
         weights = scores.clamp(max=_LARGEST_EXPONENT).exp()
@@ -371,7 +366,7 @@ def _maximum_of_each_tile(row: AttentionRow) -> Rounding:
 
     The sums so far are multiplied by exp(maximum before - maximum of the tile). That is right unless they overflow.
     """
-    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
+    scores = row.log_weights
     own = getattr(row.case, "block_size", None)
     tiles = {tile for tile in (own, *_TILES) if tile is not None and len(scores) <= tile * _MOST_STEPS}
     if float(scores.max() - scores.min()) < _HARMLESS_FALL:
@@ -512,9 +507,9 @@ def _of_weights(
 
     As in a single tile: where the maximum rises on the way, roundings differ a little.
     """
-    scores, top = row_log_weights(row.case, row.row, row.head, row.scores)[0], _top(row)
+    scores, top = row.log_weights, _top(row)
     weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
-    total = weights.sum() + (_sink(row) - top).exp()
+    total = weights.sum() + (row.sink - top).exp()
     out = (of_v(weights) @ row.v) / total
     return _rounding(cause, name, words, [(out, top + total.log())], numerics)
 

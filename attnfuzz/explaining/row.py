@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.reference import row_log_weights, row_weights
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import tokens_name
 from attnfuzz.values import LogicalAttention
@@ -183,6 +183,16 @@ class AttentionRow(Query, AveragedRow):
     def scores(self) -> Float64[Tensor, " seq_len"]:
         """Scaled scores, before what a variant makes of them."""
         return self.case.scale * (self.k @ self.q)
+
+    @cached_property
+    def log_weights(self) -> Float64[Tensor, " seq_len"]:
+        """Logarithms of the weights before they are divided by their sum: what a variant makes of the scores."""
+        return row_log_weights(self.case, self.row, self.head, self.scores)[0]
+
+    @cached_property
+    def sink(self) -> Float64[Tensor, ""]:
+        """The logit of the row's sink, -inf if it has none."""
+        return row_log_weights(self.case, self.row, self.head, self.scores[:0])[1]
 
     @cached_property
     def _right(self) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -58,9 +59,17 @@ def _lies_in(module: ModuleType, folder: Path) -> bool:
     place: torch.ops calls itself "_ops.py".
     """
     source, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
-    if not isinstance(source, str) or not (path := Path(source)).is_absolute() or path.suffix != ".py":
+    if not isinstance(source, str) or not source.endswith(".py"):
         return False
     if f"{name}.".startswith("attnfuzz.") and not f"{name}.".startswith("attnfuzz.kernels."):
         return False
-    path = path.resolve()
-    return path.is_relative_to(folder) and not any(part in path.relative_to(folder).parts for part in _INSTALLED)
+    return _is_in(source, folder)
+
+
+@cache
+def _is_in(source: str, folder: Path) -> bool:
+    """Whether a file is one of `folder`'s own. Thousands are asked for at each copy."""
+    path = Path(source)
+    if not path.is_absolute() or not (path := path.resolve()).is_relative_to(folder):
+        return False
+    return not any(part in path.relative_to(folder).parts for part in _INSTALLED)
