@@ -89,8 +89,8 @@ def test_every_problem_in_mixed_dtypes(fixture: str, plant: Any, request: pytest
     assert all(verdict.failure is None for verdict in alone)
     for one, many in zip(alone, judge_many(kernel, cases, device="cpu"), strict=True):
         assert many.failure is None
-        # A processor sums matrices of another shape in another order: one unit in the last place of float64 is some 1e-9
-        # of a bound of float32.
+        # A processor sums matrices of another shape in another order: one unit in the last place of float64 is some
+        # 1e-9 of a bound of float32.
         assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-9, abs=1e-6)
 
 

@@ -340,6 +340,8 @@ def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        if hasattr(module, "_WORKSPACE_BYTES"):  # the stand-ins use none of it, and each test would poison it anew
+            monkeypatch.setattr(module, "_WORKSPACE_BYTES", 1 << 16)
         return module
 
     yield load

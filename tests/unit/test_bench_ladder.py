@@ -64,11 +64,20 @@ def measured(answer: Callable[[MeasureRequest], MeasureReply] = answer, *, budge
     )  # fmt: skip
 
 
-def test_a_page_is_the_same_from_its_json() -> None:
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return measured()
+
+
+@pytest.fixture(scope="module")
+def shown(report: Report) -> tuple[str, dict[str, bytes]]:
+    return ladder_page(report)
+
+
+def test_a_page_is_the_same_from_its_json(report: Report, shown: tuple[str, dict[str, bytes]]) -> None:
     """What was measured on a GPU could not be shown again without one."""
-    report = measured()
     assert decode_report(encode_report(report)) == report
-    page, pictures = ladder_page(report)
+    page, pictures = shown
     assert set(pictures) == {
         f"ladder-{name}.svg" for name in ("steps", "output", "splitting", "padded", "variety", "merge", "roofline")
     }
@@ -77,10 +86,9 @@ def test_a_page_is_the_same_from_its_json() -> None:
         assert ET.fromstring(drawn).tag.endswith("svg")
 
 
-def test_a_page_says_what_was_found_where_and_when() -> None:
+def test_a_page_says_what_was_found_where_and_when(report: Report, shown: tuple[str, dict[str, bytes]]) -> None:
     """A reader would have to work out the gains, or would not know of which GPU they are."""
-    report = measured()
-    page, _ = ladder_page(report)
+    page, _ = shown
     assert f"{report.started[:10]}, GPU &lt;1>" in page
     assert "flashinfer-python 0.5.3, torch 2.11.0, vllm 0.33.0" in page
     assert "| naive → Q-Block | 5.00 x (5.00 to 5.00) |" in page

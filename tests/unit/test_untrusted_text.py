@@ -41,7 +41,7 @@ def test_any_text_becomes_fit_to_be_shown(text: str, times: int, lines: bool) ->
 
 
 @settings(deadline=None)
-@given(lines=st.lists(ANY_TEXT, max_size=40), times=st.sampled_from([1, 2_000]))
+@given(lines=st.lists(ANY_TEXT, max_size=40), times=st.sampled_from([1, 300]))
 def test_any_lines_become_fit_to_be_shown(lines: list[str], times: int) -> None:
     """As above, of all that follows a message; cleaned again on its way, what is shown would not be what is saved."""
     shown = printable_lines(lines * times)
