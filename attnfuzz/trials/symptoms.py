@@ -195,9 +195,12 @@ def _joined(parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
 def elements_differ(
     one: Shaped[Tensor, "*shape"], other: Shaped[Tensor, "*shape"], *, by_bits: bool
 ) -> Bool[Tensor, "*shape"]:
-    """Whether bits differ; unless `by_bits`, or of other dtypes, whether only one of them is NaN."""
+    """Whether only one of them is NaN or, `by_bits` and of one dtype, bits differ of what is not NaN in both.
+
+    Which of its many bit patterns a NaN has says nothing: that it is one is for `accuracy` to judge.
+    """
     if by_bits and one.dtype == other.dtype:
-        return bits(one) != bits(other)
+        return (bits(one) != bits(other)) & ~(one.isnan() & other.isnan())
     return one.isnan() != other.isnan()
 
 

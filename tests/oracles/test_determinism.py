@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
+import torch
+from torch import Tensor
+
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case
@@ -16,6 +20,18 @@ def test_bits_that_change_between_runs(plant: Any, dense: Case, failure_of: Any)
     failure = failure_of(plant(after=lambda inputs, out, lse: (out * (1 + 2**-23 * next(calls)), lse)), dense)
     assert (failure.oracle, failure.kind) == ("determinism", "out")
     assert "on identical memory" in failure.message
+
+
+def test_a_nan_is_a_nan_whatever_its_bits(plant: Any, dense: Case, failure_of: Any) -> None:
+    """What lies in memory that nobody owns is another NaN each time, and "nan, then nan" would be told of it."""
+    calls = itertools.count()
+
+    def spoil(inputs: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        out[-1, 0, 0] = torch.tensor(0x7FC00000 + next(calls), dtype=torch.int32).view(torch.float32)
+        return out, lse
+
+    failure = failure_of(plant(after=spoil), msgspec.structs.replace(dense, dtype="float32"))
+    assert (failure.oracle, failure.kind) == ("accuracy", "out:nan")
 
 
 def test_no_promise_no_failure(plant: Any, dense: Case) -> None:
