@@ -125,8 +125,9 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
-Standing = Literal["counts", "known", "outside"]
-"""Of a finding: one that makes the command fail, one that an earlier campaign told, one that a declaration ends."""
+Standing = Literal["counts", "unfinished", "known", "outside"]
+"""Of a finding: one that makes the command fail; one that has not been shrunk, beside others of its kernel that have
+and that it may be; one that an earlier campaign told; one that a declaration ends."""
 
 
 @dataclass(slots=True)
@@ -168,7 +169,18 @@ class Statistics:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
         if not self.in_contract(found):
             return "outside"
-        return "known" if self.is_known(found) else "counts"
+        if self.is_known(found):
+            return "known"
+        return "unfinished" if found.is_unfinished and self._has_others(found) else "counts"
+
+    def _has_others(self, found: Finding) -> bool:
+        """Whether its kernel has findings that count and are finished: few failures of a kernel are bugs of their own,
+        which shrinking tells."""
+        return any(
+            one.declaration.target == found.declaration.target and not one.is_unfinished and not one.is_flaky
+            for one in self.findings
+            if self.in_contract(one) and not self.is_known(one)
+        )
 
     def in_contract(self, found: Finding) -> bool:
         """Whether ``found`` is a bug by what the kernels of this campaign are held to."""

@@ -91,7 +91,7 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
         yield Text(f"  within it, {nothing} was found in {count(kernel.cases, 'case')}")
     for finding in bugs:
         yield from _finding_lines(finding)
-    if outside := [finding for finding in found if finding not in bugs]:
+    if outside := [finding for finding in found if result.statistics.standing(finding) == "outside"]:
         yield Text(f"  and {len(outside)} possibly out of contract, which a further declaration ends:", style="yellow")
     for finding in outside:
         yield from _finding_lines(finding, further=True)

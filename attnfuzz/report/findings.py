@@ -28,6 +28,7 @@ from attnfuzz.verdict import ends_process, where_to_look
 __all__ = [
     "CLOSE_TO_THE_BOUND",
     "OUT_OF_CONTRACT",
+    "UNFINISHED",
     "Severity",
     "ToldFinding",
     "count",
@@ -160,8 +161,9 @@ def _findings(number: int, statistics: Statistics) -> str:
 def _standings(found: Iterable[Finding], statistics: Statistics) -> tuple[int, *tuple[str, ...]]:
     """How many count, and how many do not, and why."""
     standings = [statistics.standing(one) for one in found]
-    known, outside = standings.count("known"), standings.count("outside")
+    known, outside, unfinished = (standings.count(one) for one in ("known", "outside", "unfinished"))
     others = (
+        *([f"and {count(unfinished, 'failure')} not shrunk to the end"] if unfinished else []),
         *([f"{known} {known_since(statistics)}"] if known else []),
         *([f"and {outside} possibly out of contract"] if outside else []),
     )
@@ -271,6 +273,7 @@ def _words(case: Case, limits: Mapping[str, Any]) -> str:
 
 OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
 _FLAKY = "Flaky: these do not fail in every run"
+UNFINISHED = "Not shrunk to the end: each may be a finding above, or a bug of its own; a longer --budget tells"
 _OUT_OF_BOUNDS = frozenset({"guard_page", "page_relocation", "red_zone"})
 _OF_DEAD_MEMORY = frozenset({"dead_memory", "unwritten"})
 _OF_EMPTIES = frozenset(
@@ -314,16 +317,18 @@ _WORDS = {
 
 
 def in_order(result: CampaignResult) -> list[Finding]:
-    """What is in the contract, kernel by kernel, that with the worst finding first; then so what is not.
+    """What is in the contract, kernel by kernel, that with the worst finding first; then so what may be one of these,
+    not being shrunk; then what is not in the contract.
 
     Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, questions of
     the contract, errors just above their bound, and what is flaky; what has one cause stands together, at the place of
     its worst.
     """
-    in_contract = result.statistics.in_contract
-    bugs = [finding for finding in result.findings if in_contract(finding)]
-    others = [finding for finding in result.findings if not in_contract(finding)]
-    return [*_by_kernel(bugs), *_by_kernel(others)]
+    parts: dict[Standing, list[Finding]] = {"counts": [], "unfinished": [], "outside": []}
+    for finding in result.findings:
+        standing = result.statistics.standing(finding)
+        parts["counts" if standing == "known" else standing].append(finding)
+    return [finding for part in parts.values() for finding in _by_kernel(part)]
 
 
 def kernels_in_order(result: CampaignResult) -> list[str]:
@@ -338,6 +343,8 @@ def heading_of(finding: Finding, statistics: Statistics) -> str:
     """What to say before the first of its kind; empty for what is certain to be a bug."""
     if not statistics.in_contract(finding):
         return OUT_OF_CONTRACT
+    if statistics.standing(finding) == "unfinished":
+        return UNFINISHED
     return _FLAKY if finding.is_flaky else ""
 
 

@@ -28,6 +28,7 @@ from attnfuzz.report.files import rendered, write_file
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     OUT_OF_CONTRACT,
+    UNFINISHED,
     ToldFinding,
     headline,
     in_order,
@@ -75,7 +76,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         when=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         versions=_versions(result),
         findings=list(zip_longest(told, anchors, scripts)),
-        sections={"findings": "Findings", "outside": OUT_OF_CONTRACT},
+        sections={"findings": "Findings", "unfinished": UNFINISHED, "outside": OUT_OF_CONTRACT},
         timeline=timeline_svg(
             statistics.throughput,
             elapsed_s=result.elapsed_s,
@@ -87,7 +88,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
             for target, kernel in statistics.kernels.items()
             if kernel.coverage
         },
-        counting=Counter(one.target for one in told if one.standing != "outside"),
+        counting=Counter(one.target for one in told if one.standing in ("counts", "known")),
         limited={one.target: str(one) for one in result.limited},
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
         ratio=largest_ratio(statistics),

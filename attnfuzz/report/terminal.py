@@ -247,7 +247,9 @@ def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = 
     for column in columns:
         least = None if column.justify == "left" else len(column.title)  # names give way to numbers
         table.add_column(column.title, justify=column.justify, no_wrap=True, min_width=least)
-    found = Counter(one.declaration.target for one in statistics.findings if statistics.in_contract(one))
+    found = Counter(
+        one.declaration.target for one in statistics.findings if statistics.standing(one) in ("counts", "known")
+    )
     rows = [(kernel, found[target]) for target, kernel in statistics.kernels.items()]
     shown = _most_important(rows, most_rows)
     for row in shown:

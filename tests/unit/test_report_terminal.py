@@ -252,6 +252,36 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
 
 
+def test_what_was_not_shrunk_comes_after_what_was_and_is_counted_apart() -> None:
+    """A search that ends early would tell one bug twice, the second time in a large case and with a chance cause."""
+    cut, bug = a_finding(steps=1), a_finding(steps=2, shrunk_s=2.0)
+    text = printed(a_result(cut, bug))
+    order = [text.index(words) for words in ("in 2 steps", "Not shrunk to the end: each may be", "was cut off")]
+    assert order == sorted(order)
+    assert text.rstrip().splitlines()[-1].startswith("1 finding, and 1 failure not shrunk to the end, in 10 cases")
+    assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"declaration": msgspec.structs.replace(KERNEL, target="my kernels.py:other")},
+        {"shrunk_s": None},
+        {"failed": 1},
+        {"remedy": Supports(strides="contiguous")},
+    ],
+    ids=["of another kernel", "not shrunk either", "flaky", "out of contract"],
+)
+def test_what_was_not_shrunk_counts_where_it_can_be_no_other(other: dict[str, Any]) -> None:
+    """A bug would be put down to nothing, and in the last case the command succeed."""
+    cut, beside = a_finding(), a_finding(shrunk_s=2.0)
+    for name, value in other.items():
+        setattr(beside, name, value)
+    result = a_result(cut, beside)
+    assert result.statistics.standing(cut) == "counts"
+    assert result.fails
+
+
 def test_what_a_declaration_ends_counts_if_all_is_the_contract() -> None:
     """With --pedantic it was asked for by name, and the command would say that there is nothing."""
     result = a_result(a_finding(remedy=Supports(strides="contiguous")))

@@ -199,6 +199,11 @@ class Finding:
         """Whether some repetitions passed."""
         return self.failed < self.runs
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether shrinking was cut off, or has not ended yet: what it needs is not known."""
+        return self.shrunk_s is None and not self.is_flaky
+
     def certainty(self) -> str:
         """How often it failed, if not always, and what else it needs; empty for a case that always fails alone."""
         if self.runs == 0:
