@@ -89,6 +89,7 @@ MISTAKES_IN_FORMULAS = frozenset(
         "mask",
         "merge",
         "normalisation",
+        "not_rescaled",
         "scale",
         "score_columns",
         "variant",

@@ -48,6 +48,7 @@ _FAMILIES = (
     tokens.behind_the_query,
     tokens.past_the_end,
     tokens.counted_twice,
+    formulas.not_rescaled,
     formulas.rescaled_output,
     formulas.rescaled_scores,
     tokens.another_page,

@@ -1,4 +1,5 @@
-"""Mistakes in the formula: scale, normalisation, a factor; a variant; scales of an 8-bit cache; columns; a mask.
+"""Mistakes in the formula: scale, normalisation, a factor, an online softmax; a variant; scales of an 8-bit cache;
+columns; a mask.
 
 Of a variant: that it is left out, a window that is off by one, another head's slope or sink. Of the scales: that they
 are left out, applied twice, or those of the other tensor or of another KV head. Of rows that are keys and values at
@@ -33,6 +34,7 @@ __all__ = [
     "lse_bases",
     "lse_formulas",
     "mask_mistakes",
+    "not_rescaled",
     "partial_bases",
     "rescaled_output",
     "rescaled_scores",
@@ -47,6 +49,7 @@ _SCALES = (0.25, 4.0)
 _STEPS = 61
 _ZOOMS = 6
 _TINY = 1e-30
+_TILES = (1, 16, 32, 64, 128)
 
 
 def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
@@ -101,6 +104,33 @@ def _best_scale(row: AttentionRow) -> float:
         best, width = float(factors[missed.argmin()]), 2 * (high - low) / _STEPS
         low, high = best - width, best + width
     return best
+
+
+def not_rescaled(row: AttentionRow) -> Iterator[Family]:
+    """Sums of an online softmax that are left as they are where a tile has a larger score than all tiles before.
+
+    Both, those of the weights and of weights x V, are to be multiplied by exp(old maximum - new maximum): algorithm 1 of
+    FlashAttention-2, https://arxiv.org/abs/2307.08691.
+    """
+    if not row.case.variant.has_weighty_sinks:
+        own = getattr(row.case, "block_size", None)
+        tiles = sorted({tile for tile in (own, *_TILES) if tile is not None and tile < row.num_tokens})
+        yield from family("not_rescaled", [one for tile in tiles for one in _left_as_they_are(row, tile)])
+
+
+def _left_as_they_are(row: AttentionRow, tile: int) -> Iterator[Predicted]:
+    scores, top = row.log_weights, row.log_weights.amax()
+    ends = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile)
+    so_far = scores.cummax(0).values[ends.clamp(max=len(scores)) - 1].clamp(min=torch.finfo(torch.float64).min)
+    right, left = (scores - top).exp(), (scores - so_far).exp()
+    total, left_total = right.sum(), left.sum()
+    lse, left_lse = float(top + total.log()), float(top + left_total.log())
+    when = "rescaled when the maximum grows"
+    yield (left @ row.v) / total, lse, f"the sum of weights x V is not {when}"
+    yield (right @ row.v) / left_total, left_lse, f"the sum of the weights is not {when}"
+    if tile > 1:  # from token to token all would have the same weight, where scores rise
+        words = f"neither the sum of the weights nor that of weights x V is {when}"
+        yield (left @ row.v) / left_total, left_lse, words
 
 
 def rescaled_output(row: AttentionRow) -> Iterator[Family]:

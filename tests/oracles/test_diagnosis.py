@@ -417,6 +417,38 @@ def test_maximum_that_is_not_kept(plant: Any, dense: DenseDecodeCase, failure_of
     assert failure.cause == "maximum_not_kept"
 
 
+def beside_tiles(scores: Tensor) -> Tensor:
+    """exp of scores minus the largest up to the end of their tile of 16: what is summed before the maximum grows."""
+    tops = torch.tensor([float(scores[: at // 16 * 16 + 16].max()) for at in range(len(scores))])
+    return (scores - tops.to(scores)).exp()
+
+
+def beside_all(scores: Tensor) -> Tensor:
+    return (scores - scores.max()).exp()
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "words"),
+    [
+        (beside_tiles, beside_all, "the sum of weights x V is not rescaled when the maximum grows"),
+        (beside_all, beside_tiles, "the sum of the weights is not rescaled when the maximum grows"),
+        (beside_tiles, beside_tiles, "neither the sum of the weights nor that of weights x V is rescaled"),
+    ],
+    ids=["weights x V", "weights", "both"],
+)
+def test_sums_that_are_not_rescaled(
+    weights: Any, total: Any, words: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """The commonest mistake in an online softmax would be shown as numbers only, or as a constant factor."""
+    case = msgspec.structs.replace(dense, seq_lens=(40, 5), values=Values(keys="rising"))
+    planted = plant(weights=lambda s: weights(s) / total(s).sum(), lse=lambda s: s.max() + total(s).sum().log())
+    failure = failure_of(planted, case)
+    assert failure.cause == "not_rescaled"
+    assert words in failure.message
+    falling = msgspec.structs.replace(case, values=Values(keys="falling"))
+    assert judge(planted, falling, device="cpu").failure is None
+
+
 def test_nothing_is_claimed_of_noise(plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong row that no mistake explains would be given a confident explanation."""
     noise = torch.linspace(-3, 2, 8).roll(3)
