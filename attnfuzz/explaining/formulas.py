@@ -109,8 +109,8 @@ def _best_scale(row: AttentionRow) -> float:
 def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     """Sums of an online softmax that are left as they are where a tile has a larger score than all tiles before.
 
-    Both, those of the weights and of weights x V, are to be multiplied by exp(old maximum - new maximum): algorithm 1 of
-    FlashAttention-2, https://arxiv.org/abs/2307.08691.
+    Both, those of the weights and of weights x V, are to be multiplied by exp(old maximum - new maximum): algorithm 1
+    of FlashAttention-2, https://arxiv.org/abs/2307.08691.
     """
     if not row.case.variant.has_weighty_sinks:
         own = getattr(row.case, "block_size", None)
