@@ -220,10 +220,28 @@ def _is_calm(row: AttentionRow) -> bool:
 
 
 def _wrong_numbers(row: AttentionRow) -> int:
-    """Elements of output and LSE whose error is of the size of its bound; those that values make equal count once."""
+    """Elements of output and LSE whose error is of the size of its bound; those that values make equal count once, and
+    all that follow from the weights of few tokens no more often than these."""
     wrong = ~((row.expected - row.got).abs() <= _OF_ITS_BOUND * row.bound)
     lse_is_wrong = row.got_lse is not None and not abs(row.lse - row.got_lse) <= _OF_ITS_BOUND * row.lse_bound
-    return int(torch.unique(row.v[:, wrong], dim=1).shape[1]) + int(lse_is_wrong)
+    return min(int(torch.unique(row.v[:, wrong], dim=1).shape[1]), _directions(row)) + int(lse_is_wrong)
+
+
+def _directions(row: AttentionRow) -> int:
+    """Into how many independent directions an output goes wrong if its weights do, and so its errors say of mistakes.
+
+    Not limited where weights do not account for the errors, or many tokens have weight. Between two tokens all follows
+    from one number, and some mistake always gives that.
+    """
+    shares, towards = row.log_weights.softmax(0), row.v - row.expected
+    bound = row.bound.clamp(min=torch.finfo(torch.float64).tiny)
+    visible = (shares[:, None] * towards.abs() / bound).amax(1) > 1
+    number = int(visible.sum())
+    if number > _ENOUGH_NUMBERS or not row.is_finite:
+        return len(row.got)
+    directions, error = (towards[visible] / bound).T, (row.got - row.expected) / bound
+    left = error if number == 0 else error - directions @ torch.linalg.lstsq(directions, error[:, None]).solution[:, 0]
+    return max(1, number - 1) if bool((left.abs() <= 1).all()) else len(row.got)
 
 
 def _is_far_off(row: AttentionRow) -> bool:
@@ -253,7 +271,8 @@ def _is_given(row: AttentionRow, rounding: Rounding) -> bool:
 
 def _accounts_for(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether one of the ways gives nearly all errors of the row, once it is stored, down to the last bits."""
-    if not row.is_finite or len(torch.unique(row.v, dim=1)[0]) < _ENOUGH_NUMBERS:
+    numbers = min(len(torch.unique(row.v, dim=1)[0]), _directions(row))
+    if not row.is_finite or numbers < _ENOUGH_NUMBERS:
         return False
     stored = replace(rounding, out=rounding.out.to(row.dtype).double())
     return bool((stored.beside(row).unexplained <= _ACCOUNTED).any())
