@@ -240,7 +240,8 @@ def _explains_lse(row: AveragedRow, lse: Float64[Tensor, " mistakes"]) -> Bool[T
 def _fit(row: AveragedRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tensor, " mistakes"]:
     """How badly each mistake explains the output; at most 1 for one that does."""
     roundoff = torch.finfo(row.dtype).eps
-    tolerance = _BOUNDS * row.bound + roundoff * (out.abs() + row.expected.abs())
+    # Numbers of either sign that cancel round as their terms do, for which the largest result stands.
+    tolerance = _BOUNDS * row.bound + roundoff * (out.abs().amax(-1, keepdim=True) + row.expected.abs())
     missed = (row.got - out).abs()
     bound = row.bound.clamp(min=_TINY)  # large elements err by more than small ones are
     error = ((row.got - row.expected).abs() / bound).max()

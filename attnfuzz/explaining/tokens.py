@@ -70,7 +70,18 @@ def _edges(row: AttentionRow) -> Ranges:
 
 
 def _left_out(row: AttentionRow, ranges: Ranges) -> Family:
-    return _reweighted("tokens_dropped", row, ranges, -1.0, "is dropped", "are dropped")
+    weighted = _weighted(row)
+    nothing = torch.zeros_like(weighted[:1])
+    before = torch.cat((nothing, weighted.cumsum(0)))[ranges[:, 0]]
+    behind = torch.cat((weighted.flip(0).cumsum(0).flip(0), nothing))[ranges[:, 1]]
+    left = before + behind  # not all minus the range: beside a heavy token, nothing would be left of the others
+    return Family(
+        "tokens_dropped",
+        left[:, :-1] / left[:, -1:],
+        row.top + left[:, -1].log(),
+        _names(row, ranges, "is dropped", "are dropped"),
+        _places(row, ranges),
+    )
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Family]:
@@ -223,11 +234,16 @@ def _ranges(row: AttentionRow) -> Iterator[Ranges]:
             return
 
 
+def _weighted(row: AttentionRow) -> Float64[Tensor, "seq_len sums"]:
+    """Each value times its weight and, last, the weight."""
+    return torch.cat((row.weights[:, None] * row.v, row.weights[:, None]), -1)
+
+
 def _range_sums(
     row: AttentionRow, ranges: Ranges
 ) -> tuple[Float64[Tensor, " ranges"], Float64[Tensor, "ranges v_head_size"]]:
     """Weight of each range, and its weighted values."""
-    weighted = torch.cat((row.weights[:, None] * row.v, row.weights[:, None]), -1)
+    weighted = _weighted(row)
     sums = torch.cat((torch.zeros_like(weighted[:1]), weighted.cumsum(0)))
     parts = sums[ranges[:, 1]] - sums[ranges[:, 0]]
     return parts[:, -1], parts[:, :-1]

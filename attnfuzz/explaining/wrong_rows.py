@@ -85,8 +85,12 @@ class WrongRows:
 
     @cached_property
     def is_telling(self) -> bool:
-        """Whether so many numbers are wrong that none of so many mistakes gives them all by chance."""
-        return sum(map(_wrong_numbers, self.rows)) >= _TELLING
+        """Whether so many numbers are wrong that none of so many mistakes gives them all by chance.
+
+        Heads that read the same with the same query say what one of them says.
+        """
+        different = {(tuple(row.expected.tolist()), tuple(row.got.tolist())): row for row in self.rows}
+        return sum(map(_wrong_numbers, different.values())) >= _TELLING
 
     def exactly(self) -> Diagnosis | None:
         """The rounding that gives each wrong row, to within its error bound, and leaves right rows right.

@@ -131,14 +131,14 @@ def restarts_of(statistics: Statistics) -> str:
 
 def found_so_far(statistics: Statistics) -> str:
     """ "2 findings, and 1 possibly out of contract"; "0 findings" before there are any."""
-    counts, *others = _standings(statistics.findings, statistics)
+    counts, *others = _standings(statistics.findings, statistics, "being shrunk")
     return ", ".join([_findings(counts, statistics), *others])
 
 
 def what_was_found(result: CampaignResult) -> str:
     """The same at the end; "nothing found" if nothing was."""
     statistics = result.statistics
-    counts, *others = _standings(result.findings, statistics)
+    counts, *others = _standings(result.findings, statistics, "not shrunk to the end")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
     return ", ".join([_findings(counts, statistics) if counts else f"nothing {new}{done}", *others])
@@ -158,12 +158,12 @@ def _findings(number: int, statistics: Statistics) -> str:
     return count(number, "finding" if statistics.against is None else "new finding")
 
 
-def _standings(found: Iterable[Finding], statistics: Statistics) -> tuple[int, *tuple[str, ...]]:
-    """How many count, and how many do not, and why."""
+def _standings(found: Iterable[Finding], statistics: Statistics, how_far: str) -> tuple[int, *tuple[str, ...]]:
+    """How many count, and how many do not, and why; ``how_far`` those have come that may be others."""
     standings = [statistics.standing(one) for one in found]
     known, outside, unfinished = (standings.count(one) for one in ("known", "outside", "unfinished"))
     others = (
-        *([f"and {count(unfinished, 'failure')} not shrunk to the end"] if unfinished else []),
+        *([f"and {count(unfinished, 'failure')} {how_far}"] if unfinished else []),
         *([f"{known} {known_since(statistics)}"] if known else []),
         *([f"and {outside} possibly out of contract"] if outside else []),
     )

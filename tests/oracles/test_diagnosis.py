@@ -449,6 +449,21 @@ def test_sums_that_are_not_rescaled(
     assert judge(planted, falling, device="cpu").failure is None
 
 
+@pytest.mark.parametrize("keys", ["normal", "equal"])
+@pytest.mark.parametrize("exponent", [0, 3])
+def test_a_token_that_has_all_weight_is_missed(
+    keys: Any, exponent: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Without it the others have what was nothing beside it: the scores would be said to have the wrong sign."""
+    planted = plant(length=lambda n: n - 1, after=lambda inputs, out, lse: out, supports=WITHOUT_LSE)
+    for length in (2, 5):
+        values = Values(keys=keys, logit_exponent=exponent, needles=(Needle(0, length - 1, 0),))
+        case = msgspec.structs.replace(dense, seq_lens=(length,), num_q_heads=1, num_kv_heads=1, values=values)
+        failure = failure_of(planted, case)
+        assert failure.cause == "tokens_dropped", failure.message
+        assert f"token {length - 1} of sequence 0 is dropped" in failure.message
+
+
 def test_nothing_is_claimed_of_noise(plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong row that no mistake explains would be given a confident explanation."""
     noise = torch.linspace(-3, 2, 8).roll(3)

@@ -410,6 +410,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "the LSE has base 2": {"lse": lambda scores: scores.logsumexp(0) / math.log(2)},
     "a token counts twice": {"score": lambda scores: scores + math.log(2) * (torch.arange(len(scores)) == 0)},
     "the output is not divided": {"weights": lambda scores: (scores - scores.max()).exp()},
+    "exp in base 2": {"score": lambda scores: math.log(2) * scores},
 }
 
 
