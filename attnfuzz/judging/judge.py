@@ -218,6 +218,8 @@ class _Judge:
         """
         try:
             verdict = usual()
+            if verdict.failure is not None and verdict.failure.oracle == "determinism":
+                return self._unless_outside(verdict, trial())
             if verdict.failure is None and is_guarded and trial().alone.any():  # so its second run was not guarded
                 verdict = self._of_relation(verdict, trial(), GUARD_PAGE)
             if verdict.failure is None or _lacks_lse(verdict, trial()):
@@ -228,6 +230,13 @@ class _Judge:
         except KernelRaised as raised:
             return self._raised(raised)
         return verdict
+
+    def _unless_outside(self, verdict: Verdict, trial: Trial) -> Verdict:
+        """`verdict`, that runs on the same memory differ, unless they read what nobody owns: that is not the same."""
+        if "guard_page" not in self.oracles or not GUARD_PAGE.applies(trial.kernel.declaration, trial.case):
+            return verdict
+        found = self._of_relation(msgspec.structs.replace(verdict, failure=None), trial, GUARD_PAGE)
+        return verdict if found.failure is None else found
 
     def _of_relation(self, verdict: Verdict, trial: Trial, relation: Relation) -> Verdict:
         """`verdict`, that of all other oracles, or that of a relation that objects.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -166,6 +167,22 @@ def reads_next_length(inputs: Any) -> None:
 def wrong_and_reaching(inputs: Any) -> None:
     launch(inputs, "next length")
     inputs.out.add_(1)
+
+
+_CALLS = itertools.count(1)
+
+
+@attnfuzz.kernel("paged_decode", supports=SUPPORTS)
+def restless(inputs: Any) -> None:
+    launch(inputs, "none")
+    inputs.out.mul_(1 + 2.0**-9 * next(_CALLS))
+
+
+@attnfuzz.kernel("paged_decode", supports=SUPPORTS)
+def restless_and_reaching(inputs: Any) -> None:
+    """What lies outside is another number each time, for which the count stands."""
+    launch(inputs, "next length")
+    inputs.out.mul_(1 + 2.0**-9 * next(_CALLS))
 
 
 @attnfuzz.kernel("paged_decode", supports=SUPPORTS)

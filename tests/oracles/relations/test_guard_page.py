@@ -268,6 +268,16 @@ def test_what_shows_without_is_told_first(explaining: None) -> None:
         assert failure.kind == "read past seq_lens"
 
 
+def test_runs_that_differ_by_what_lies_outside_are_an_access_outside(explaining: None) -> None:
+    """Each number that happens to lie there would be told as a kernel that is not deterministic, once for each case."""
+    with Runner(device="cpu") as everything:
+        for kernel, oracle in (("restless_and_reaching", "guard_page"), ("restless", "determinism")):
+            (declaration,) = everything.declarations([f"{KERNELS}:{kernel}"])
+            failure = everything.judge(declaration, *cases_of(declaration, "end"), relations=()).failure
+            assert failure is not None
+            assert failure.oracle == oracle, failure.message
+
+
 @pytest.mark.parametrize("kernel", ["masked", "aligned_only"])
 @pytest.mark.by_day("masked")
 def test_right_kernels_pass_in_guarded_memory(kernel: str, explaining: None) -> None:
