@@ -37,7 +37,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ``cause`` is what the bug is called, in every campaign that finds it; ``hash`` what lines about it are marked with,
     in this one. ``sources``: lines of the kernel that the cause comes from, where they are known. ``cases_seen``:
     failing cases that were put down to it, the first included. Those that are not ``in_contract``, and those that the
-    summary of ``--against`` has ``known``, do not count in the exit status.
+    summary of ``--against`` has ``known``, do not count in the exit status. ``unfinished``: it was not shrunk, and may
+    be another of its kernel's findings.
     ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
     several."""
 
@@ -46,6 +47,7 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     in_contract: bool
     cases_seen: int
     known: bool = False
+    unfinished: bool = False
     hash: str
     signature: str
     first_seen_s: float
@@ -148,6 +150,7 @@ def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSumma
         in_contract=statistics.in_contract(finding),
         cases_seen=finding.cases_seen,
         known=statistics.is_known(finding),
+        unfinished=statistics.standing(finding) == "unfinished",
         hash=finding.tag,
         signature=str(finding.signature),
         first_seen_s=round(finding.first_seen_s, 3),
