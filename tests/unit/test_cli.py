@@ -381,7 +381,7 @@ def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
     assert summary.stop_reason == "budget"
     assert summary.cases == sum(kernel.cases for kernel in summary.kernels) > 0
-    assert all(0 < kernel.max_error_ratio < 1 for kernel in summary.kernels if kernel.cases)
+    assert all(0 <= kernel.max_error_ratio < 1 for kernel in summary.kernels)  # few cases may all be exact
     assert f"nothing found in {summary.cases} cases" in run.stdout.splitlines()[-1]
     assert "seed 5" in run.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
