@@ -43,6 +43,7 @@ def executor() -> Iterator[Executor]:
         yield started
 
 
+@pytest.mark.night
 def test_every_call_is_answered_whatever_is_killed_meanwhile(executor: Executor, dice: random.Random) -> None:
     """An executor or zygote killed at the wrong moment would answer the wrong call, hang, or be the kernel's fault."""
     for number in range(CALL_KILLS):

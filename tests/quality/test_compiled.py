@@ -15,11 +15,12 @@ TOO_LARGE = {
 """The smallest blocks that tl.dot takes are larger than the GPU's shared memory."""
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("target", "kernel", "head_size"),
     [
-        pytest.param("sm_89", "paged_attention_v1", 128, marks=pytest.mark.night),  # V side by side
-        pytest.param("sm_90", "paged_grouped_auto", 128, marks=pytest.mark.night),  # with dependent launch
+        ("sm_89", "paged_attention_v1", 128),  # V side by side
+        ("sm_90", "paged_grouped_auto", 128),  # with dependent launch
         ("gfx942", "paged_grouped_auto", 128),  # without, and the least shared memory
     ],
 )

@@ -67,7 +67,7 @@ def test_output_that_cannot_be_written_is_one_sentence(command: str, tmp_path: P
 
 
 @pytest.mark.parametrize("streams", [">/dev/full", ">&- 2>&- <&-"])
-@pytest.mark.by_day(">/dev/full")
+@pytest.mark.night
 def test_a_search_that_nobody_can_read_ends_with_its_own_status(streams: str, tmp_path: Path) -> None:
     """What it did is in its files, and its status says whether all was judged."""
     run = shell(f"$attnfuzz explore dense_eager --budget 1s --workers 1 --json a.json {streams}", tmp_path)

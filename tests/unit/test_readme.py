@@ -167,6 +167,7 @@ def test_a_backend_with_state_is_found_to_mix_up_calls(tmp_path: Path) -> None:
     assert attnfuzz("replay", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.night
 def test_what_allclose_does_not_see_is_seen(tmp_path: Path) -> None:
     """The page that says why bounds are derived would show what does not happen."""
     (tmp_path / "it.py").write_text(block("docs/bounds.md", "python"), encoding="utf-8")
