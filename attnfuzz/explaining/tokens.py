@@ -116,7 +116,16 @@ def _behind(row: AttentionRow, end: int) -> str:
 def counted_twice(row: AttentionRow) -> Iterator[Family]:
     """A range of tokens counted twice."""
     for ranges in _ranges(row):
-        yield _reweighted("tokens_counted_twice", row, ranges, 1.0, "is counted twice", "are counted twice")
+        masses, sums = _range_sums(row, ranges)
+        total = row.weights.sum()
+        counted = total + masses
+        yield Family(
+            "tokens_counted_twice",
+            (total * row.expected + sums) / counted[:, None],
+            row.top + counted.log(),
+            _names(row, ranges, "is counted twice", "are counted twice"),
+            _places(row, ranges),
+        )
 
 
 def dropped_from_v(row: AttentionRow) -> Iterator[Family]:
@@ -247,20 +256,6 @@ def _range_sums(
     sums = torch.cat((torch.zeros_like(weighted[:1]), weighted.cumsum(0)))
     parts = sums[ranges[:, 1]] - sums[ranges[:, 0]]
     return parts[:, -1], parts[:, :-1]
-
-
-def _reweighted(cause: str, row: AttentionRow, ranges: Ranges, by: float, one: str, several: str) -> Family:
-    masses, sums = _range_sums(row, ranges)
-    total = row.weights.sum()
-    left = (total + by * masses).clamp(min=0)
-    out = (total * row.expected + by * sums) / left[:, None]
-    return Family(
-        cause,
-        out,
-        row.top + left.log(),
-        _names(row, ranges, one, several),
-        _places(row, ranges),
-    )
 
 
 def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callable[[int], str]:
