@@ -56,6 +56,15 @@ class Rogue:
         time.sleep(seconds)
         return "slept"
 
+    def kill_once(self, pid_and_mark: tuple[int, str]) -> str:
+        """Kill the process, unless the file is there which says that this was done."""
+        pid, mark = pid_and_mark
+        if not Path(mark).exists():
+            Path(mark).touch()
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(60.0)
+        return "done before"
+
     def spin(self, _: object) -> None:
         while True:
             pass
