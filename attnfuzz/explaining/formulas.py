@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import merged_states
+from attnfuzz.explaining.low_precision import TILES, maxima_so_far, merged_states
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
 from attnfuzz.problems.cases import AttentionCase
@@ -49,7 +49,6 @@ _SCALES = (0.25, 4.0)
 _STEPS = 61
 _ZOOMS = 6
 _TINY = 1e-30
-_TILES = (1, 16, 32, 64, 128)
 
 
 def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
@@ -114,15 +113,13 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     """
     if not row.case.variant.has_weighty_sinks:
         own = getattr(row.case, "block_size", None)
-        tiles = sorted({tile for tile in (own, *_TILES) if tile is not None and tile < row.num_tokens})
+        tiles = sorted({tile for tile in (own, *TILES) if tile is not None and tile < row.num_tokens})
         yield from family("not_rescaled", [one for tile in tiles for one in _left_as_they_are(row, tile)])
 
 
 def _left_as_they_are(row: AttentionRow, tile: int) -> Iterator[Predicted]:
     scores, top = row.log_weights, row.log_weights.amax()
-    ends = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile)
-    so_far = scores.cummax(0).values[ends.clamp(max=len(scores)) - 1].clamp(min=torch.finfo(torch.float64).min)
-    right, left = (scores - top).exp(), (scores - so_far).exp()
+    right, left = (scores - top).exp(), (scores - maxima_so_far(scores, tile)).exp()
     total, left_total = right.sum(), left.sum()
     lse, left_lse = float(top + total.log()), float(top + left_total.log())
     when = "rescaled when the maximum grows"

@@ -20,13 +20,21 @@ from attnfuzz.explaining.mistakes import Replay
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_weights
 
-__all__ = ["LOWEST_EXPONENT", "OF_EMPTY_ROWS", "Rounding", "merged_states", "roundings"]
+__all__ = [
+    "LOWEST_EXPONENT",
+    "OF_EMPTY_ROWS",
+    "TILES",
+    "Rounding",
+    "maxima_so_far",
+    "merged_states",
+    "roundings",
+]
 
 _MOST_PRODUCTS = 1 << 17
 """Of a row: the tokens that weigh most are replayed."""
 _CHUNKS = (2, 4, 8)
 """How many neighbouring products a thread may add up before threads exchange their sums."""
-_TILES = (1, 16, 32, 64, 128)
+TILES = (1, 16, 32, 64, 128)
 _MOST_STEPS = 256
 """Roundings of a sum, one after the other, that are replayed."""
 _SPLITS = (2, 3, 4, 8, 16, 32)
@@ -198,16 +206,20 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rou
 def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     """Weights beside the row's maximum, rounded beside that of their tile and those before, for each usual tile."""
     scores = row.log_weights
-    for tile in (*_TILES, row.num_tokens):
-        tiles = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor")
-        ends = tiles.add(1).mul(tile).clamp(max=len(scores)) - 1
-        tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
+    for tile in (*TILES, row.num_tokens):
+        tops = maxima_so_far(scores, tile)
         yield rounded((scores - tops).exp()) * (tops - _top(row)).exp()
+
+
+def maxima_so_far(scores: Scores, tile: int) -> Scores:
+    """The largest score up to the end of the tile of each; finite, whatever lies there."""
+    ends = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile)
+    return scores.cummax(0).values[ends.clamp(max=len(scores)) - 1].clamp(min=torch.finfo(torch.float64).min)
 
 
 def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Sums that are kept in 16 bits from tile to tile, or from token to token."""
-    tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    tiles = [tile for tile in TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
     made = [_in_tiles(row, tile, rounded, rounded) for tile in tiles]
     ways = [way for of_weights in zip(*made, strict=True) for way in of_weights]
     exact = [one for one in _in_tiles(row, row.num_tokens, torch.clone, rounded) for _ in tiles]
@@ -368,7 +380,7 @@ def _maximum_of_each_tile(row: AttentionRow) -> Rounding:
     """
     scores = row.log_weights
     own = getattr(row.case, "block_size", None)
-    tiles = {tile for tile in (own, *_TILES) if tile is not None and len(scores) <= tile * _MOST_STEPS}
+    tiles = {tile for tile in (own, *TILES) if tile is not None and len(scores) <= tile * _MOST_STEPS}
     if float(scores.max() - scores.min()) < _HARMLESS_FALL:
         tiles = set()
     found = [_by_tiles(scores, row.v, tile) for tile in tiles if tile < len(scores)]
