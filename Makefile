@@ -28,7 +28,7 @@ test: $(TESTABLE)
 
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) --attnfuzz-profile all
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --attnfuzz-profile all
 
 lint: $(TESTABLE)
 	$(BIN)/python -m ruff check .
@@ -42,7 +42,7 @@ compiled: $(TESTABLE)
 	-$(BIN)/python -m pytest --collect-only -qq -m 'not night' >/dev/null 2>&1  # tests say what is wrong
 
 unit: $(TESTABLE)
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not night'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not night'
 
 # Time to find and shrunk size of every planted bug: the table in docs/.
 quality: $(TESTABLE)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["pytester"]
 
+gc.disable()  # until all is imported
+
 # Read when triton is imported: here kernels are interpreted on every machine, executors choose for themselves.
 # `TRITON_INTERPRET=0 pytest tests/kernels` compiles them for a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -75,9 +77,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
         import torch  # noqa: F401  # what nearly every test imports: a million objects
         import triton  # noqa: F401  # as above
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Leave nothing to search: pytest looks for garbage ten times more, among all that tests have cached."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -107,8 +107,6 @@ class ForkServer:
         self._watch_children()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._lifeline, selectors.EVENT_READ)
-        gc.collect()
-        gc.freeze()  # else each executor's first collection would copy the pages of everything imported
         try:
             while self._handle_events():
                 pass
@@ -305,7 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.dup2(2, 1)  # what imports print must not be taken for the ready message
     _exit_on_sigterm()
     prepare_environment(options.device)
+    gc.disable()  # hardly anything imported is garbage: looking for it took a fifth of the start
     loaded = _load(options.preload, options.service)
+    gc.freeze()  # else each executor's first collection would copy the pages of everything imported
+    gc.enable()
     _check_cuda_untouched()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(options.socket))

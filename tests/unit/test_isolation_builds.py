@@ -112,6 +112,7 @@ def test_builds_leave_the_machine_some_memory(zygote: Zygote, monkeypatch: pytes
         assert call(executor, "echo", 1) == 1
 
 
+@pytest.mark.night
 def test_an_older_process_counts_only_while_it_computes(executor: Executor) -> None:
     """Every hang of a kernel that keeps a pool of compilers would take ten minutes to find, or its builds be killed."""
     call(executor, "have_a_helper", False)

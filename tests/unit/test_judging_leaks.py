@@ -109,7 +109,7 @@ def test_kernels_that_keep_memory_within_bounds(runner: Runner, kernel: str) -> 
 
 
 @pytest.mark.parametrize("kernel", ["dense_naive", "paged_split_k", "merge_states_triton", "dense_eager"])
-@pytest.mark.by_day("paged_split_k")
+@pytest.mark.night
 def test_bundled_kernels_do_not_leak(runner: Runner, kernel: str) -> None:
     """Triton keeps what it has compiled, once for each specialisation, and torch what it has allocated."""
     (declaration,) = runner.declarations([kernel])

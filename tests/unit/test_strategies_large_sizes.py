@@ -42,6 +42,7 @@ def failing(supports: Supports, fails: Callable[[Any], bool], seed: int) -> Case
 
 
 @pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES], ids=["cpu", "gpu"])
+@pytest.mark.by_day("cpu")
 def test_all_are_drawn_now_and_then(sizes: Sizes) -> None:
     """What kernels claim would never be tried, or half of the time go into cases that take ten times as long."""
     formats = draw_formats("paged_decode", supports=LARGE, options=OPTIONS, sizes=sizes, seed=0)
