@@ -145,6 +145,7 @@ class Yard:
         """Run ``attnfuzz`` in the project and wait for the end of it and of all that it started."""
         log = self.folder / "output"
         started = time.monotonic()
+        size_of_this = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*prefix, ATTNFUZZ, *arguments],
@@ -170,7 +171,8 @@ class Yard:
             output_bytes=log.stat().st_size,
             seconds=time.monotonic() - started,
             cpu_s=usage.ru_utime + usage.ru_stime if usage else 0.0,
-            peak_bytes=usage.ru_maxrss * 1024 if usage else 0,
+            # The peak of a process begins with that of the one which starts it: until exec(2) they share their memory.
+            peak_bytes=usage.ru_maxrss * 1024 if usage and usage.ru_maxrss > size_of_this else 0,
             left=len(left) if status is not None else 0,
         )
 

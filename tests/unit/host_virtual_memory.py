@@ -47,6 +47,13 @@ class HostVirtualMemory(CudaVirtualMemory):
         assert self._libc.munmap(address, nbytes) == 0
         del self.reserved[address]
 
+    def give_back_everything(self) -> None:
+        """Once nothing uses it: a page counts for the process's size wherever it is mapped, for gigabytes in all."""
+        for address, nbytes in [*self.reserved.items()]:
+            self.give_back(address, nbytes)
+        for handle in [*self.created]:
+            self.release(handle)
+
     def create(self, nbytes: int) -> int:
         handle = os.memfd_create("granule")
         os.ftruncate(handle, nbytes)

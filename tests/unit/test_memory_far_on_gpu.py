@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ GRANULE = 1 << 21  # of an H100
 
 
 @pytest.fixture
-def memory() -> CudaSparseMemory:
-    return CudaSparseMemory(HostVirtualMemory(GRANULE))
+def memory() -> Iterator[CudaSparseMemory]:
+    host = HostVirtualMemory(GRANULE)
+    yield CudaSparseMemory(host)
+    host.give_back_everything()
 
 
 def allocator(memory: CudaSparseMemory, **changes: Any) -> FarAllocator:
