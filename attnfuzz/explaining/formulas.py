@@ -55,25 +55,30 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
     """Scores multiplied by a wrong constant."""
     scale, size = row.case.scale, row.case.head_size
     padded = 1 << (size - 1).bit_length()
-    factors = {
-        1 / scale: "the scale is left out",
-        scale: "the scale is applied twice",
-        1 / math.sqrt(size) / scale: f"the scale is 1/sqrt(head_size), expected {number(scale)}",
-        1 / math.sqrt(padded) / scale: f"the scale is 1/sqrt({padded}), expected {number(scale)}",
-        _LOG2_E: "the scores are multiplied by log2(e), but not exponentiated in base 2",
-        1 / _LOG2_E: "the scores are exponentiated in base 2 without being multiplied by log2(e)",
-        0.0: "all tokens have the same weight",
-        -1.0: "the scores have the wrong sign",
-        2.0: "the scores are doubled",
-        0.5: "the scores are halved",
-    }
+    mistakes = [
+        (1 / scale, "the scale is left out"),
+        (scale, "the scale is applied twice"),
+        (1 / math.sqrt(size) / scale, f"the scale is 1/sqrt(head_size), expected {number(scale)}"),
+        (1 / math.sqrt(padded) / scale, f"the scale is 1/sqrt({padded}), expected {number(scale)}"),
+        (_LOG2_E, "the scores are multiplied by log2(e), but not exponentiated in base 2"),
+        (1 / _LOG2_E, "the scores are exponentiated in base 2 without being multiplied by log2(e)"),
+        (0.0, "all tokens have the same weight"),
+        (-1.0, "the scores have the wrong sign"),
+        (2.0, "the scores are doubled"),
+        (0.5, "the scores are halved"),
+    ]
     if row.case.v_head_size is not None:
         of_values = 1 / math.sqrt(row.case.v_head_size) / scale
-        factors[of_values] = f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}"
-    wrong = {factor: words for factor, words in factors.items() if not math.isclose(factor, 1.0, rel_tol=1e-6)}
-    scores = torch.tensor(list(wrong), dtype=torch.float64, device="cpu")[:, None] * row.scores
-    out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
-    names = list(wrong.values())
+        mistakes.append(
+            (of_values, f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}")
+        )
+    factors = dict[float, str]()
+    for factor, words in mistakes:  # with a scale of 2, halved scores are scores whose scale is left out
+        if not math.isclose(factor, 1.0, rel_tol=1e-6):
+            factors.setdefault(factor, words)
+    scores = torch.tensor(list(factors), dtype=torch.float64, device="cpu")[:, None] * row.scores
+    out, lse = softmax_average(scores, row.v.expand(len(factors), *row.v.shape))
+    names = list(factors.values())
     yield Family("scale", out, lse, lambda i: names[i])
     yield Family("scale", out, None, lambda i: names[i])
 

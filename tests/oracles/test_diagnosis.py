@@ -235,6 +235,15 @@ def test_formulas(bugs: dict[str, Any], words: str, plant: Any, dense: Case, fai
     assert words in failure_of(plant(**bugs), dense).message
 
 
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_a_scale_left_out_is_not_told_as_doubled_or_halved_scores(
+    scale: float, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """The reader would look for a factor that stands nowhere."""
+    case = msgspec.structs.replace(dense, scale=scale)
+    assert "the scale is left out" in failure_of(plant(score=lambda s: s / scale), case).message
+
+
 LSES = [
     (lambda s: s.logsumexp(0) / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"),
     (lambda s: (s - s.max()).logsumexp(0), "lse is the logarithm of the sum, without the maximum"),
