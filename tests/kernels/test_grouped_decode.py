@@ -45,6 +45,7 @@ def test_groups_that_are_shared_out(paged_problem: Make) -> None:
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 5, 40])
+@pytest.mark.by_day("2", "40")
 def test_splits_take_tiles_by_turns(num_splits: int, paged_problem: Make) -> None:
     """A tile would be left out or counted twice; splits without one would be combined."""
     problem = paged_problem([15, 16, 17, 32, 33, 100], heads=(2, 2), block_size=5)
@@ -52,6 +53,7 @@ def test_splits_take_tiles_by_turns(num_splits: int, paged_problem: Make) -> Non
 
 
 @pytest.mark.parametrize("num_splits", [1, 14, 40, 300])
+@pytest.mark.by_day("40")
 def test_splits_are_shared_out_by_length(num_splits: int, paged_problem: Make) -> None:
     """One long sequence would be read by one program; tiles would be left out, or a sequence have nobody's result."""
     problem = paged_problem([15, 0, 300, 17, 16, 0, 33], heads=(2, 2), block_size=5)
@@ -59,6 +61,7 @@ def test_splits_are_shared_out_by_length(num_splits: int, paged_problem: Make) -
 
 
 @pytest.mark.parametrize("num_seqs", [1, 63, 64, 65])
+@pytest.mark.by_day("1", "65")
 def test_all_sequences_are_counted(num_seqs: int, paged_problem: Make) -> None:
     """Those beyond the ones that are counted at once would get no program."""
     problem = paged_problem([1] * (num_seqs - 1) + [100], heads=(1, 1), block_size=16)
@@ -103,6 +106,7 @@ def test_every_stride_is_honoured(paged_problem: Make, spread: Make) -> None:
         assert int(result._base.isfinite().sum()) == result.numel()
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize(("heads", "num_combined"), [((6, 2), 4), ((6, 2), 1), ((70, 1), 4)])
 def test_the_last_program_combines_and_leaves_the_counters_at_zero(

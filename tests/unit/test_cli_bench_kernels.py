@@ -49,6 +49,7 @@ def test_the_smoke_suite_writes_everything(tmp_path: Path) -> None:
     assert "drops_the_last_key" in (tmp_path / "times.html").read_text()
 
 
+@pytest.mark.night
 def test_an_option_that_no_kernel_has_is_refused(tmp_path: Path) -> None:
     """A misspelt option would be ignored, and a kernel timed with another one."""
     run = bench(f"{KERNELS}:right", "--device", "cpu", "--beside", "none", "--option", "splits=2", cwd=tmp_path)

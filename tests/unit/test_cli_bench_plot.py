@@ -27,6 +27,7 @@ def report(suite: str) -> Report:
     return measure_kernels(KernelBench(suites={suite: SUITES[suite]()}, options={}), process, kernels, [SDPA])
 
 
+@pytest.mark.night
 def test_two_files_become_one_page(tmp_path: Path) -> None:
     """Times that were measured on a machine without a display could not be looked at on another."""
     for suite in ("qwen", "merge"):

@@ -69,6 +69,7 @@ def test_a_record_that_is_none_is_refused(changed: dict[str, object], told: str,
     assert not (tmp_path / "tuned.py").exists()
 
 
+@pytest.mark.night
 def test_options_that_go_together_are_tried_together(tmp_path: Path) -> None:
     """Most of the time would go into warps for blocks that are too small for them, or a typing error be taken."""
     kernel = Path(__file__).parent / "tuned_kernel.py"

@@ -63,6 +63,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return attnfuzz(*arguments, cwd=folder)
 
 
+@pytest.mark.night
 def test_what_differs_between_two_environments_is_told(folder: Path) -> None:
     """A case that a new Triton breaks would be one more that fails, and its reader look into the kernel."""
     done = run(folder, "replay", "--python", "3.7.0", "--python", "3.9.0/bin/python", "--json", "replay.json")

@@ -171,6 +171,7 @@ def test_a_machine_that_cannot_run_kernels_is_one_sentence(project: pytest.Pytes
     assert "Traceback" not in result.stdout.str()
 
 
+@pytest.mark.night
 def test_no_file_is_read_whole_to_see_what_it_is(project: pytest.Pytester) -> None:
     """A sparse file of a terabyte would fill the memory before the first test, and a named pipe be waited for."""
     for name, start in (("other", "{"), ("huge", '{"format": "attnfuzz.regression/1"')):
