@@ -159,6 +159,7 @@ KERNELS = str(Path(__file__).parent / "timed_kernels.py")
 SHAPE = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(40, 40), block_size=8)
 
 
+@pytest.mark.night
 def test_a_kernel_that_dies_costs_only_its_own_times() -> None:
     """One crash would end a run of many minutes, or be taken for a time."""
     with TimingProcess("cpu") as process:

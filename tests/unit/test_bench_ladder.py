@@ -192,6 +192,7 @@ def test_the_command_writes_json_page_and_pictures_and_the_page_again(tmp_path: 
     assert (again.returncode, (tmp_path / "again.md").read_text()) == (0, page)
 
 
+@pytest.mark.night
 def test_a_signal_to_the_command_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that a scheduler ends would leave nothing behind."""
     measure, asked = TimingProcess.measure, itertools.count()

@@ -33,6 +33,7 @@ def test_an_environment_tells_its_own_versions(tmp_path: Path) -> None:
     assert python.versions["torch"] == all_installed()["torch"]
 
 
+@pytest.mark.night
 def test_executors_run_there(tmp_path: Path) -> None:
     """Kernels would go on running in the driver's environment, under the name of another."""
     folder = make_environment(tmp_path / "env", triton="3.9.0")

@@ -48,6 +48,7 @@ def request(kernel: Path | str, *operators: str, command: str | None = None) -> 
     )
 
 
+@pytest.mark.night
 def test_kills_and_stillborn(tmp_path: Path) -> None:
     """A bug that is found would be missing from the score, or code that never runs would count as found."""
     measured = measure(request(write_project(tmp_path), "normalisation", "axis", "min_max"))

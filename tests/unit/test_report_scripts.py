@@ -26,6 +26,7 @@ def found(case: DenseDecodeCase = CASE, failure: Failure = WRONG) -> Finding:
     return Finding("0-1", EAGER, case, failure, first_seen_s=1.0, failed=3, runs=3, path=Path("a.json"))
 
 
+@pytest.mark.night
 def test_scripts_are_made_where_that_is_possible(tmp_path: Path) -> None:
     """A kernel whose source is gone, or a case too large, would take the scripts of all others with it."""
     huge = msgspec.structs.replace(CASE, num_q_heads=64, num_kv_heads=64, seq_lens=(4096,))
