@@ -42,7 +42,7 @@ def document(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_what_a_kernel_refuses_is_left_out_and_told(tmp_path: Path) -> None:
     """A kernel that says what it cannot do would fail, or nobody would learn what it was not judged on."""
     (tmp_path / "mine.py").write_text(KERNEL)
-    run = verify("mine.py", "--json", "--budget", "1s", "--seed", "7", cwd=tmp_path)
+    run = verify("mine.py", "--json", "--budget", "2s", "--seed", "7", cwd=tmp_path)
     told = document(run)
     assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "mine.py:mine")
     assert (told["problem"], told["seed"], told["counterexample"]) == ("dense_decode", 7, None)
@@ -125,7 +125,7 @@ def test_where_nothing_can_be_saved_is_said_before_the_search(tmp_path: Path) ->
 def test_a_right_solution_passes(solution: dict[str, Any], tmp_path: Path) -> None:
     """FlashInfer-Bench's arguments would be in another order or of another meaning than its definitions say."""
     write_solution(tmp_path, solution)
-    run = verify("solution.json", "--json", "--budget", "1s", cwd=tmp_path)
+    run = verify("solution.json", "--json", "--budget", "2s", cwd=tmp_path)
     told = document(run)
     assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "solution.json")
     assert told["cases"] > 0
