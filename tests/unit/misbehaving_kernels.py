@@ -18,13 +18,13 @@ CORRECT_ONLY_FOR = 7
 """The sequence length from which `wrong_from_seven` drops a token."""
 
 
-def solve(inputs: Any, *, drop: int = 0) -> tuple[Tensor, Tensor]:
-    out, lse = torch.zeros_like(inputs.out), torch.full_like(inputs.lse, -torch.inf)
+def solve(inputs: Any, *, drop: int = 0, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    out, lse = torch.zeros_like(inputs.out), inputs.q.new_full(inputs.q.shape[:2], -torch.inf, dtype=torch.float32)
     group = inputs.q.shape[1] // inputs.k.shape[2]
     for seq, n in enumerate(inputs.seq_lens.tolist()):
         for head in range(inputs.q.shape[1] if n > drop else 0):
             k, v = (cache[seq, : n - drop, head // group].float() for cache in (inputs.k, inputs.v))
-            scores = inputs.scale * (k @ inputs.q[seq, head].float())
+            scores = (inputs.scale if scale is None else scale) * (k @ inputs.q[seq, head].float())
             out[seq, head] = scores.softmax(0) @ v
             lse[seq, head] = scores.logsumexp(0)
     return out, lse
@@ -38,6 +38,11 @@ def correct(inputs: Any, *, tile: int) -> Any:
 @attnfuzz.kernel("dense_decode")
 def wrong_from_seven(inputs: Any) -> Any:
     return solve(inputs, drop=int(max(inputs.seq_lens.tolist()) >= CORRECT_ONLY_FOR))
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
+def leaves_the_scale_out(inputs: Any) -> Any:
+    return solve(inputs, scale=1.0)[0]
 
 
 @attnfuzz.kernel("dense_decode")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from attnfuzz.campaign.triage.explanation import explain_failure, shortened
+from attnfuzz.campaign.triage.explanation import explain_failure, explain_in_short, shortened
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.recipes import Values
 from attnfuzz.verdict import Failure, Verdict
 
 KERNELS = Path(__file__).with_name("misbehaving_kernels.py")
@@ -41,6 +43,20 @@ def test_weights_and_changes_come_together(runner: Runner) -> None:
     found = explained(runner, "wrong_from_seven")
     assert "token 6 has weight 0, expected 0.1429: dropped" in found.lines
     assert found.changes[0].startswith("passes if changed to: seq_len 6 instead of 7")
+
+
+def test_a_finding_does_not_say_its_cause_twice(runner: Runner) -> None:
+    """Its first line ends with what another line says again."""
+    declaration = declared(runner, "leaves_the_scale_out")
+    case = msgspec.structs.replace(CASE, values=Values(keys="normal"))
+    failure = runner.judge(declaration, case).failure
+    assert failure is not None
+    assert failure.message.endswith("; the scale is left out")
+    whole = explain_failure(runner, declaration, case, failure, weighing_s=20.0, total_s=20.0)
+    assert "the scale is left out" in whole.lines
+    told = explain_in_short(runner, declaration, case, failure).lines
+    assert told
+    assert "the scale is left out" not in told
 
 
 def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:

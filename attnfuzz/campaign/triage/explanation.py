@@ -66,7 +66,8 @@ def explain_failure(
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
     """As `explain_failure`, in the time that a campaign has for it, and no longer than its findings tell."""
     found = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
-    return shortened(found)
+    unsaid = tuple(line for line in found.lines if not failure.message.endswith(f"; {line}"))
+    return shortened(msgspec.structs.replace(found, lines=unsaid))
 
 
 def shortened(explanation: Explanation) -> Explanation:
