@@ -69,7 +69,9 @@ def named_results(returned: object, inputs: Any, names: tuple[str, ...], wanted:
     shapes = [part.shape if isinstance(part, Tensor) else None for part in parts]
     if len(wanted) == 2 and shapes == [given[name].shape for name in reversed(wanted)] and shapes[0] != shapes[1]:
         first, second = wanted
-        raise ResultError(f"the kernel returned ({second}, {first}), by their shapes; it must return ({first}, {second})")
+        raise ResultError(
+            f"the kernel returned ({second}, {first}), by their shapes; it must return ({first}, {second})"
+        )
     results = given | {name: part for name, part in zip(wanted, parts, strict=False) if part is not None}
     return {name: _checked(name, result, given[name]) for name, result in results.items()}
 

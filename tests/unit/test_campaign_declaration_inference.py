@@ -17,12 +17,14 @@ from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.verdict import Failure
 from tests.unit.in_process import attnfuzz as run_command
 
 ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).with_name("plain_kernels.py")
+CONTRACTS = Path(__file__).with_name("contract_kernels.py")
 DESIGNS = ROOT / "tests" / "quality" / "design_kernels.py"
 SPLITS = Supports(layouts=("NHD", "interleaved"), lse="none", empty_sequences=False)
 TRITON = Supports(
@@ -219,7 +221,7 @@ def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
     """What lies outside the contract would be told without the way to say so."""
     told = str(inferred(runner, "eager_split_decode"))
     assert told == (
-        f"Possibly outside the contract of {KERNELS}:eager_split_decode: it raises for layouts HND and packed, it "
+        f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layouts HND and packed, it "
         'returns no LSE, it raises where there are no keys. To declare that: Supports(layouts=("NHD", "interleaved"), '
         'empty_sequences=False, lse="none")'
     )
@@ -233,6 +235,80 @@ def test_a_kernel_is_judged_by_the_declaration_that_comes_with_the_call(runner: 
     assert [failure and failure.oracle for failure in failures] == ["unwritten", None, "unwritten"]
     runner.restart()
     assert runner.judge(without, CASE, relations=()).failure is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "standings"),
+    [
+        ("ignores_strides_of_q", {"strides": "question"}),
+        ("divides_by_nothing", {"empty_sequences": "question"}),
+        ("divides_by_nothing_and_promises", {}),
+        ("keeps_a_plan_without_strides", {}),
+        ("stores_with_strides_of_q", {}),
+        ("no_lse_of_short_sequences", {}),
+        ("base_2_of_long_sequences", {}),
+        ("no_lse_of_empty_sequences", {}),
+        ("returns_float32", {}),
+        ("weighs_what_nobody_wrote", {}),
+    ],
+)
+def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: str, standings: dict[str, str]) -> None:
+    """A broken kernel would end green, with a declaration to paste that hides what is wrong with it."""
+    (declaration,) = runner.declarations([f"{CONTRACTS}:{kernel}"])
+    found = infer(runner, declaration)
+    assert {one.name: one.standing for one in found.left_out} == standings, found
+    for question in found.questions:
+        assert not supports_case(found.supports, declaration.options, question.case)
+        within = msgspec.structs.replace(declaration, supports=found.declarable)
+        assert runner.judge(within, question.case, relations=()).failure is not None
+        assert len(question.case.seq_lens) <= 2, "a case that a reader takes in"
+
+
+def test_what_depends_on_earlier_calls_is_handed_on_with_them(runner: Runner) -> None:
+    """The probes that show it would be over, and a search of seconds may not meet it again."""
+    (declaration,) = runner.declarations([f"{CONTRACTS}:keeps_a_plan_without_strides"])
+    one, *_ = infer(runner, declaration).after_others
+    runner.restart()
+    assert runner.judge(declaration, one.case, relations=()).failure is None
+    runner.restart()
+    runner.judge(declaration, one.before, relations=())
+    assert runner.judge(declaration, one.case, relations=()).failure is not None
+
+
+def test_verify_takes_no_question_for_a_limit(runner: Runner) -> None:
+    """Wrong numbers would pass because nobody declared that they are wanted right."""
+    (declaration,) = runner.declarations([f"{CONTRACTS}:ignores_strides_of_q"])
+    found = infer(runner, declaration, verifying=True)
+    assert (found.left_out, found.supports) == ((), declaration.supports)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "counts"),
+    [
+        ("ignores_strides_of_q", False),
+        ("stores_with_strides_of_q", True),
+        ("no_lse_of_short_sequences", True),
+        ("base_2_of_long_sequences", True),
+        ("no_lse_of_empty_sequences", True),
+        ("keeps_a_plan_without_strides", True),
+        ("weighs_what_nobody_wrote", True),
+    ],
+)
+@pytest.mark.night
+def test_a_campaign_counts_bugs_and_asks_questions(tmp_path: Path, kernel: str, counts: bool) -> None:
+    """The exit status of a CI would be green for a bug, or red for what only its author can say."""
+    options = ("--budget", "40s", "--workers", "1", "--device", "cpu", "--seed", "1", "--json", "summary.json")
+    done = attnfuzz(tmp_path, "explore", f"{CONTRACTS}:{kernel}", *options)
+    assert done.returncode == counts, done.stdout + done.stderr
+    (told,) = json.loads((tmp_path / "summary.json").read_text())["kernels"]
+    assert any(one["in_contract"] for one in told["findings"]) == counts
+    if not counts:
+        (question,) = told["questions"]
+        assert (question["field"], question["declaration"]) == ("strides", 'Supports(strides="contiguous")')
+        assert Path(tmp_path, question["path"]).is_file()
+        assert "nothing found within what it was found to take; 1 question" in done.stdout
+        replayed = attnfuzz(tmp_path, "replay", question["path"])
+        assert replayed.returncode == 1, replayed.stdout
 
 
 def saved(assumed: Supports | None, numerics: Numerics | None = None) -> SavedCase:
@@ -313,7 +389,7 @@ def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None
     options = ("--budget", "60s", "--workers", "1", "--device", "cpu", "--fail-fast", "--pedantic")
     done = attnfuzz(tmp_path, "explore", target, *options)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "Possibly outside" not in done.stdout
+    assert "Not searched of" not in done.stdout
 
 
 @pytest.mark.night

@@ -44,3 +44,13 @@ def test_sizes_of_v_are_equal_any_or_numbers(sizes: Any) -> None:
     """Cases would be drawn for a kernel by a word that means nothing."""
     with pytest.raises(ValueError, match=r"Supports\(v_head_sizes"):
         attnfuzz.Supports(v_head_sizes=sizes)
+
+
+def test_a_default_that_is_passed_is_a_promise() -> None:
+    """Who writes down that sequences may be empty would have it inferred that they may not."""
+    said = Supports(empty_sequences=True, dtypes=("float16",))
+    assert [said.leaves_open(name) for name in ("empty_sequences", "dtypes", "strides")] == [False, False, True]
+    assert said.declared() == {"dtypes": ("float16",), "empty_sequences": True}
+    copied = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(said, lse="none")), type=Supports)
+    assert not copied.leaves_open("empty_sequences")
+    assert Supports().declared() == {}
