@@ -25,6 +25,7 @@ from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import SERVICE
 from attnfuzz.memory.address_space import why_unavailable
+from attnfuzz.own_files import OwnFolder
 
 __all__ = ["Line", "examine"]
 
@@ -110,7 +111,7 @@ def _cache() -> Line:
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache"))
     folder = folder.expanduser()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        OwnFolder(folder).make()
         with tempfile.TemporaryFile(dir=folder):
             return Line("kernel cache", "ok", str(folder))
     except OSError as error:

@@ -25,6 +25,8 @@ from typing import Literal
 
 import msgspec
 
+from attnfuzz.own_files import append_to, write_file
+
 __all__ = [
     "VARIABLE",
     "Overlay",
@@ -58,15 +60,14 @@ class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def note_loaded(self, path: str) -> None:
         """Append ``path`` to the log, if there is one."""
         if self.loaded is not None:
-            with Path(self.loaded).open("a", encoding="utf-8") as log:
-                log.write(f"{os.path.realpath(path)}\n")
+            append_to(Path(self.loaded), f"{os.path.realpath(path)}\n")
 
 
 def write_overlay(path: Path, files: Mapping[Path, Path], *, loaded: Path | None = None) -> None:
     """Write an overlay that loads the values of ``files`` in place of the keys."""
     absolute = {os.path.realpath(original): str(copy.absolute()) for original, copy in files.items()}
     overlay = Overlay(files=absolute, loaded=None if loaded is None else str(loaded.absolute()))
-    path.write_bytes(msgspec.json.encode(overlay))
+    write_file(path, msgspec.json.encode(overlay))
 
 
 def install_overlay() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +13,12 @@ from attnfuzz.campaign.result import Earlier
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.own_files import LinkError, refuse_links
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.project import project_root
 from attnfuzz.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 
-__all__ = ["CampaignRequest", "asked_of", "resumed"]
+__all__ = ["CampaignRequest", "asked_of", "needs_save_folder", "resumed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,9 @@ def resumed(
 ) -> CampaignRequest:
     """``request`` for the next part of the campaign, with the fields that were not ``given`` as they were.
 
-    Kernels that only the state names must be bundled or lie in the project, unless ``trust`` says otherwise.
-    Raises StateError if the budget is spent and no other is given.
+    Kernels that only the state names must be bundled or lie in the project, unless ``trust`` says otherwise, and so
+    must the folder for findings, without a link on the way. Raises StateError if not so, or if the budget is spent and
+    no other is given.
     """
     if "seed" in given:
         raise StateError("--seed cannot be given with --resume, which goes on with the campaign's own; leave it out")
@@ -82,7 +87,12 @@ def resumed(
     if "budget_s" not in given:
         changes["budget_s"] = state.remaining_s
     if "save_folder" not in given:
-        changes["save_folder"] = Path(state.asked.save_folder)
+        changes["save_folder"] = folder = Path(state.asked.save_folder)
+        if not trust and folder != request.save_folder and (reason := _why_not_ours(folder)) is not None:
+            raise StateError(
+                f"the interrupted campaign saved findings in {str(folder)!r}, which {reason}, and a state has no say "
+                f"in that; name the folder yourself: attnfuzz explore --resume --save-dir {shlex.quote(str(folder))}"
+            )
     is_users_word = trust or "kernels" in given or set(state.asked.kernels) <= set(request.kernels)
     return replace(request, **changes, seed=state.seed, resume=state, trust=is_users_word)
 
@@ -95,6 +105,21 @@ def asked_of(request: CampaignRequest) -> AskedOf:
         python=_path_of(request),
         **{name: getattr(request, name) for name in _SAME},
     )
+
+
+def needs_save_folder(request: CampaignRequest) -> bool:
+    """Whether only the user can say where the next part of the campaign saves its findings."""
+    return _why_not_ours(request.save_folder) is not None
+
+
+def _why_not_ours(folder: Path) -> str | None:
+    """Why a state may not name the folder for findings; None if it may."""
+    try:
+        refuse_links(folder)
+    except LinkError as error:
+        return "has a symbolic link on the way" if Path(error.filename) != folder else "is a symbolic link"
+    place, root = Path(os.path.abspath(folder)), project_root()  # noqa: PTH100 - there are no links to resolve
+    return None if place.is_relative_to(root) else f"lies outside of the project's root {root}"
 
 
 def _path_of(request: CampaignRequest) -> str:

@@ -15,7 +15,7 @@ from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.request import CampaignRequest, asked_of
+from attnfuzz.campaign.request import CampaignRequest, asked_of, needs_save_folder
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
 from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
@@ -46,15 +46,15 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
     """Run a campaign to its end, which a signal may bring about. ``state_folder``: for its state and journals.
 
     Raises, before it begins, KernelLoadError, ExecutorUnavailable, StateError for a campaign that cannot be resumed
-    like this, and Interrupted.
+    like this, LinkError for a symbolic link in ``state_folder`` where one of its files goes, and Interrupted.
     """
     reporter = forgiving(reporter)
     python = None if request.python is None else request.python.path
     with (
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
-        Runner(device=request.device, python=python) as runner,
         JournalFolder(state_folder) as journal,
+        Runner(device=request.device, python=python) as runner,
         ExitStack() as entered,
     ):
         declarations = _load_asked(runner, request)
@@ -107,6 +107,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
     if state_file.has_state:
         left = format_duration(statistics.remaining_s())
         where = [] if python is None else ["--python", str(python)]
+        where += ["--save-dir", str(request.save_folder)] if needs_save_folder(request) else []
         command = shlex.join(["attnfuzz", "explore", "--resume", *where])
         reporter.note(f"{command} goes on from here ({left} of the budget left)")
     return result

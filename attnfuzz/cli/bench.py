@@ -123,9 +123,9 @@ def _show_and_write(
 ) -> None:
     """Print the tables, and write the files that were asked for."""
     from attnfuzz.bench.kernels.measurements import encode_report
+    from attnfuzz.own_files import write_file
     from attnfuzz.report.bench import print_report
     from attnfuzz.report.bench_page import NO_MATPLOTLIB, bench_page, can_plot, plots_png
-    from attnfuzz.report.files import write_file
 
     print_report(console, report)
     if html_file is not None and not can_plot():
@@ -360,8 +360,8 @@ def ladder_command(
     """
     from attnfuzz.bench.kernels.measurements import encode_report
     from attnfuzz.campaign.stopping import Interrupts
+    from attnfuzz.own_files import write_file
     from attnfuzz.report.bench_page import NO_MATPLOTLIB, can_plot
-    from attnfuzz.report.files import write_file
 
     if page is not None and not can_plot():
         raise Refusal(f"--page: {NO_MATPLOTLIB}")
@@ -435,14 +435,14 @@ def _measured_ladder(
 
 
 def _write_ladder(page: Path, report: Report) -> None:
-    from attnfuzz.report.files import write_file
+    from attnfuzz.own_files import OwnFolder, write_file
     from attnfuzz.report.ladder_page import PICTURES, ladder_page
 
     text, pictures = ladder_page(report)
-    folder = page.parent / PICTURES
-    folder.mkdir(exist_ok=True)
+    folder = OwnFolder(page.parent / PICTURES, below=page.parent)
+    folder.make()
     for name, drawn in pictures.items():
-        write_file(folder / name, drawn)
+        folder.write(name, drawn)
     write_file(page, text.encode())
 
 
@@ -598,7 +598,7 @@ def tree_command(
 def _show_tuned(console: Console, tuned: Tuned, python_file: Path | None, json_file: Path | None) -> None:
     """Print the module with its figures, and write the files that were asked for."""
     from attnfuzz.bench.tuning_record import encode_tuned, python_source
-    from attnfuzz.report.files import write_file
+    from attnfuzz.own_files import write_file
 
     for configuration, why in tuned.record.wrong:
         console.print(f"WRONG, left out: {configuration}: {why}", style="bold red")

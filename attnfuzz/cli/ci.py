@@ -11,7 +11,17 @@ from pathlib import Path
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, SHARD, TRUST, Shard, configured, profile_option
+from attnfuzz.cli.options import (
+    DEVICE,
+    FILE,
+    KERNEL_HELP,
+    SHARD,
+    TRUST,
+    Shard,
+    configured,
+    profile_option,
+    refuse_untyped_links,
+)
 from attnfuzz.cli.output import Refusal, show_error, write_asked
 
 __all__ = ["command", "seed_of_commit"]
@@ -43,12 +53,7 @@ def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | N
     """
     settings = configured()
     folder = output / f"shard-{shard.number}" if shard is not None else output
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refusal(f"-o {str(folder)!r} cannot be made ({error.strerror}); name another folder") from error
-    for name in ("replay.json", "explore.json"):  # an earlier run's would be told as this one's
-        (folder / name).unlink(missing_ok=True)
+    _prepare(folder, below=output)
     both = ["--device", device, *(["--trust"] if trust else [])]
     both += ["--profile", settings.profile] if settings.profile else []
     both += ["--shard", f"{shard.number}/{shard.of}"] if shard is not None and shard.of is not None else []
@@ -77,6 +82,27 @@ def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | N
     status = _worst(statuses)
     _tell(folder, status, shard)
     return status
+
+
+_OURS = ("replay.json", "explore.json", "junit.xml", "report.html", "summary.md", "findings", "merged")
+
+
+def _prepare(folder: Path, *, below: Path) -> None:
+    """Make the folder for what a run leaves. Raises Refusal, also for links in place of that."""
+    from attnfuzz.own_files import LinkError, OwnFolder
+
+    refuse_untyped_links(below, "output", "-o")
+    try:
+        place = OwnFolder(folder, below=below)
+        place.make()
+        for name in _OURS:
+            place.refuse_link(name)
+        for name in ("replay.json", "explore.json"):  # an earlier run's would be told as this one's
+            place.remove(name)
+    except LinkError as error:
+        raise Refusal(f"{error}, or name another folder with -o") from error
+    except OSError as error:
+        raise Refusal(f"-o {str(folder)!r} cannot be made ({error.strerror}); name another folder") from error
 
 
 def _known_folder(configured_folder: Path | None) -> Path | None:
@@ -131,14 +157,14 @@ def _head() -> str:
 
 def _tell(folder: Path, status: int, shard: Shard | None) -> None:
     """Write summary.md, and tell GitHub or Buildkite where this runs there."""
+    from attnfuzz.own_files import OwnFolder, append_to
     from attnfuzz.report.ci import github_annotations, summary_in_markdown
 
     text = summary_in_markdown(folder, status, title="attnfuzz" if shard is None else f"attnfuzz, {shard}")
-    write_asked(("the file", folder / "summary.md", lambda path: path.write_text(text, encoding="utf-8")))
+    write_asked(("the file", folder / "summary.md", lambda path: OwnFolder(folder).write(path.name, text.encode())))
     if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
-            with Path(step_summary).open("a", encoding="utf-8") as file:
-                file.write(text)
+            append_to(Path(step_summary), text)
         except OSError as error:  # the job's result does not hang on it
             click.echo(f"the job has no summary: {error.strerror}: GITHUB_STEP_SUMMARY", err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -98,8 +98,8 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
 
 
 def _write(explained: Explained, output: Path | None, json_file: Path | None) -> None:
+    from attnfuzz.own_files import write_file
     from attnfuzz.report.explained import RasteriserMissing, explained_png, explained_svg, write_explained
-    from attnfuzz.report.files import write_file
 
     try:
         if output is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from attnfuzz.cli.options import (
     duration,
     number_of_workers,
     profile_option,
+    refuse_untyped_links,
     writable_file,
 )
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
@@ -220,30 +220,18 @@ def _resumed(request: CampaignRequest, *, trust: bool) -> CampaignRequest:
 
 
 def usable_save_folder(given: Path | None) -> Path:
-    """Where findings go. Raises Refusal for one that is asked for and cannot be made; none is made yet."""
+    """Where findings go. Raises Refusal for one that is asked for and cannot be made; none is made yet.
+
+    And for a link on the way, unless the user typed the name: then that is where findings are wanted.
+    """
     from attnfuzz.corpus import DEFAULT_FOLDER
+    from attnfuzz.own_files import why_not_made
 
     folder = given or Path(DEFAULT_FOLDER)
+    refuse_untyped_links(folder, "save_dir", "--save-dir")
     if folder.is_file():
         raise Refusal(f"--save-dir {str(folder)!r} is a file; name a folder")
-    if given is not None and (error := _why_not_made(given)) is not None:
+    if given is not None and (error := why_not_made(given)) is not None:
         why = f"{error.strerror}: {str(error.filename)!r}"
         raise Refusal(f"--save-dir {str(folder)!r} cannot be made ({why}); name another folder")
     return folder
-
-
-def _why_not_made(folder: Path) -> OSError | None:
-    """What keeps ``folder`` and those around it from being made, which is tried; nothing is left of that."""
-    made: list[Path] = []
-    try:
-        for part in (*reversed(folder.parents), folder):
-            if not part.is_dir():
-                part.mkdir()
-                made.append(part)
-    except OSError as error:
-        return error
-    finally:
-        for part in reversed(made):
-            with suppress(OSError):  # somebody has put something there meanwhile
-                part.rmdir()
-    return None

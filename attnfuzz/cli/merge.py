@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, TOLERANCE, TRUST, profile_option
+from attnfuzz.cli.options import DEVICE, FILE, TOLERANCE, TRUST, profile_option, refuse_untyped_links
 from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
@@ -62,6 +62,7 @@ def command(
 
 def _check_output(output: Path, paths: Sequence[Path]) -> None:
     """Refuse what would change a folder that is to be merged, or cannot be written. Raises Refusal."""
+    refuse_untyped_links(output, "save_dir", "-o")
     if output.exists() and not output.is_dir():
         raise Refusal(f"-o {str(output)!r} is a file; name a folder")
     place = output.resolve()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from attnfuzz.campaign.stopping import parse_duration
-from attnfuzz.cli.output import refusing
+from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.config import DEVICES, MAX_WORKERS
 from attnfuzz.data_files import why_unusable
 from attnfuzz.verdict import ORACLES
@@ -38,6 +39,7 @@ __all__ = [
     "duration",
     "number_of_workers",
     "profile_option",
+    "refuse_untyped_links",
     "shard_of",
     "writable_file",
 ]
@@ -168,6 +170,21 @@ def writable_file(ctx: click.Context, param: click.Parameter, value: Path | None
             f"{str(value)!r} cannot be written; name a file in a folder that exists and can be written", ctx, param
         )
     return value
+
+
+def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:
+    """Raise Refusal for a link on the way to ``folder``, which is to be written to, unless the user typed its name.
+
+    ``parameter`` is what the present command calls the value of ``option``.
+    """
+    from attnfuzz.own_files import LinkError, refuse_links
+
+    if click.get_current_context().get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+        return
+    try:
+        refuse_links(folder)
+    except LinkError as error:
+        raise Refusal(f"{error}, or name a folder with {option}") from error
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -111,11 +111,14 @@ def refusing() -> Iterator[None]:
     from attnfuzz.internal_errors import in_one_sentence
     from attnfuzz.isolation.outcomes import ExecutorUnavailable
     from attnfuzz.isolation.pythons import PythonError
+    from attnfuzz.own_files import LinkError
     from attnfuzz.problems.limits import CaseTooLarge
 
     try:
         yield
-    except (ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError, PythonError) as error:
+    except (
+        ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError, PythonError, LinkError
+    ) as error:  # fmt: skip
         raise Refusal(str(error)) from error
     except ExecutorUnavailable as error:  # with the last output of a process that could not be started
         raise Refusal(in_one_sentence(str(error))) from error

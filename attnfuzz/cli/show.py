@@ -76,7 +76,9 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
     if output is None:
         click.echo(script, nl=False)
         return 0
-    write_asked(("-o", output, lambda path: path.write_text(script, encoding="utf-8")))
+    from attnfuzz.own_files import write_file
+
+    write_asked(("-o", output, lambda path: write_file(path, script.encode())))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.identity.finding import Finding
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.corpus import Regression
+    from attnfuzz.own_files import OwnFolder
     from attnfuzz.report.verified import Verification
 
 __all__ = ["command"]
@@ -163,7 +163,7 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
 def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> tuple[Path, Path | None]:
     """The counterexample, and a script where one can show it; the sources of a solution lie beside it then."""
     from attnfuzz.corpus import write_regression
-    from attnfuzz.report.files import write_file
+    from attnfuzz.own_files import LinkError, OwnFolder
     from attnfuzz.verdict import USUAL_ORACLES
 
     regression = found.regression(result.statistics.device_name)
@@ -171,19 +171,30 @@ def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> 
     is_solution = source.name.startswith(_UNPACKED)
     try:
         if is_solution:
-            kept = folder / f"{found.declaration.name}-sources"
-            shutil.copytree(source, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-            regression = msgspec.structs.replace(regression, kernel=str(kept / target.removeprefix(f"{source}/")))
+            kept = OwnFolder(folder / f"{found.declaration.name}-sources", below=folder)
+            _copy(source, kept)
+            regression = msgspec.structs.replace(regression, kernel=str(kept.path / target.removeprefix(f"{source}/")))
         path = write_regression(regression, folder)
         if is_solution or regression.finding.oracle not in USUAL_ORACLES:
             return path, None
         text = _script(regression, found)
         if text is None:
             return path, None
-        write_file(path.with_suffix(".py"), text.encode())
+        return path, OwnFolder(folder).write(f"{path.stem}.py", text.encode())
+    except LinkError as error:
+        raise Refusal(str(error)) from error
     except OSError as error:
         raise Refusal(f"--save-dir {str(folder)!r} cannot be written: {error.strerror}; name another folder") from error
-    return path, path.with_suffix(".py")
+
+
+def _copy(sources: Path, folder: OwnFolder) -> None:
+    """The files of a solution, without what came to be when they were imported."""
+    for file in sorted(sources.rglob("*")):
+        path = file.relative_to(sources)
+        if file.is_file() and "__pycache__" not in path.parts:
+            place = folder.inner(*path.parent.parts)
+            place.make()
+            place.write(path.name, file.read_bytes())
 
 
 def _script(regression: Regression, found: Finding) -> str | None:

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from attnfuzz.data_files import read_data_file
+from attnfuzz.own_files import OwnFolder
 
 __all__ = ["Solution", "SolutionError", "load_solution", "unpack"]
 
@@ -78,11 +79,11 @@ def load_solution(path: Path) -> Solution:
 def unpack(solution: Solution, folder: Path) -> str:
     """Write its sources into ``folder``, which is there and empty; the target that loads the kernel. Raises OSError."""
     for source in solution.sources:
-        file = folder / _PACKAGE / PurePosixPath(source.path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source.content, encoding="utf-8", newline="")
-    kernel_file = folder / _KERNEL_FILE
-    kernel_file.write_text(_kernel_file(solution), encoding="utf-8")
+        path = PurePosixPath(_PACKAGE, source.path)
+        place = OwnFolder(folder).inner(*path.parent.parts)
+        place.make()
+        place.write(path.name, source.content.encode())
+    kernel_file = OwnFolder(folder).write(_KERNEL_FILE, _kernel_file(solution).encode())
     return f"{kernel_file}:{_NAME}"
 
 

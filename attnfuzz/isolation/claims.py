@@ -2,15 +2,21 @@
 
 import fcntl
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 import weakref
 from pathlib import Path
 
+from attnfuzz.own_files import OwnFolder
+
 __all__ = ["Claim", "PrivateFolder", "is_claimed"]
 
 _PREFIX = "attnfuzz-run-"
+_LEFTOVER = re.compile(_PREFIX + "[a-z0-9_]{8}")
+"""As `tempfile.mkdtemp` calls a folder."""
 _LEFTOVER_S = 60.0
 """A folder younger than this may belong to a process that has not claimed it yet."""
 
@@ -38,7 +44,7 @@ class Claim:
 def is_claimed(folder: Path) -> bool:
     """Whether a live process has claimed ``folder``; True where that cannot be known."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return True
     try:
@@ -57,23 +63,25 @@ class PrivateFolder:
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = Path(tempfile.gettempdir()) if parent is None else parent
-        _remove_leftovers(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self.remove = weakref.finalize(self, _remove, self.path, Claim(self.path))
+        _remove_leftovers(Path(tempfile.gettempdir()) if parent is None else parent)
+        folder = OwnFolder.temporary(_PREFIX, parent)
+        self.path = folder.path
+        self.remove = weakref.finalize(self, _remove, folder, Claim(self.path))
 
 
-def _remove(folder: Path, claim: Claim) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(folder: OwnFolder, claim: Claim) -> None:
+    folder.remove_all()
     claim.release()
 
 
 def _remove_leftovers(parent: Path) -> None:
+    """Remove what killed processes of this user left: by name, permissions, age, and that no process claims it."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
             state = folder.lstat()
         except OSError:  # gone meanwhile
             continue
-        is_old = time.time() - state.st_mtime > _LEFTOVER_S
-        if is_old and state.st_uid == os.getuid() and not is_claimed(folder):
+        is_private = state.st_mode == stat.S_IFDIR | stat.S_IRWXU and state.st_uid == os.getuid()
+        is_ours = is_private and _LEFTOVER.fullmatch(folder.name) is not None
+        if is_ours and time.time() - state.st_mtime > _LEFTOVER_S and not is_claimed(folder):
             shutil.rmtree(folder, ignore_errors=True)

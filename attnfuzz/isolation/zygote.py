@@ -38,6 +38,7 @@ from attnfuzz.isolation.messages import (
 )
 from attnfuzz.isolation.process import adopt_orphans, child_pids, ended_child, kill_group
 from attnfuzz.isolation.serve import ExecutorDescriptors, load_service, run_executor
+from attnfuzz.own_files import OwnFolder
 from attnfuzz.triton_compat.compiling import compute_compiler_key
 
 __all__ = ["READY", "ControlConnection", "ForkServer", "main", "prepare_environment"]
@@ -317,8 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ForkServer(listener, _LIFELINE, loaded).run()
         finally:
             with contextlib.suppress(OSError):  # the driver may have removed them first
-                options.socket.unlink()
-                options.socket.parent.rmdir()
+                folder = OwnFolder(options.socket.parent)
+                folder.remove(options.socket.name)
+                folder.remove_empty()
 
 
 if __name__ == "__main__":

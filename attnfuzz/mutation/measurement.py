@@ -24,6 +24,7 @@ from attnfuzz.mutation.killers import Command, CommandKiller, Killer, SearchKill
 from attnfuzz.mutation.mutants import Mutant, mutants_of
 from attnfuzz.mutation.outcomes import MutantOutcome
 from attnfuzz.overlay import write_overlay
+from attnfuzz.own_files import OwnFolder
 from attnfuzz.verdict import DEFAULT_ORACLES, OracleName
 
 __all__ = ["MeasuredMutants", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
@@ -294,8 +295,6 @@ def _scratch() -> Iterator[Path]:
 
 def _overlay_of(mutant: Mutant, folder: Path) -> Path:
     """Write the mutant's file, and the overlay that has it loaded."""
-    folder.mkdir()
-    copy = folder / mutant.path.name
-    copy.write_bytes(mutant.data)
+    copy = OwnFolder(folder.parent).make_new(folder.name).write(mutant.path.name, mutant.data)
     write_overlay(folder / "overlay.json", {mutant.path: copy})
     return folder / "overlay.json"

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from attnfuzz.conformance import Conformance, ConformanceOutcome, Examined
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
+from attnfuzz.own_files import write_file
 from attnfuzz.problems.cases import Problem, encode_case
-from attnfuzz.report.files import rendered, write_file, write_json
+from attnfuzz.report.files import rendered, write_json
 from attnfuzz.report.findings import count, one_line
 
 __all__ = ["FORMAT", "print_absent", "print_causes", "print_examined", "write_conformance", "write_page"]

@@ -8,23 +8,14 @@ import jinja2
 import msgspec
 
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.corpus.writing import write_atomically
+from attnfuzz.own_files import write_file
 from attnfuzz.report.charts import shade
 from attnfuzz.report.findings import count
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = ["TEMPLATES", "as_json", "rendered", "write_file", "write_json"]
+__all__ = ["TEMPLATES", "as_json", "rendered", "write_json"]
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace the file at ``path``, or what a link there points to; a pipe or device is written to. Raises OSError."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        path.write_bytes(data)
-    else:
-        write_atomically(target, data)
 
 
 def as_json(document: object) -> bytes:

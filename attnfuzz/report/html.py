@@ -19,12 +19,13 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import current_environment, decode_regression, encode_regression
 from attnfuzz.declaration import KernelLoadError
+from attnfuzz.own_files import write_file
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.charts import coverage_map, devices_of, histogram_svg, pair_tables, timeline_svg
 from attnfuzz.report.drawing import case_svg, draw
 from attnfuzz.report.explained import weights_svg
-from attnfuzz.report.files import rendered, write_file
+from attnfuzz.report.files import rendered
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     OUT_OF_CONTRACT,

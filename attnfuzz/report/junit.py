@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.report.files import write_file
+from attnfuzz.own_files import write_file
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines, told_findings
 from attnfuzz.untrusted_text import only_printable
 

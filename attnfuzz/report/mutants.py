@@ -20,7 +20,8 @@ from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.mutation.measurement import MeasuredMutants
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score, Status
-from attnfuzz.report.files import write_file, write_json
+from attnfuzz.own_files import write_file
+from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count
 
 __all__ = [

@@ -18,6 +18,7 @@ import msgspec
 
 from attnfuzz import safe_start
 from attnfuzz.declaration import Declaration
+from attnfuzz.own_files import OwnFolder, write_file
 from attnfuzz.problems.cases import Case, Problem, encode_case
 from attnfuzz.sanitizer.report import SanitizerReport, is_complete, read_reports, unread_headers
 from attnfuzz.sanitizer.tool import ERROR_EXIT_CODE, SanitizerUnavailable, Tool, command_line, find_executable
@@ -131,7 +132,7 @@ class Sanitizer:
                 device=self._device,
                 notes=str(notes),
             )
-            work_file.write_bytes(msgspec.json.encode(work))
+            write_file(work_file, msgspec.json.encode(work))
             target = safe_start.command("attnfuzz.sanitizer.target", str(work_file))
             command = command_line(self._executable, self.tool, log, target)
             status = _wait(command, output, _environment(self._device), limit_s)
@@ -154,7 +155,7 @@ class Sanitizer:
 
 def _wait(command: Sequence[str], output: Path, environment: Mapping[str, str], limit_s: float) -> int | None:
     """The exit code of `command`; None if it took longer. It and what it starts are gone then."""
-    with output.open("wb") as stream:
+    with os.fdopen(OwnFolder(output.parent).create(output.name), "wb") as stream:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True
         )

@@ -8,6 +8,7 @@ uninitialised, so that reading them is an error. The tensors are filled on the h
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.overlay import install_overlay
+from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
@@ -33,7 +35,8 @@ def main(work_file: Path) -> None:
     work = msgspec.json.decode(work_file.read_bytes(), type=Work)
     install_overlay()
     (kernel,) = load_kernels(work.target)
-    with Path(work.notes).open("ab", buffering=0) as notes:
+    place = Path(work.notes)
+    with os.fdopen(OwnFolder(place.parent).create(place.name), "wb", buffering=0) as notes:
         for i, encoded in enumerate(work.cases):
             case = decode_case(work.problem, bytes(encoded))
             tensors = exact_tensors(kernel, case, work.device)

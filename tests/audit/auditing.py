@@ -33,6 +33,7 @@ PARTS = {
     "regressions": "tests.audit.regressions:Regressions",
     "cases": "tests.audit.cases:Cases",
     "files": "tests.audit.files:Files",
+    "links": "tests.audit.links:Links",
     "settings": "tests.audit.settings:Settings",
     "states": "tests.audit.states:States",
     "kills": "tests.audit.kills:Kills",

@@ -49,6 +49,7 @@ RANKS = {
     "attnfuzz.doctor": 6,
     "attnfuzz.mutation": 6,
     "attnfuzz.overlay": 0,
+    "attnfuzz.own_files": 0,  # whatever is written to a disk
     "attnfuzz.internal_errors": 0,  # text only
     "attnfuzz.project": 0,
     "attnfuzz.safe_start": 0,  # runs before anything else
@@ -82,6 +83,60 @@ OF_NUMBERS = {
     "ones", "rand", "randn", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
 OF_INTEGERS = {"arange", "randint", "randperm", "tril_indices", "triu_indices"}
+
+# What changes a disk by a path, by the name of the function or method.
+CHANGING = {
+    "chmod", "chown", "copy2", "copyfile", "copytree", "fdopen", "hardlink_to", "lchmod", "link", "makedirs", "mkdir",
+    "mkfifo", "mknod", "move", "remove", "removedirs", "rename", "renames", "replace", "rmdir", "rmtree", "symlink",
+    "symlink_to", "touch", "truncate", "unlink", "utime", "write_bytes", "write_text",
+}  # fmt: skip
+OF_OTHER_THINGS = {"copy2", "link", "move", "remove", "rename", "replace"}
+"""Those of them that strings, lists, tensors and structs have too: only such of `os` and `shutil` are meant."""
+OWN_FILES = "attnfuzz.own_files"
+NOT_OWN_FILES = {
+    # a descriptor of a file that is open already
+    "attnfuzz.internal_errors": {
+        "open(descriptor, 'w', encoding='utf-8', errors='backslashreplace')",
+        "os.unlink(path)",
+    },
+    "attnfuzz.isolation.serve": {
+        "open(1, 'w', buffering=1, errors='backslashreplace', closefd=False)",
+        "open(2, 'w', buffering=1, errors='backslashreplace', closefd=False)",
+    },
+    "attnfuzz.cli.output": {
+        "open(descriptor, mode, errors='replace', closefd=False)",
+        "os.open(os.devnull, flags)",
+        "os.open(os.devnull, os.O_WRONLY)",
+    },
+    "attnfuzz.sanitizer.running": {"os.fdopen(OwnFolder(output.parent).create(output.name), 'wb')"},
+    "attnfuzz.sanitizer.target": {"os.fdopen(OwnFolder(place.parent).create(place.name), 'wb', buffering=0)"},
+    # no file on a disk
+    "attnfuzz.report.terminal": {"os.open(os.devnull, os.O_WRONLY)"},
+    "attnfuzz.isolation.process": {"Path('/proc/self/oom_score_adj').write_text('1000')"},
+    # what killed processes left among temporary files: private, of this user, and called as only attnfuzz calls them
+    "attnfuzz.isolation.claims": {"shutil.rmtree(folder, ignore_errors=True)"},
+}
+"""Calls that change a disk, or look as if they did, outside of `OWN_FILES`, and why each of them may be there."""
+
+
+def changes_disk(call: ast.Call) -> bool:
+    """Whether a call writes, makes or removes a file by its path, as far as its text can tell."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    of = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if name == "open":
+        if of == "os":
+            return any(flag in ast.unparse(call) for flag in ("WR", "CREAT", "TRUNC", "APPEND", "TMPFILE", ", flags"))
+        return any(set(mode) & set("wax+") or not mode for mode in modes_of(call, position=0 if of else 1))
+    if name == "fdopen":
+        return any(set(mode) & set("wax+") or not mode for mode in modes_of(call, position=1))
+    is_path_method = name in {"rename", "replace"} and len(call.args) == 1 and not call.keywords  # of strings: two
+    return name in CHANGING and (name not in OF_OTHER_THINGS or of in {"os", "shutil"} or is_path_method)
+
+
+def modes_of(call: ast.Call, *, position: int) -> Iterator[str]:
+    """That of a call of ``open``, if it has any; empty for one that only the running program knows."""
+    given = [*call.args[position : position + 1], *(one.value for one in call.keywords if one.arg == "mode")]
+    yield from (one.value if isinstance(one, ast.Constant) and isinstance(one.value, str) else "" for one in given)
 
 
 def module_name(path: Path) -> str:
@@ -216,6 +271,48 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & set(imported_modules(path)), path
         calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {func.id for func in calls if isinstance(func, ast.Name)}, path
+
+
+def test_files_are_written_made_and_removed_in_one_place() -> None:
+    """A symbolic link in a folder that was handed on would be followed, and a file anywhere overwritten or removed."""
+    for path in SOURCES:
+        if (module := module_name(path)) == OWN_FILES:
+            continue
+        calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+        found = {ast.unparse(call) for call in calls if changes_disk(call)}
+        assert found == NOT_OWN_FILES.get(module, set()), path
+        named = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
+        hidden = [alias.name for node in named if node.module in ("os", "shutil") for alias in node.names]
+        assert not CHANGING & set(hidden), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path.write_text('')", "path.open('w')", "path.open(mode='ab')", "open(path, 'r+')", "open(path, mode)",
+        "path.unlink()", "path.replace(other)", "path.rename(other)", "os.replace(a, b)", "os.remove(path)",
+        "shutil.rmtree(path)", "shutil.move(a, b)", "os.open(path, os.O_RDWR | os.O_CREAT)", "os.open(path, flags)",
+        "path.mkdir()", "path.touch()", "os.fdopen(descriptor, 'wb')",
+    ],
+)  # fmt: skip
+def test_what_changes_a_disk_is_recognised(text: str) -> None:
+    """The test above would see nothing."""
+    (statement,) = ast.parse(text).body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Call)
+    assert changes_disk(statement.value)
+
+
+def test_whole_folders_are_removed_only_by_the_process_that_made_them() -> None:
+    """A folder of a user's that is called as one of attnfuzz's would be gone with all that lies in it."""
+    removers = {
+        (module_name(path), function.name)
+        for path in SOURCES
+        for function in ast.walk(parsed(path))
+        if isinstance(function, ast.FunctionDef) and "rmtree" in ast.unparse(function)
+    }
+    # the first refuses any other folder; the second is for what a killed process left among temporary files
+    assert removers == {(OWN_FILES, "remove_all"), ("attnfuzz.isolation.claims", "_remove_leftovers")}
 
 
 def test_new_tensors_name_their_device_and_dtype() -> None:

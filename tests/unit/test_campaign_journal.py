@@ -6,11 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attnfuzz.campaign.judge.journal import Journal, JournalFolder, forget, was_running
-from attnfuzz.corpus import FindingRecord, Regression, load_regression
+from attnfuzz.corpus import FindingRecord, Regression, encode_regression, load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.own_files import LinkError
 from attnfuzz.problems.cases import DenseDecodeCase
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
@@ -136,9 +138,72 @@ def test_a_copy_that_its_owner_keeps_elsewhere_stays(tmp_path: Path) -> None:
     assert kept.exists()
 
 
+def test_folders_and_files_of_a_user_are_left_alone(tmp_path: Path) -> None:
+    """A folder called journal-issues, with notes and a stranger's case that passes, would be removed whole."""
+    state = tmp_path / ".attnfuzz"
+    issues = left_over(tmp_path, "journal-issues")  # not where campaigns keep theirs
+    also = left_over(state, "journal-issues")  # not as they call theirs
+    mixed = left_over(state, "journal-7")
+    for folder in (issues, also, mixed):
+        (folder / "pictures").mkdir()
+        (folder / "notes.txt").write_text("mine")
+    (mixed / "announced").touch()
+    renamed = mixed / "my-case.json"
+    renamed.write_bytes((mixed / "worker-0.json").read_bytes())
+    noted = mixed / "worker-1.json"
+    kept = msgspec.structs.replace(load_regression(renamed), note="to be looked at")
+    noted.write_bytes(encode_regression(kept))
+    (state / ".gitignore").write_text("*\n")
+    forget([*issues.glob("*.json"), *also.glob("*.json"), *mixed.glob("*.json")])
+    assert {path.name for path in issues.iterdir()} == {path.name for path in also.iterdir()}
+    assert {path.name for path in issues.iterdir()} == {"notes.txt", "pictures", "worker-0.json"}
+    assert {path.name for path in mixed.iterdir()} == {
+        "notes.txt", "pictures", "announced", renamed.name, noted.name,
+    }  # fmt: skip
+    assert (state / ".gitignore").exists()
+
+
+def test_a_folder_that_a_link_leads_to_is_not_touched(tmp_path: Path) -> None:
+    """A link in a folder that was handed on would have the journal of another project removed."""
+    other = left_over(tmp_path / "other" / ".attnfuzz", "journal-1")
+    mine = tmp_path / ".attnfuzz"
+    mine.mkdir()
+    (mine / "journal-1").symlink_to(other)
+    (tmp_path / "regressions").symlink_to(other)
+    (mine / "journal-2").mkdir()
+    (mine / "journal-2" / "worker-0.json").symlink_to(other / "worker-0.json")
+    forget([mine / "journal-1" / "worker-0.json", tmp_path / "regressions" / "worker-0.json"])
+    forget([mine / "journal-2" / "worker-0.json"])
+    assert load_regression(other / "worker-0.json").case == a_case(3)
+    assert {path.name for path in mine.iterdir()} == {"journal-1", "journal-2"}
+    assert load_regression(mine / "journal-2" / "worker-0.json").case == a_case(3)
+
+
+@pytest.mark.parametrize("name", [".gitignore", "journal-7", "journal-7/announced"])
+@pytest.mark.parametrize("target", ["elsewhere", "elsewhere/notes", "elsewhere/nothing"])
+def test_links_in_place_of_what_is_written_are_refused(tmp_path: Path, name: str, target: str) -> None:
+    """A folder that was handed on would have files anywhere made and overwritten."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "notes").write_text("precious")
+    (tmp_path / "state" / name).parent.mkdir(parents=True)
+    (tmp_path / "state" / name).symlink_to(tmp_path / target)
+    with pytest.raises(LinkError, match=f"{name}' is a symbolic link"), JournalFolder(tmp_path / "state") as folder:
+        folder.announced()
+    assert {path.name: path.read_text() for path in (tmp_path / "elsewhere").iterdir()} == {"notes": "precious"}
+    assert [path for path in (tmp_path / "state").iterdir() if path.name == f"journal-{os.getpid()}"] == []
+
+
+def test_a_user_s_own_gitignore_is_kept(tmp_path: Path) -> None:
+    """What somebody wrote into the folder would be overwritten, or removed with it."""
+    (tmp_path / ".gitignore").write_text("!state.json\n")
+    with JournalFolder(tmp_path):
+        pass
+    assert (tmp_path / ".gitignore").read_text() == "!state.json\n"
+
+
 def test_the_journal_of_a_live_campaign_is_not_taken_from_it(tmp_path: Path) -> None:
     """Replayed meanwhile, its cases pass; the one that takes the machine down next would be lost."""
-    with JournalFolder(tmp_path / "state") as folder:
+    with JournalFolder(tmp_path / ".attnfuzz") as folder:
         assert folder.path is not None
         Journal(folder.path / "worker-0.json").write(DECLARATION, [a_case(1)])
         forget(folder.path.glob("*.json"))

@@ -61,6 +61,30 @@ def test_kernels_that_only_the_state_names_are_not_the_users_word() -> None:
     assert resumed(from_settings, STATE, given=()).trust
 
 
+@pytest.mark.parametrize(("folder", "why"), [
+    ("../elsewhere", "lies outside of the project"),
+    ("/elsewhere", "lies outside of the project"),
+    ("sub/../../elsewhere", "lies outside of the project"),
+    ("link", "is a symbolic link"),
+    ("link/found", "has a symbolic link on the way"),
+])  # fmt: skip
+def test_a_state_does_not_say_where_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, why: str
+) -> None:
+    """A folder from somebody else would have findings written, and files removed, anywhere its state says."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "pyproject.toml").touch()
+    (tmp_path / "project" / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "project")
+    state = msgspec.structs.replace(STATE, asked=asked_of(replace(FIRST, save_folder=Path(folder))))
+    with pytest.raises(StateError, match=rf"{folder}', which {why}.*--resume --save-dir {folder}$"):
+        resumed(DEFAULTS, state, given=())
+    assert resumed(DEFAULTS, state, given={"save_folder"}).save_folder == DEFAULTS.save_folder
+    assert resumed(DEFAULTS, state, given=(), trust=True).save_folder == Path(folder)
+    in_settings = replace(DEFAULTS, save_folder=Path(folder))
+    assert resumed(in_settings, state, given=()).save_folder == Path(folder)
+
+
 def test_another_environment_is_refused_and_none_is_taken_from_the_state() -> None:
     """Half of a campaign would be of another Triton, or a stranger's folder say which program is run."""
     python = Python(Path("/old/bin/python"), {"triton": "3.6.0"})

@@ -24,7 +24,7 @@ from attnfuzz.corpus import (
     write_regression,
 )
 from attnfuzz.corpus.reading import MAX_FILE_BYTES
-from attnfuzz.corpus.writing import write_atomically
+from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.untrusted_text import printable
@@ -303,7 +303,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     path = tmp_path / "a.json"
     path.write_bytes(b"old")
     with pytest.raises(TypeError):
-        write_atomically(path, "text instead of bytes")  # type: ignore[arg-type]  # what a broken caller would pass
+        OwnFolder(tmp_path).write(path.name, "text instead of bytes")  # type: ignore[arg-type]  # a broken caller's
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

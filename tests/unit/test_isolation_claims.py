@@ -50,7 +50,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
 
 def test_other_folders_are_not_touched(tmp_path: Path) -> None:
     """Findings that could only be saved among temporary files would be lost."""
-    (tmp_path / "attnfuzz-findings-1").mkdir()
-    os.utime(tmp_path / "attnfuzz-findings-1", (0, 0))
+    names = ["attnfuzz-findings-1", "attnfuzz-run-notes", "attnfuzz-run-12345678"]  # the last may be read by others
+    for name in names:
+        (tmp_path / name).mkdir(mode=0o755)
+        os.utime(tmp_path / name, (0, 0))
     PrivateFolder(tmp_path).remove()
-    assert [path.name for path in tmp_path.iterdir()] == ["attnfuzz-findings-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)

@@ -6,22 +6,32 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from attnfuzz.corpus import FindingRecord, Regression, encode_regression
+from attnfuzz.corpus import FindingRecord, Regression, RegressionError, encode_regression, load_regression
+from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.claims import Claim, is_claimed
+from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Journal", "JournalFolder", "forget", "is_in_journal", "remove_if_empty", "was_running"]
+__all__ = ["FOLDER", "Journal", "JournalFolder", "forget", "is_in_journal", "remove_if_empty", "was_running"]
+
+FOLDER = Path(".attnfuzz")
+"""In the working directory: what campaigns keep there for themselves; ignored by git."""
 
 _PREFIX = "journal-"
+_CALLED = re.compile(_PREFIX + r"\d+(-\d+)?")
+_CASE = re.compile(r"worker-\d+(-\d+)?\.json")
 _ANNOUNCED = "announced"
 """In a folder that was left over and has been spoken of."""
 _RECORD = FindingRecord(oracle="crash", kind="journal", message="this case was running when the campaign was cut off")
+_NOTE = "journal"
+_IGNORE = ".gitignore"
+_IGNORE_ALL = b"*\n"
 
 
 class Journal:
@@ -36,7 +46,7 @@ class Journal:
         self._slots: list[int] = []
         if path is not None:  # the files of a worker whose place this one takes are no longer what is being judged
             for old in path.parent.glob(f"{path.stem}-*{path.suffix}"):
-                old.unlink(missing_ok=True)
+                OwnFolder(path.parent).remove(old.name)
 
     def write(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Replace what the files hold by ``cases``."""
@@ -59,7 +69,9 @@ class Journal:
 
     def _write_slot(self, slot: int, data: bytes) -> None:
         if slot == len(self._slots):
-            self._slots.append(os.open(self._path_of(slot), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            path = self._path_of(slot)
+            OwnFolder(path.parent).remove(path.name)  # of the worker whose place this one takes
+            self._slots.append(OwnFolder(path.parent).create(path.name))
         written = os.pwrite(self._slots[slot], data, 0)
         if written < len(data):
             raise OSError(errno.ENOSPC, "the journal was cut short")
@@ -69,7 +81,8 @@ class Journal:
         """Remove the files of all but the first ``count`` slots."""
         while len(self._slots) > count:
             os.close(self._slots.pop())
-            self._path_of(len(self._slots)).unlink(missing_ok=True)
+            path = self._path_of(len(self._slots))
+            OwnFolder(path.parent).remove(path.name)
 
     def _path_of(self, slot: int) -> Path:
         if self._path is None:
@@ -81,36 +94,57 @@ class JournalFolder:
     """``.attnfuzz/journal-PID`` in the working directory, removed when the campaign ends in order, unless ``keep``.
 
     ``path`` is None where nothing can be written. ``left_over`` are the folders of campaigns that were cut off, until
-    they have been ``announced``.
+    they have been ``announced``. Raises LinkError for a link in place of any of them.
     """
 
-    def __init__(self, parent: Path = Path(".attnfuzz")) -> None:
+    def __init__(self, parent: Path = FOLDER) -> None:
         self.keep = False
-        self.left_over = [folder for folder in sorted(parent.glob(f"{_PREFIX}*")) if _is_news(folder)]
+        self._around = _campaigns_folder(parent)
+        self.left_over = [folder for folder in sorted(parent.glob(f"{_PREFIX}*")) if self._is_news(folder)]
         self.path: Path | None = None
         self._claim: Claim | None = None
+        self._folder: OwnFolder | None = None
         try:
-            self.path = _new_folder(parent)
+            self._folder = _new_folder(self._around)
+            self.path = self._folder.path
             self._claim = Claim(self.path)
-            (parent / ".gitignore").write_text("*\n")
-        except OSError:
+            self._ignore()
+        except OSError as error:
             self.close()
             self.path = None
+            if isinstance(error, LinkError):
+                raise
 
     def announced(self) -> None:
         """The user knows of what is left over, which stays until it is replayed or removed."""
         for folder in self.left_over:
             with contextlib.suppress(OSError):  # it has vanished, or cannot be written: it is spoken of once more
-                (folder / _ANNOUNCED).touch()
+                os.close(self._around.inner(folder.name).create(_ANNOUNCED))
         self.left_over = []
 
     def close(self) -> None:
         """Remove the folder, and the one around it if nothing else is there."""
         if self._claim is not None:
             self._claim.release()
-        if self.path is not None and not self.keep:
-            shutil.rmtree(self.path, ignore_errors=True)
-            remove_if_empty(self.path.parent)
+        if self._folder is not None and not self.keep:
+            self._folder.remove_all()
+            remove_if_empty(self._around.path)
+
+    def _is_news(self, folder: Path) -> bool:
+        """Whether a campaign was cut off here while it judged cases, and nobody knows yet."""
+        if not _CALLED.fullmatch(folder.name):
+            return False
+        self._around.refuse_link(folder.name)
+        if is_claimed(folder):
+            return False
+        self._around.inner(folder.name).refuse_link(_ANNOUNCED)
+        return not (folder / _ANNOUNCED).exists() and any(_CASE.fullmatch(file.name) for file in folder.glob("*.json"))
+
+    def _ignore(self) -> None:
+        """Have git ignore what lies here."""
+        self._around.refuse_link(_IGNORE)
+        if not (self._around.path / _IGNORE).exists():
+            self._around.write(_IGNORE, _IGNORE_ALL)
 
     def __enter__(self) -> Self:
         return self
@@ -125,49 +159,74 @@ def was_running(regression: Regression) -> bool:
 
 
 def is_in_journal(file: Path) -> bool:
-    """Whether a file lies where campaigns keep journals; a copy elsewhere is its owner's."""
-    return file.resolve().parent.name.startswith(_PREFIX)
+    """Whether a file is one that a campaign wrote into its journal: by its place and name, and by what it holds.
+
+    A copy elsewhere is its owner's, and so is a link.
+    """
+    try:
+        place = _place_of(file)
+        folders = (place.parent.parent, place.parent)
+        is_ours = folders[0].name == FOLDER.name and _CALLED.fullmatch(folders[1].name) and _CASE.fullmatch(place.name)
+        if not is_ours or any(path.is_symlink() for path in (*folders, place)) or not place.samefile(file):
+            return False
+        regression = load_regression(place)
+    except (OSError, RegressionError):  # it has vanished, or is nobody's journal
+        return False
+    return was_running(regression) and regression.note == _NOTE
 
 
 def forget(files: Iterable[Path]) -> None:
-    """Remove files of journals, and folders of which none is left; not those of a campaign that still runs."""
+    """Remove files of journals, and folders of which nothing is left; not those of a campaign that still runs."""
     for file in files:
-        folder = file.parent
-        if not is_in_journal(file) or is_claimed(folder):
+        if not is_in_journal(file):
             continue
+        place = _place_of(file)
+        if is_claimed(place.parent):
+            continue
+        around = place.parent.parent
+        folder = _campaigns_folder(around).inner(place.parent.name)
         with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
-            file.unlink()
-            if not any(folder.glob("*.json")):
-                shutil.rmtree(folder)
-                remove_if_empty(folder.parent)
+            folder.remove(place.name)
+            if set(folder.names()) <= {_ANNOUNCED}:
+                folder.remove(_ANNOUNCED)
+                folder.remove_empty()
+                remove_if_empty(around)
 
 
 def remove_if_empty(parent: Path) -> None:
     """Remove ``.attnfuzz`` once nothing is kept in it."""
+    folder = _campaigns_folder(parent)
     with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
-        if {path.name for path in parent.iterdir()} <= {".gitignore"}:
-            shutil.rmtree(parent)
+        names = folder.names()
+        if names == [_IGNORE] and read_data_file(parent / _IGNORE, len(_IGNORE_ALL)) == _IGNORE_ALL:
+            folder.remove(_IGNORE)
+            names = []
+        if not names:
+            folder.remove_empty()
 
 
-def _is_news(folder: Path) -> bool:
-    """Whether a campaign was cut off here while it judged cases, and nobody knows yet."""
-    return not (is_claimed(folder) or (folder / _ANNOUNCED).exists()) and any(folder.glob("*.json"))
+def _place_of(file: Path) -> Path:
+    """Its absolute path, with links as they are."""
+    return Path(os.path.abspath(file))  # noqa: PTH100 - resolve() would follow them
 
 
-def _new_folder(parent: Path) -> Path:
+def _campaigns_folder(path: Path) -> OwnFolder:
+    """``.attnfuzz``, which is no link, wherever that lies."""
+    return OwnFolder(path, below=path.parent)
+
+
+def _new_folder(parent: OwnFolder) -> OwnFolder:
     """One that was not there: in a container the process ID is often that of the campaign before."""
-    parent.mkdir(parents=True, exist_ok=True)
+    parent.make()
     own = f"{_PREFIX}{os.getpid()}"
     names = itertools.chain([own], (f"{own}-{n}" for n in itertools.count(2)))
-    for name in names:
+    while True:
         with contextlib.suppress(FileExistsError):  # the next name, then
-            (parent / name).mkdir()
-            break
-    return parent / name
+            return parent.make_new(next(names))
 
 
 def _encoded(declaration: Declaration, case: Case) -> bytes:
     regression = Regression(
-        problem=declaration.problem, kernel=declaration.target, case=case, finding=_RECORD, note="journal"
+        problem=declaration.problem, kernel=declaration.target, case=case, finding=_RECORD, note=_NOTE
     )
     return encode_regression(regression)

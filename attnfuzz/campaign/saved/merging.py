@@ -20,6 +20,7 @@ from attnfuzz.corpus import FindingRecord, Regression, regression_name, write_re
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import size_key
+from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.verdict import MOST_PLACES, Sight
 
@@ -225,7 +226,7 @@ class MergedFolder:
         path = folder / regression_name(regression)
         is_new = not path.exists()
         if is_new:
-            write_regression(regression, folder)
+            write_regression(regression, folder, below=self.folder)
         return Kept(path, is_new=is_new, replaced=self._remove(mine, checked))
 
     def _holds(self, file: SavedCase) -> bool:
@@ -238,7 +239,7 @@ class MergedFolder:
         name = regression_name(checked.saved.regression)
         larger = [one.path for one in mine if one.regression.status == "open" and one.path.name != name]
         for path in larger:
-            path.unlink(missing_ok=True)
+            OwnFolder(path.parent).remove(path.name)
         return tuple(larger)
 
     def _remark(self) -> str:

@@ -7,7 +7,6 @@ to another until it can be.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ import msgspec
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.saved.state import FALLBACK, LAST_RESORT
 from attnfuzz.corpus import Regression, RegressionError, load_regression, regression_name, write_regression
-from attnfuzz.corpus.writing import remove_leftovers
 from attnfuzz.minimise import size_key
+from attnfuzz.own_files import OwnFolder
 
 __all__ = ["SaveFolder"]
 
@@ -55,7 +54,7 @@ class SaveFolder:
         self._warned = False
         self._last_resort: Path | None = None
         self._own: dict[Path, set[Finding]] = {}
-        remove_leftovers(folder)
+        OwnFolder(folder).remove_leftovers()
         self._earlier = _read_earlier(folder)
 
     def save(self, finding: Finding) -> None:
@@ -120,10 +119,10 @@ class SaveFolder:
             return
         del self._own[path]
         with contextlib.suppress(OSError):  # a file too many is no loss
-            path.unlink(missing_ok=True)
+            _remove(path)
         if self._is_new and path.parent == self._folder:
             with contextlib.suppress(OSError):  # it is not empty, or a folder too many
-                self._folder.rmdir()
+                OwnFolder(self._folder).remove_empty()
 
     def _write(self, regression: Regression) -> Path | None:
         """Write to the folder, or else to where it can be written; None if that is nowhere."""
@@ -137,7 +136,7 @@ class SaveFolder:
     def _write_elsewhere(self, regression: Regression, because: OSError) -> Path | None:
         for folder in self._other_folders():
             try:
-                path = write_regression(regression, folder)
+                path = write_regression(regression, folder, below=_followed(folder))
             except OSError:  # the next one, then; that of the folder is what there is to tell
                 continue
             self._complain(because, f"findings go to {folder} until it can be")
@@ -149,7 +148,7 @@ class SaveFolder:
         yield FALLBACK
         if self._last_resort is None:
             with contextlib.suppress(OSError):  # no room there either: findings are printed, which is told
-                self._last_resort = Path(tempfile.mkdtemp(prefix=LAST_RESORT))
+                self._last_resort = OwnFolder.temporary(LAST_RESORT).path
         if self._last_resort is not None:
             yield self._last_resort
 
@@ -173,7 +172,7 @@ class SaveFolder:
     def _replace(self, earlier: _Earlier) -> None:
         self._earlier.remove(earlier)
         with contextlib.suppress(OSError):  # both then stay, and say the same
-            earlier.path.unlink(missing_ok=True)
+            _remove(earlier.path)
 
     def _complain(self, error: OSError, consequence: str) -> None:
         """Say it once, until it is over."""
@@ -183,6 +182,15 @@ class SaveFolder:
                 f"cannot write to {self._folder} ({error.strerror or error}): {consequence}; make room there, or name "
                 "a folder that can be written with --save-dir"
             )
+
+
+def _followed(folder: Path) -> Path:
+    """How far links on the way to ``folder`` are followed: nobody typed that of the fallback."""
+    return Path() if folder == FALLBACK else folder
+
+
+def _remove(path: Path) -> None:
+    OwnFolder(path.parent, below=_followed(path.parent)).remove(path.name)
 
 
 def _read_earlier(folder: Path) -> list[_Earlier]:

@@ -19,16 +19,16 @@ import msgspec
 
 from attnfuzz.campaign.counts import MAX_INTERVALS, Count, KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.judge.journal import remove_if_empty
+from attnfuzz.campaign.judge.journal import FOLDER, remove_if_empty
 from attnfuzz.campaign.messages import Known, Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.config import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
-from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
+from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Problem, decode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.supports import Supports
@@ -49,12 +49,12 @@ __all__ = [
     "load_state",
 ]
 
-FOLDER = Path(".attnfuzz")
-"""In the working directory; ignored by git."""
 FALLBACK = FOLDER / "findings"
 """Where findings go, relative to the working directory, if the folder for them cannot be written."""
 LAST_RESORT = "attnfuzz-findings-"
 """How the name of a folder for temporary files begins, where they go if that cannot be written either."""
+_STATE = "state.json"
+_LOCK = "state.lock"
 _FORMAT_NAME = "attnfuzz.state"
 _FORMAT = f"{_FORMAT_NAME}/1"
 _MAX_BYTES = 32 << 20
@@ -221,18 +221,23 @@ class CampaignState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class StateFile:
     """The file of the campaign that runs in this working directory, which is locked for it.
 
-    ``is_usable`` is false where nothing can be written, or another campaign runs here: then nothing is.
+    ``is_usable`` is false where nothing can be written, or another campaign runs here: then nothing is. Raises
+    LinkError for a link in place of the folder, or of a file or folder in it that a campaign writes to.
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        self._path = folder / "state.json"
+        self._folder = OwnFolder(folder, below=folder.parent)
         self._lock: int | None = None
-        with suppress(OSError):  # then it is not usable
-            folder.mkdir(exist_ok=True)
-            self._lock = os.open(folder / "state.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+        try:
+            self._folder.make()
+            for name in (_STATE, FALLBACK.name):
+                self._folder.refuse_link(name)
+            self._lock = self._folder.open_file(_LOCK)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except LinkError:
+            raise
+        except OSError:  # then it is not usable
+            if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
 
@@ -244,28 +249,28 @@ class StateFile:
     @property
     def has_state(self) -> bool:
         """Whether there is a campaign to go on with."""
-        return self._path.exists()
+        return (self._folder.path / _STATE).exists()
 
     def write(self, state: CampaignState) -> None:
         """Replace the file. A full disk costs only the chance to resume, and is not spoken of."""
         if self._lock is not None:
             with suppress(OSError):  # as the docstring says
-                write_atomically(self._path, msgspec.json.encode(state), private=True)
+                self._folder.write(_STATE, msgspec.json.encode(state), private=True)
 
     def remove(self) -> None:
         """There is nothing to continue."""
         if self._lock is not None:
             with suppress(OSError):  # a folder that cannot be written any more: the old state stays
-                self._path.unlink(missing_ok=True)
+                self._folder.remove(_STATE)
 
     def close(self) -> None:
         """Let other campaigns run here."""
         if self._lock is not None:
             with suppress(OSError):  # an unlocked file that stays behind keeps nobody out
-                self._path.with_suffix(".lock").unlink(missing_ok=True)
+                self._folder.remove(_LOCK)
             os.close(self._lock)
             self._lock = None
-        remove_if_empty(self._path.parent)
+        remove_if_empty(self._folder.path)
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +281,7 @@ class StateFile:
 
 def load_state(folder: Path = FOLDER) -> CampaignState:
     """The state that an interrupted campaign left. Raises StateError."""
-    path = folder / "state.json"
+    path = folder / _STATE
     try:
         data = read_data_file(path, _MAX_BYTES)
     except FileNotFoundError:
