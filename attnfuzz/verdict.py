@@ -311,6 +311,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     ``error_ratio`` is the largest |error| / bound seen, 0.0 if nothing was compared (infinite for a wrong NaN).
     ``fatal`` is set when the process must not be used again (a sticky CUDA error, exhausted memory).
     ``not_runnable`` says why the kernel cannot run this case here, through no fault of its own: nothing was judged.
+    ``related``: the relations that had a word on the case.
     """
 
     failure: Failure | None = None
@@ -318,3 +319,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     timing: Timing = Timing()
     fatal: bool = False
     not_runnable: str = ""
+    related: tuple[OracleName, ...] = ()

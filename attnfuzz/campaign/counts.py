@@ -227,7 +227,7 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
     executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
     of levels (`attnfuzz.problems.input_space`). ``not_runnable``: cases, which are not among the ``cases``, by why they
-    cannot run here.
+    cannot run here. ``related``: the cases on which each relation had a word.
     """
 
     cases: Count = 0
@@ -243,6 +243,7 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     ratios: dict[str, dict[_Bin, Count]] = {}
     coverage: dict[Count, Count] = {}
     not_runnable: dict[str, Count] = {}
+    related: dict[str, Count] = {}
 
     def add(self, other: CaseCounts) -> None:
         """Add what was counted elsewhere."""
@@ -332,6 +333,7 @@ class ProgressMeter:
         counts.reference_s += timing.reference_s
         counts.build_s += timing.build_s
         counts.restarts += verdict.fatal or ends_process(verdict.failure)
+        _add_counts(counts.related, dict.fromkeys(verdict.related, 1))
         _count_ratio(counts, str(getattr(case, "dtype", "")), verdict)
         self._place(declaration, case)
         self._report_now_and_then()

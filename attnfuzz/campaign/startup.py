@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
@@ -27,6 +28,7 @@ from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
+from attnfuzz.verdict import OracleName
 
 __all__ = [
     "CampaignRequest",
@@ -188,6 +190,7 @@ def _statistics(
         pedantic=request.pedantic,
         against=request.against,
         python=request.python,
+        oracles=cast(tuple[OracleName, ...], request.oracles),
     )
     if request.resume is not None:
         request.resume.fill(statistics)

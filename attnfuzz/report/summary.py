@@ -14,7 +14,7 @@ from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopRea
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import in_order, kernels_in_order
-from attnfuzz.verdict import SourceLine
+from attnfuzz.verdict import OracleName, SourceLine
 
 __all__ = [
     "FORMAT",
@@ -83,8 +83,9 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on.
-    ``environments`` are those that kernels ran in, where any were named.
+    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on,
+    ``idle_oracles`` those that were asked for by name and apply to no case that was drawn. ``environments`` are those
+    that kernels ran in, where any were named.
 
     Kernels, and findings of each, are in the order of all reports: the worst first."""
 
@@ -95,6 +96,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str
     kernels: tuple[KernelSummary, ...]
     unreached: tuple[str, ...] = ()
+    idle_oracles: tuple[OracleName, ...] = ()
     environments: tuple[EnvironmentSummary, ...] = ()
 
 
@@ -127,6 +129,7 @@ def summarise(result: CampaignResult) -> Summary:
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
+        idle_oracles=result.idle_oracles,
         environments=_environments(result),
     )
 

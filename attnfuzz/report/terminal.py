@@ -109,8 +109,8 @@ def print_result(console: Console, result: CampaignResult) -> None:
         console.print()
         console.print(remark, soft_wrap=True)
     console.print()
-    if result.unreached and result.statistics.cases:
-        console.print(Text(_unreached(result), style="bold yellow"), soft_wrap=True)
+    for line in _unjudged(result):
+        console.print(Text(line, style="bold yellow"), soft_wrap=True)
     console.print(Text(verdict_sentence(result), style="bold red" if result.fails else "bold"), soft_wrap=True)
 
 
@@ -119,6 +119,18 @@ def _costs(statistics: Statistics) -> str:
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
         f"{restarts_of(statistics)}; pairs: pairs of input features that cases had"
     )
+
+
+def _unjudged(result: CampaignResult) -> Iterator[str]:
+    """What nothing is known of."""
+    if result.unreached and result.statistics.cases:
+        yield _unreached(result)
+    for oracle in result.idle_oracles:
+        cases = count(result.statistics.cases, "case")
+        yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
+    if result.unquestioned:
+        asked = ", ".join(result.statistics.oracles)
+        yield f"no case of {', '.join(result.unquestioned)} was judged by {asked}, which does not apply there"
 
 
 def _unreached(result: CampaignResult) -> str:
