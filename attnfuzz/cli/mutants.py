@@ -133,7 +133,7 @@ def command(
 
 
 def outcome_of_mutants(measured: MeasuredMutants) -> Outcome:
-    """It fails unless every mutant is killed, equivalent or stillborn; missed are those that the tests say nothing of."""
+    """It fails unless every mutant is killed, equivalent or stillborn; missed are those that tests say nothing of."""
     statuses = {outcome.status for _, outcome in measured.outcomes}
     survived = "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes)
     return Outcome(judged=len(measured.outcomes) or None, failed=survived, missed="error" in statuses)

@@ -141,7 +141,8 @@ def what_was_found(result: CampaignResult) -> str:
     counts, *others = _standings(result.findings, statistics, "not shrunk to the end")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
-    return ", ".join([_findings(counts, statistics) if counts else f"nothing {new}{done}", *others])
+    by = f" by {' and '.join(statistics.oracles)}" if statistics.oracles else ""
+    return ", ".join([_findings(counts, statistics) if counts else f"nothing {new}{done}{by}", *others])
 
 
 def known_since(statistics: Statistics) -> str:

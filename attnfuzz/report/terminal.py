@@ -27,6 +27,7 @@ from attnfuzz.report.findings import (
     ToldFinding,
     count,
     heading_of,
+    largest_ratio,
     restarts_of,
     told_findings,
     what_was_found,
@@ -128,6 +129,9 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
     for oracle in result.idle_oracles:
         cases = count(result.statistics.cases, "case")
         yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
+    ratio = largest_ratio(result.statistics)
+    if ratio > 1 and result.statistics.oracles and "accuracy" not in result.statistics.oracles:
+        yield f"errors reach {ratio:.3g} times their bound, which accuracy would object to: it was not asked"
     if result.unquestioned:
         asked = ", ".join(result.statistics.oracles)
         yield f"no case of {', '.join(result.unquestioned)} was judged by {asked}, which does not apply there"
