@@ -67,8 +67,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """The document. Where the verdict is "error" nothing was judged, and ``error`` is why.
 
     ``declared``: what the kernel's file declares, which is not questioned. ``left_out``: see `Limit`.
-    ``covered``: by feature of inputs, what cases had of it; ``largest``: the tokens of the longest ``sequence``, and the
-    most ``sequences`` and ``tokens`` of a case. Nothing is known of what lies beyond.
+    ``covered``: what cases had, by feature of inputs; ``largest``: the tokens of the longest ``sequence``, and the most
+    ``sequences`` and ``tokens`` of a case. Nothing is known of what lies beyond.
     ``max_error_ratio``: the largest finite error over bound of all cases, failing ones included.
     ``unconfirmed``: what failed once, did not come again, and may have been the machine's doing.
     """

@@ -118,7 +118,7 @@ class FailureQueue:
             self._doubts[failing.symptom] += 1
 
     def doubt(self, failing: FailingCase) -> None:
-        """Tell of a process that was lost while cases ran in it, the last of which is ``failing``, none of them alone."""
+        """Tell of a process that was lost while cases ran in it, ``failing`` last; alone none of them loses one."""
         self._investigated += 1
         finding = f"{self._worker}-{self._investigated}"
         fields = written(failing.case, failing.failure, failing.preceding)
