@@ -225,7 +225,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
     - ``numerics``: likewise those of `Numerics`, where a replayed rounding is one that a design makes on purpose;
     - ``replays``: the names of all roundings that would give this result;
-    - ``sources``: the lines of the kernel that its cause comes from, if they are known.
+    - ``sources``: the lines of the kernel that its cause comes from, if they are known;
+    - ``misuse``: what to write instead, where the kernel cannot be called as it is written, whatever the case.
 
     Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
     """
@@ -243,9 +244,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     numerics: dict[str, str] = {}
     replays: tuple[str, ...] = ()
     sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
+    misuse: str = ""
 
     def __post_init__(self) -> None:
         make_printable(self)
+        msgspec.structs.force_setattr(self, "misuse", printable(self.misuse))
 
 
 _FAULTS: dict[str, tuple[str, ...]] = {

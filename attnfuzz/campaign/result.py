@@ -18,6 +18,7 @@ import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
 from attnfuzz.campaign.declaration_inference import Inferred
+from attnfuzz.campaign.floor import TooFew, too_few
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import FindingLike, are_same_bug
 from attnfuzz.campaign.messages import WorkerProgress
@@ -232,7 +233,8 @@ class CampaignResult:
     ``pythons`` are the environments among which the budget was
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
-    ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end.
+    ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end;
+    ``never_returned``: why kernels were not searched that never gave a result.
     """
 
     stop_reason: StopReason
@@ -247,6 +249,7 @@ class CampaignResult:
     devices: Mapping[Path, str] = field(default_factory=dict)
     missed: frozenset[str] = frozenset()
     unbuilt: Mapping[str, str] = field(default_factory=dict)
+    never_returned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unreached(self) -> tuple[str, ...]:
@@ -276,6 +279,14 @@ class CampaignResult:
         return tuple(
             target for target, kernel in kernels.items() if kernel.cases and not any(map(kernel.related.get, asked))
         )
+
+    @property
+    def too_few(self) -> tuple[TooFew, ...]:
+        """Kernels without findings of which so little was tested that this says nothing."""
+        found = {finding.declaration.target for finding in self.findings}
+        kernels = (one for target, one in self.statistics.kernels.items() if target not in found)
+        judged = (too_few(one, budget_s=self.statistics.budget_s) for one in kernels)
+        return tuple(one for one in judged if one is not None)
 
     @property
     def interrupted_by(self) -> int | None:

@@ -103,7 +103,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
             device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
         )
         result = coordinator.run(interrupts)
-        result = replace(result, inferred=readiness.inferred)
+        result = replace(result, inferred=readiness.inferred, never_returned=readiness.never_returned)
         journal.keep = coordinator.has_lost_device
         scratch.remove()
     if state_file.has_state:

@@ -69,7 +69,14 @@ SHOWN = Outcome(judged=None)
 
 def outcome_of(result: CampaignResult) -> Outcome:
     """What a campaign came to. Only findings that count fail it: see `Statistics.standing`."""
-    missed = (result.unreached, result.idle_oracles, result.unquestioned, result.unconfirmed, result.troubles)
+    missed = (
+        result.unreached,
+        result.too_few,
+        result.idle_oracles,
+        result.unquestioned,
+        result.unconfirmed,
+        result.troubles,
+    )
     return Outcome(
         judged=result.statistics.cases,
         failed=result.fails,
@@ -91,4 +98,6 @@ def why_not_judged(result: CampaignResult) -> str:
         return f"it compiles itself, and within the budget {how_far}; raise --budget"
     for doubt in result.unconfirmed:
         return f"a failure was seen and could not be confirmed: {doubt.failure.message}; raise --budget"
+    for one in result.too_few:
+        return str(one)
     return "no case was judged within the budget; raise --budget"

@@ -18,6 +18,7 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.batch import Asked, Batch, Candidate
+from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
@@ -276,7 +277,10 @@ class _Judge:
         """What it means that a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
         if raised.is_a(KeyboardInterrupt) and not self.catch_interrupt:
             raise raised.error from None
-        return exception.verdict(raised, self.oracles if oracles is None else oracles)
+        found = exception.verdict(raised, self.oracles if oracles is None else oracles)
+        if found.failure is None or not (misuse := misuse_of(raised.error, self.kernel)):
+            return found
+        return msgspec.structs.replace(found, failure=msgspec.structs.replace(found.failure, misuse=misuse))
 
     def _at_home(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts on `candidates`, filled and looked at on the device `home`."""

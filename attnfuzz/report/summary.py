@@ -68,7 +68,7 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ``inferred`` is the declaration that it was searched under, where its own left out something that it does not take,
     and ``outside_contract`` says what that is. ``not_runnable``: how many cases, which are not among the ``cases``,
     could not run on this device, by the reason. ``unbuilt``: how far a kernel had come that compiles itself; no more of
-    it was searched."""
+    it was searched. ``never_returned``: why one was not searched that never gave a result."""
 
     name: str
     target: str
@@ -80,12 +80,13 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     outside_contract: str = ""
     not_runnable: dict[str, Count] = {}
     unbuilt: str = ""
+    never_returned: str = ""
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on,
-    ``idle_oracles`` those that were asked for by name and apply to no case that was drawn. ``environments`` are those
-    that kernels ran in, where any were named.
+    ``too_few`` says of which too few were judged, and ``idle_oracles`` are those that were asked for by name and apply
+    to no case that was drawn. ``environments`` are those that kernels ran in, where any were named.
 
     Kernels, and findings of each, are in the order of all reports: the worst first."""
 
@@ -96,6 +97,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str
     kernels: tuple[KernelSummary, ...]
     unreached: tuple[str, ...] = ()
+    too_few: tuple[str, ...] = ()
     idle_oracles: tuple[OracleName, ...] = ()
     environments: tuple[EnvironmentSummary, ...] = ()
 
@@ -125,10 +127,12 @@ def summarise(result: CampaignResult) -> Summary:
                 outside_contract=str(inferred[target]) if target in inferred else "",
                 not_runnable=kernel.not_runnable,
                 unbuilt=result.unbuilt.get(target, ""),
+                never_returned=result.never_returned.get(target, ""),
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
+        too_few=tuple(map(str, result.too_few)),
         idle_oracles=result.idle_oracles,
         environments=_environments(result),
     )

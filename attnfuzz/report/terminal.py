@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
@@ -124,8 +124,10 @@ def _costs(statistics: Statistics) -> str:
 
 def _unjudged(result: CampaignResult) -> Iterator[str]:
     """What nothing is known of."""
-    if result.unreached and result.statistics.cases:
-        yield _unreached(result)
+    yield from (f"{target} {why}" for target, why in result.never_returned.items())
+    if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
+        yield _unreached(result, unreached)
+    yield from map(str, result.too_few)
     for oracle in result.idle_oracles:
         cases = count(result.statistics.cases, "case")
         yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
@@ -137,11 +139,11 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
         yield f"no case of {', '.join(result.unquestioned)} was judged by {asked}, which does not apply there"
 
 
-def _unreached(result: CampaignResult) -> str:
+def _unreached(result: CampaignResult, unreached: Sequence[str]) -> str:
     """Which kernels nothing is known of: without this sentence "nothing found" would be taken for theirs too."""
-    number, remedy = len(result.unreached), _remedy(result)
+    number, remedy = len(unreached), _remedy(result)
     was = "kernel was" if number == 1 else "kernels were"
-    return f"{number} {was} never reached: {', '.join(result.unreached)}{remedy}"
+    return f"{number} {was} never reached: {', '.join(unreached)}{remedy}"
 
 
 def _remedy(result: CampaignResult) -> str:
