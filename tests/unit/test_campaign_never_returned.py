@@ -41,7 +41,8 @@ def looked_at(runner: Runner, *names: str, infers: bool = True) -> Readiness:
         (
             "other_name",
             "AttributeError: 'DenseDecodeInputs' object has no attribute 'seq_len'",
-            "; inputs has q, k, v, seq_lens, scale, max_seq_len, out, lse; did you mean seq_lens where it says seq_len?",
+            "; inputs has q, k, v, seq_lens, scale, max_seq_len, out, lse"
+            "; did you mean seq_lens where it says seq_len?",
         ),
         pytest.param(
             "elsewhere", "", ELSEWHERE, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -113,7 +114,7 @@ def test_beside_others_it_is_told_and_no_success(tmp_path: Path) -> None:
             '@attnfuzz.kernel("paged_decode")',
         ),
         ("import attnfuzz\n\nattnfuzz.Supports(layout=('NHD',))\n", "; did you mean Supports(layouts=...)?"),
-        ("import attnfuzz\n\nattnfuzz.Numerics(weight='e4m3')\n", "; did you mean Numerics(weights=...)?"),
+        ("import attnfuzz\n\nattnfuzz.Numerics(querys='scaled')\n", "; did you mean Numerics(query=...)?"),
     ],
 )
 def test_a_declaration_that_is_misspelt_is_told_with_what_was_meant(source: str, said: str, tmp_path: Path) -> None:

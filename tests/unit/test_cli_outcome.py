@@ -88,7 +88,7 @@ def test_an_oracle_that_never_applies_is_named_and_no_success(capsys: pytest.Cap
     """A search by one oracle that says nothing of the kernel would find nothing in any kernel, however wrong."""
     result = a_result()
     for kernel in result.statistics.kernels.values():
-        kernel.cases = 5
+        kernel.cases = 50
     assert outcome_of(result).status == 0
     result.statistics.oracles = ("split_count", "accuracy")
     assert outcome_of(result).status == 2
