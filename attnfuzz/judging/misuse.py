@@ -13,7 +13,7 @@ from attnfuzz.untrusted_text import text_of
 
 __all__ = ["misuse_of"]
 
-_INPUTS = tuple(kind for name, kind in vars(inputs).items() if name.endswith("Inputs") and is_dataclass(kind))
+_INPUTS: tuple[type, ...] = tuple(kind for name, kind in vars(inputs).items() if name.endswith("Inputs"))
 _WRONG_DEVICE = (
     "cpu tensor?",  # Triton, of a pointer to host memory
     "to be on the same device",  # torch
@@ -37,7 +37,7 @@ def misuse_of(error: BaseException, kernel: Kernel) -> str:
         which = "this one is" if len(options) == 1 else "these are"
         near = "".join(_did_you_mean(name, options) for name in names[:1])
         return f"options are passed by keyword: {which} {', '.join(options)}{near}"
-    if isinstance(error, AttributeError) and isinstance(error.obj, _INPUTS):
+    if isinstance(error, AttributeError) and is_dataclass(error.obj) and isinstance(error.obj, _INPUTS):
         known = [field.name for field in fields(error.obj)]
         return f"inputs has {', '.join(known)}{_did_you_mean(str(error.name), known)}"
     said = text_of(error)
