@@ -206,7 +206,7 @@ def test_the_document_and_the_sentence_say_what_was_covered(tmp_path: Path, monk
     (kernel,) = result.statistics.kernels.values()
     told = document(verify("mine.py", "--json", cwd=tmp_path))
     assert told["largest"] == {"sequence": 40, "sequences": 3, "tokens": 57}
-    assert told["covered"]["head_size"] == ["64"]
+    assert told["covered"]["head size"] == ["pow2 to 64"]
     assert told["cases"] == kernel.cases
     run = verify("mine.py", cwd=tmp_path)
     assert f"({kernel.cases} cases of paged_decode, none longer than 40 tokens, in" in run.stdout
