@@ -9,7 +9,7 @@ import torch
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
-from attnfuzz.verdict import Failure, OracleName, Verdict
+from attnfuzz.verdict import RESULT, Failure, OracleName, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 
@@ -41,7 +41,7 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     """
     error = raised.error
     if raised.is_a(ResultError):
-        failure = Failure(oracle="exception", kind="result", message=text_of(error))
+        failure = Failure(oracle="exception", kind=RESULT, message=text_of(error))
         return Verdict(failure=failure if "exception" in oracles else None)
     what = context_lost(error)
     if what is not None:
