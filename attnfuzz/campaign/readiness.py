@@ -34,7 +34,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
-from attnfuzz.verdict import Failure, Verdict, ends_process
+from attnfuzz.verdict import RESULT, Failure, Verdict, ends_process
 
 __all__ = ["Readiness"]
 
@@ -327,7 +327,7 @@ class Readiness:
 
 def _raised(verdict: Verdict) -> Failure | None:
     failure = verdict.failure
-    return failure if failure is not None and failure.oracle == "exception" and failure.kind != "result" else None
+    return failure if failure is not None and failure.oracle == "exception" and failure.kind != RESULT else None
 
 
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:
