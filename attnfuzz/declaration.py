@@ -7,6 +7,8 @@ import fnmatch
 import functools
 import importlib
 import importlib.util
+import inspect
+import re
 import sys
 import sysconfig
 import zlib
@@ -166,6 +168,11 @@ def kernel(
     from disk afterwards. A campaign searches other kernels meanwhile. It has all the time and memory that it needs, and
     none of that counts as the kernel's; what it leaves in its own process is lost.
     """
+    if inspect.isfunction(problem):
+        raise ValueError(
+            f"@attnfuzz.kernel stands before {problem.__name__} without parentheses; name the problem that it is for: "
+            '@attnfuzz.kernel("paged_decode")'
+        )
     own = isinstance(problem, OwnProblem)
     if not own and problem not in PROBLEMS:
         raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}, or an instance of an attnfuzz.Problem")
@@ -353,8 +360,22 @@ def _reason(error: BaseException) -> str:
 def _remedy(error: BaseException) -> str:
     """What to install, where that is what is missing; empty otherwise."""
     missing = error.name if type(error) is ModuleNotFoundError else None
-    is_triton = isinstance(missing, str) and missing.partition(".")[0] == "triton"
-    return f"; {TRITON_REMEDY}" if is_triton else ""
+    if isinstance(missing, str) and missing.partition(".")[0] == "triton":
+        return f"; {TRITON_REMEDY}"
+    unknown = _UNKNOWN_FIELD.fullmatch(text_of(error)) if type(error) is TypeError else None
+    return "" if unknown is None else _nearest_field(unknown["name"])
+
+
+_UNKNOWN_FIELD = re.compile("Unexpected keyword argument '(?P<name>\\w+)'")
+"""What msgspec says of a field that a struct does not have, which it has no type for."""
+
+
+def _nearest_field(name: str) -> str:
+    """The field of a declaration that may have been meant."""
+    for kind in (Supports, Numerics):
+        if close := difflib.get_close_matches(name, kind.__struct_fields__, n=1):
+            return f"; did you mean {kind.__name__}({close[0]}=...)?"
+    return ""
 
 
 def _import_module(name: str, within: Path | None = None) -> ModuleType:

@@ -229,7 +229,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
     - ``numerics``: likewise those of `Numerics`, where a replayed rounding is one that a design makes on purpose;
     - ``replays``: the names of all roundings that would give this result;
-    - ``sources``: the lines of the kernel that its cause comes from, if they are known.
+    - ``sources``: the lines of the kernel that its cause comes from, if they are known;
+    - ``misuse``: what to write instead, where the kernel cannot be called as it is written, whatever the case.
 
     Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
     """
@@ -247,9 +248,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     numerics: dict[str, str] = {}
     replays: tuple[str, ...] = ()
     sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
+    misuse: str = ""
 
     def __post_init__(self) -> None:
         make_printable(self)
+        msgspec.structs.force_setattr(self, "misuse", printable(self.misuse))
 
 
 _FAULTS: dict[str, tuple[str, ...]] = {
@@ -315,6 +318,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     ``error_ratio`` is the largest |error| / bound seen, 0.0 if nothing was compared (infinite for a wrong NaN).
     ``fatal`` is set when the process must not be used again (a sticky CUDA error, exhausted memory).
     ``not_runnable`` says why the kernel cannot run this case here, through no fault of its own: nothing was judged.
+    ``related``: the relations that had a word on the case.
     """
 
     failure: Failure | None = None
@@ -322,3 +326,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     timing: Timing = Timing()
     fatal: bool = False
     not_runnable: str = ""
+    related: tuple[OracleName, ...] = ()

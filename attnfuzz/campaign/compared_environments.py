@@ -143,6 +143,7 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         inferred=tuple({one.target: one for result in results for one in result.inferred}.values()),
         pythons=tuple(pythons),
         unbuilt={target: how for result in results for target, how in result.unbuilt.items()},
+        never_returned={target: why for result in results for target, why in result.never_returned.items()},
         missed=frozenset(target for result in results for target in result.unreached),
         devices={python.path: one.statistics.device_name for python, one in zip(pythons, results, strict=False)},
     )

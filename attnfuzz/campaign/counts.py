@@ -227,7 +227,8 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
     executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
     of levels (`attnfuzz.problems.input_space`). ``not_runnable``: cases, which are not among the ``cases``, by why they
-    cannot run here.
+    cannot run here. ``related``: the cases on which each relation had a word. ``largest``: the most of what a case can
+    have much of, by its name: tokens of a sequence, sequences, tokens in all.
     """
 
     cases: Count = 0
@@ -243,6 +244,8 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     ratios: dict[str, dict[_Bin, Count]] = {}
     coverage: dict[Count, Count] = {}
     not_runnable: dict[str, Count] = {}
+    related: dict[str, Count] = {}
+    largest: dict[str, Count] = {}
 
     def add(self, other: CaseCounts) -> None:
         """Add what was counted elsewhere."""
@@ -251,6 +254,8 @@ class CaseCounts(msgspec.Struct, kw_only=True):
             if name == "ratios":
                 for dtype, counts in its.items():
                     _add_counts(mine.setdefault(dtype, {}), counts)
+            elif name == "largest":
+                _keep_largest(mine, its)
             elif isinstance(mine, dict):
                 _add_counts(mine, its)
             else:
@@ -278,6 +283,18 @@ class WorkerProgress(CaseCounts, tag="progress", kw_only=True):
 def _add_counts(to: dict[Any, int], counts: dict[Any, int]) -> None:
     for key, count in counts.items():
         to[key] = to.get(key, 0) + count
+
+
+def _keep_largest(to: dict[str, int], sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        to[name] = max(to.get(name, 0), size)
+
+
+def _sizes_of(case: Case) -> dict[str, int]:
+    seq_lens: tuple[int, ...] = getattr(case, "seq_lens", ())
+    if not seq_lens:
+        return {}
+    return {"sequence": max(seq_lens), "sequences": len(seq_lens), "tokens": sum(seq_lens)}
 
 
 _REPORT_EVERY_S = 0.3
@@ -332,9 +349,15 @@ class ProgressMeter:
         counts.reference_s += timing.reference_s
         counts.build_s += timing.build_s
         counts.restarts += verdict.fatal or ends_process(verdict.failure)
+        _add_counts(counts.related, dict.fromkeys(verdict.related, 1))
+        _keep_largest(counts.largest, _sizes_of(case))
         _count_ratio(counts, str(getattr(case, "dtype", "")), verdict)
         self._place(declaration, case)
         self._report_now_and_then()
+
+    def seconds(self, kernel: str) -> float:
+        """What judging on ``kernel`` took so far."""
+        return self._seconds[kernel]
 
     def known(self, kernel: str, death_seconds: float) -> None:
         """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""

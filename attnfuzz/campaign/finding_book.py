@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import msgspec
 
@@ -30,6 +31,9 @@ from attnfuzz.problems.supports import Supports
 
 __all__ = ["FindingBook"]
 
+_TOO_OFTEN = 3
+"""Hangs of one kernel that do not come again, from which on no machine is blamed."""
+
 
 class FindingBook:
     """Takes what workers say of their findings, in order, and keeps the files up to date with it."""
@@ -50,6 +54,7 @@ class FindingBook:
         self._python = python
         self._open: dict[str, Finding] = {}
         self._by_tag: dict[str, Finding] = {}
+        self._slow = Counter[str]()
         self.findings: list[Finding] = []
         self.unconfirmed: list[Finding] = []
 
@@ -104,15 +109,18 @@ class FindingBook:
     def unconfirmed_by(self, message: Unconfirmed) -> None:
         """Close a failure that did not show again in ``message.runs`` runs: a flaky finding, whose rate is one of all.
 
-        What the machine may have caused is none, and is kept apart; a hang of that kind was a slow case and is dropped.
+        What the machine may have caused is none, and is kept apart, and so is the end of a process that came of no case
+        alone. A hang of that kind was a slow case and is dropped, unless the kernel does it again and again.
         """
         finding = self._open.pop(message.finding)
-        if not may_be_the_machine(finding.failure):
+        if not may_be_the_machine(finding.failure) and not message.lost_together:
             finding.failed, finding.runs, finding.seen_after = 1, message.runs + 1, ()
             self._keep_flaky(finding)
             return
         finding.runs = message.runs
-        if finding.failure.oracle != "hang":
+        target = finding.declaration.target
+        self._slow[target] += finding.failure.oracle == "hang"
+        if finding.failure.oracle != "hang" or self._slow[target] >= _TOO_OFTEN:
             self._doubt(finding)
 
     def smaller(self, message: Smaller) -> None:

@@ -232,10 +232,14 @@ class Confirmed(msgspec.Struct, tag="confirmed", frozen=True, kw_only=True):
 
 
 class Unconfirmed(msgspec.Struct, tag="unconfirmed", frozen=True, kw_only=True):
-    """It never failed again in ``runs`` runs."""
+    """It never failed again in ``runs`` runs.
+
+    ``lost_together``: a process was lost while it and those before it ran there, and none of them alone loses one.
+    """
 
     finding: str
     runs: int
+    lost_together: bool = False
 
 
 class Smaller(WrittenFailure, tag="smaller", frozen=True, kw_only=True):

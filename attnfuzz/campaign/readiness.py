@@ -34,13 +34,14 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
-from attnfuzz.verdict import Verdict, ends_process
+from attnfuzz.verdict import RESULT, Failure, Verdict, ends_process
 
 __all__ = ["Readiness"]
 
 _TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
 """Of a case that is run for what it builds, which itself has all the time it needs."""
 _MOST_BUILT = 32
+_MOST_TRIED = 8
 _LOOK_EVERY_S = 0.2
 
 
@@ -97,6 +98,8 @@ class Readiness:
         self._thread: threading.Thread | None = None
         self._builder: Runner | None = None
         self._why_not: dict[str, str] = {}
+        self.never_returned: dict[str, str] = {}
+        """By target, why a kernel is not searched that never gave a result, in words."""
         self._error: BaseException | None = None
 
     @property
@@ -107,7 +110,8 @@ class Readiness:
     @property
     def ready(self) -> list[Declaration]:
         """The kernels that `look` found ready, each within its contract."""
-        return [one for target, one in self._declarations.items() if target not in self._late]
+        left_out = self._late | self.never_returned.keys()
+        return [one for target, one in self._declarations.items() if target not in left_out]
 
     @property
     def declarations(self) -> list[Declaration]:
@@ -134,6 +138,8 @@ class Readiness:
                 raise
         for target, (is_ready, inferred) in looked.items():
             declaration = self._declarations[target]
+            if target in self.never_returned:
+                continue
             if not is_ready:
                 to_build = _one_of_each(declaration)
                 self._building[target] = _Building(declaration, to_build, len(to_build))
@@ -154,6 +160,8 @@ class Readiness:
 
     def wait_for_first(self) -> None:
         """Wait until there is a kernel to search. Raises KernelLoadError if none can be, with a sentence for each."""
+        if not self.ready and not self._building:
+            raise KernelLoadError("\n".join(f"{target} {why}" for target, why in self.never_returned.items()))
         while not self.ready and not self._joining and self._thread is not None:
             self._thread.join(_LOOK_EVERY_S)
             is_over = not self._thread.is_alive()
@@ -219,7 +227,17 @@ class Readiness:
         compilers = OwnCompilers()
         with self._runner.sibling() as own:
             own.give_up_builds(compilers)
-            _verdict(own, declaration, simplest_case(declaration.problem, declaration.supports, declaration.options))
+            first = _verdict(
+                own, declaration, simplest_case(declaration.problem, declaration.supports, declaration.options)
+            )
+            raised = None if first is None else _raised(first)
+            if (
+                raised is not None
+                and raised.misuse
+                and not compilers.seen
+                and self._never_returns(own, declaration, raised)
+            ):
+                return True, None
             found = None
             if self._infers and not compilers.seen:
                 found = infer(
@@ -228,7 +246,24 @@ class Readiness:
                     is_over=lambda: compilers.seen or self._over.is_set(),
                     verifying=self._verifying,
                 )
+            if raised is not None and found is not None and not found.works and not compilers.seen:
+                self._never_returns(own, declaration, raised)
         return not compilers.seen, None if compilers.seen else found
+
+    def _never_returns(self, runner: Runner, declaration: Declaration, raised: Failure) -> bool:
+        """Whether the kernel, which ``raised`` on its simplest case, does the same on one of each kind; that is noted.
+
+        What it raises there is no bug of some case, and none that a case could be saved for.
+        """
+        for _, case in _one_of_each(declaration)[:_MOST_TRIED]:
+            verdict = _verdict(runner, declaration, case)
+            again = None if verdict is None else _raised(verdict)
+            if again is None or again.kind != raised.kind:
+                return False
+        said = raised.message.removeprefix("the kernel raised ")
+        remedy = f"; {raised.misuse}" if raised.misuse else ""
+        self.never_returned[declaration.target] = f"never returned a result: {said}{remedy}"
+        return True
 
     def _build(self) -> None:
         try:
@@ -288,6 +323,11 @@ class Readiness:
             found = msgspec.structs.replace(found, supports=msgspec.structs.replace(found.supports, where=where))
             kernel.inferred = found
             self._learn(found)
+
+
+def _raised(verdict: Verdict) -> Failure | None:
+    failure = verdict.failure
+    return failure if failure is not None and failure.oracle == "exception" and failure.kind != RESULT else None
 
 
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:

@@ -6,6 +6,7 @@ An earlier campaign's summary says which bugs were known: for a search in which 
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,12 +18,14 @@ import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
 from attnfuzz.campaign.declaration_inference import Inferred
+from attnfuzz.campaign.floor import TooFew, too_few
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import FindingLike, are_same_bug
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.verdict import RELATION_ORACLES, OracleName
 
 __all__ = [
     "FORMAT",
@@ -138,7 +141,8 @@ class Statistics:
     ``why_so_many``: what the number of workers was chosen by; empty if it was asked for. ``deadline`` allows for
     start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
     contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
-    new counts. ``python``: where kernels run, if not in the driver's environment.
+    new counts. ``python``: where kernels run, if not in the driver's environment. ``oracles``: those that were asked
+    for by name, if any were.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -154,6 +158,7 @@ class Statistics:
     verifying: bool = False
     against: Earlier | None = None
     python: Python | None = None
+    oracles: tuple[OracleName, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
 
@@ -231,7 +236,8 @@ class CampaignResult:
     ``pythons`` are the environments among which the budget was
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
-    ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end.
+    ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end;
+    ``never_returned``: why kernels were not searched that never gave a result.
     """
 
     stop_reason: StopReason
@@ -246,6 +252,7 @@ class CampaignResult:
     devices: Mapping[Path, str] = field(default_factory=dict)
     missed: frozenset[str] = frozenset()
     unbuilt: Mapping[str, str] = field(default_factory=dict)
+    never_returned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unreached(self) -> tuple[str, ...]:
@@ -253,6 +260,41 @@ class CampaignResult:
         found = {finding.declaration.target for finding in self.findings}
         reached = {target for target, kernel in self.statistics.kernels.items() if kernel.cases or target in found}
         return tuple(target for target in self.statistics.kernels if target not in reached or target in self.missed)
+
+    @property
+    def idle_oracles(self) -> tuple[OracleName, ...]:
+        """Those asked for by name that had a word on no case: what they would say is not known.
+
+        All others than relations look at each case.
+        """
+        kernels = self.statistics.kernels.values()
+        if not self.statistics.cases:
+            return ()
+        asked = (name for name in self.statistics.oracles if name in RELATION_ORACLES)
+        return tuple(name for name in asked if not any(kernel.related.get(name) for kernel in kernels))
+
+    @property
+    def unquestioned(self) -> tuple[str, ...]:
+        """Targets of the kernels that no oracle asked for by name had a word on, though it had on another one."""
+        asked, kernels = self.statistics.oracles, self.statistics.kernels
+        if not asked or not set(asked) <= set(RELATION_ORACLES) or set(self.idle_oracles) == set(asked):
+            return ()
+        return tuple(
+            target for target, kernel in kernels.items() if kernel.cases and not any(map(kernel.related.get, asked))
+        )
+
+    @property
+    def too_few(self) -> tuple[TooFew, ...]:
+        """Kernels without findings of which so little was tested that this says nothing."""
+        found = {finding.declaration.target for finding in self.findings}
+        kernels = (one for target, one in self.statistics.kernels.items() if target not in found)
+        judged = (too_few(one, budget_s=self.statistics.budget_s) for one in kernels)
+        return tuple(one for one in judged if one is not None)
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The number of the signal that ended it early."""
+        return (self.signal or signal.SIGINT) if self.stop_reason == "interrupted" else None
 
     @property
     def limited(self) -> tuple[Inferred, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
@@ -27,6 +28,7 @@ from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
+from attnfuzz.verdict import OracleName
 
 __all__ = [
     "CampaignRequest",
@@ -101,7 +103,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
             device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
         )
         result = coordinator.run(interrupts)
-        result = replace(result, inferred=readiness.inferred)
+        result = replace(result, inferred=readiness.inferred, never_returned=readiness.never_returned)
         journal.keep = coordinator.has_lost_device
         scratch.remove()
     if state_file.has_state:
@@ -190,6 +192,7 @@ def _statistics(
         verifying=request.verifying,
         against=request.against,
         python=request.python,
+        oracles=cast(tuple[OracleName, ...], request.oracles),
     )
     if request.resume is not None:
         request.resume.fill(statistics)

@@ -23,9 +23,10 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
+from attnfuzz.campaign.draw.long_cases import LONG_SIZES, LongCases, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Pipeline, Unjudged
+from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Patience, Pipeline, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.process_memory import MemoryWatch
 from attnfuzz.campaign.messages import (
@@ -73,8 +74,8 @@ class WorkerLoop:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
 
     ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
-    of each case is drawn too. ``most_together``: as many cases as are judged in one batch. ``mail`` came
-    before the search.
+    of each case is drawn too. ``long_cases``: where they are not drawn like any others. ``most_together``: as many
+    cases as are judged in one batch. ``mail`` came before the search.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class WorkerLoop:
         channel: Channel[ToWorker],
         mail: Iterable[ToWorker] = (),
         formats: WorkingSets | None = None,
+        long_cases: LongCases | None = None,
         most_together: int = _MOST_TOGETHER,
     ) -> None:
         self._setup = setup
@@ -93,6 +95,7 @@ class WorkerLoop:
         self._channel = channel
         self._mail = list(mail)
         self._formats = formats
+        self._long_cases = long_cases
         self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
         targets = [declaration.target for declaration in setup.kernels]
@@ -195,10 +198,29 @@ class WorkerLoop:
                 return self._goes_on() and time.monotonic() < until
 
             self._drawing.round(declaration, visit, until=self._setup.deadline)
+            self._go_far(declaration)
             self._meter.flush()
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
         )
+
+    def _go_far(self, declaration: Declaration) -> None:
+        """Judge a few long cases, if it is time for some; each alone, with all the time that a case may take."""
+        if self._long_cases is None or not self._goes_on():
+            return
+        target = declaration.target
+        cases, seconds = self._meter.cases(target), self._meter.seconds(target)
+        due = self._long_cases.due(declaration, seconds=seconds, cases=cases, until=self._setup.deadline)
+        if due:
+            self._collect()
+        for case in due:
+            started = time.monotonic()
+            if not self._goes_on() or self._failures.deaths.forbids(declaration, case):
+                continue
+            passed = not self._judge_alone(declaration, [case], patience="longest")
+            self._long_cases.judged(
+                declaration, longest_sequence(case), time.monotonic() - started, passed=passed and self._goes_on()
+            )
 
     def _scout(self, declaration: Declaration) -> None:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
@@ -239,9 +261,10 @@ class WorkerLoop:
         target = batch.declaration.target
         if batch.verdicts is None:
             self._sizes[target].went_wrong()
-            before = self._judge.history.of(batch.declaration)
-            if not self._judge_alone(batch.declaration, batch.cases):
-                self._find_death(batch.declaration, before)
+            before, lost = self._judge.history.of(batch.declaration), self._judge.lost
+            failed = self._judge_alone(batch.declaration, batch.cases)
+            if not failed and not self._find_death(batch.declaration, before) and lost is not None:
+                self._failures.doubt(FailingCase(batch.declaration, batch.cases[-1], lost, tuple(batch.cases[:-1])))
             return
         self._sizes[target].went_well(batch.warm_seconds, len(batch.cases))
         for case, verdict in zip(batch.cases, batch.verdicts, strict=True):
@@ -258,15 +281,17 @@ class WorkerLoop:
             if searched.failure is not None:
                 self._weigh(FailingCase(searched.declaration, searched.case, searched.failure), 0.0)
 
-    def _find_death(self, declaration: Declaration, cases: Sequence[Case]) -> None:
-        """Find out what took a batch down that no case of it takes down alone."""
+    def _find_death(self, declaration: Declaration, cases: Sequence[Case]) -> bool:
+        """Find out what took a batch down that no case of it takes down alone; whether that could be."""
         self._death_searches[declaration.target] += 1
         if self._death_searches[declaration.target] <= _MAX_DEATH_SEARCHES and self._goes_on():
             failing = first_death(self._judge, declaration, cases)
             if failing is not None:
                 self._weigh(failing, 0.0)
+                return True
+        return False
 
-    def _judge_alone(self, declaration: Declaration, cases: Sequence[Case]) -> bool:
+    def _judge_alone(self, declaration: Declaration, cases: Sequence[Case], *, patience: Patience = "learned") -> bool:
         """One after the other, up to one that fails; the rest waits for the kernel's next round. Whether any failed."""
         failed = False
         for i, case in enumerate(cases):
@@ -276,7 +301,7 @@ class WorkerLoop:
             started = time.monotonic()
             try:
                 relations = self._failures.deaths.faults.relations_for(declaration, case)
-                verdict = self._judge(declaration, case, relations=relations)
+                verdict = self._judge(declaration, case, relations=relations, patience=patience)
             except OutOfTime:
                 break
             except Unjudged:
@@ -390,6 +415,7 @@ def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker:
             channel=channel,
             mail=mail,
             formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
+            long_cases=_long_cases(setup) if setup.device == "cpu" else None,
         ).run()
 
 
@@ -412,6 +438,11 @@ def _strategy(
     return case_lists(
         declaration.problem, length=length, supports=supports, options=options, sizes=sizes, formats=formats
     )
+
+
+def _long_cases(setup: Setup) -> LongCases:
+    seeds = (setup.seed, setup.worker)
+    return LongCases(tuple(CaseSource(partial(_strategy, one), seeds=(*seeds, one.max_seq_len)) for one in LONG_SIZES))
 
 
 def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:

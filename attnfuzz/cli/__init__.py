@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from attnfuzz.cli.outcome import NOT_JUDGED, SHOWN, Outcome, interrupted_by
 from attnfuzz.cli.output import (
     detach_output,
     flush_output,
@@ -75,8 +76,9 @@ def _check_encoding(arguments: Sequence[str]) -> None:
 def main() -> None:
     """Run a command; the process ends with its exit status.
 
-    0: nothing found. 1: findings. 2: wrong usage or environment, output that cannot be written, or an error of attnfuzz
-    itself. 128 + N: interrupted by signal N, so 130 after Ctrl-C; 141 where the reader of a pipe was gone too early.
+    0: all was judged and nothing found. 1: findings. 2: something could not be judged, wrong usage or environment,
+    output that cannot be written, or an error of attnfuzz itself. 128 + N: interrupted by signal N, so 130 after
+    Ctrl-C; 141 where the reader of a pipe was gone too early.
     """
     open_missing_streams()
     status = _run()
@@ -89,11 +91,11 @@ def main() -> None:
 def _run() -> int:
     try:
         _check_encoding(sys.argv[1:])
-        status = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
-        return status if isinstance(status, int) else 0
+        outcome = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
+        return outcome.status if isinstance(outcome, Outcome) else SHOWN.status  # of --help and --version
     except click.exceptions.Abort as abort:  # Ctrl-C, or another signal that a campaign counts like it
         number: int = getattr(abort.__cause__, "number", signal.SIGINT)
-        return 128 + number
+        return interrupted_by(number)
     except click.ClickException as error:
         with while_anyone_reads():
             show_error(error)
@@ -110,13 +112,13 @@ def _run() -> int:
 def _reader_gone() -> int:
     """As other tools end of SIGPIPE, which Python does not."""
     detach_output()
-    return 128 + signal.SIGPIPE
+    return interrupted_by(signal.SIGPIPE)
 
 
 def _refuse(sentence: str) -> int:
     with while_anyone_reads():
         click.echo(f"Error: {sentence}", err=True)
-    return 2
+    return NOT_JUDGED
 
 
 def _why_unwritten(error: OSError) -> str:

@@ -12,6 +12,7 @@ from attnfuzz.bench.kernels.measurements import L2State, Mode
 from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.bench.tuning_record import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.isolation.devices import likely_device
@@ -58,7 +59,7 @@ def throughput(
     workers: tuple[int | None, ...],
     plain_loop: bool,
     scaling: bool,
-) -> int:
+) -> Outcome:
     """Cases a second over KERNELs (all bundled ones by default), and where a case's time goes.
 
     The exit status is 1 if a bug was found on the way: nothing that a declaration would end.
@@ -82,7 +83,8 @@ def throughput(
         bench.print_setting(console, setting)
         rows = measure_throughput(plan, lambda row: bench.print_row(console, row))
     bench.print_throughput(console, rows)
-    return 1 if any(row.measured is not None and row.measured.result.fails for row in rows) else 0
+    results = [row.measured.result for row in rows if row.measured is not None]
+    return Outcome(judged=sum(one.statistics.cases for one in results), failed=any(one.fails for one in results))
 
 
 @command.command(epilog=KERNEL_HELP)
@@ -90,7 +92,7 @@ def throughput(
 @_DEVICE
 @click.option("--budget", callback=duration, default="1h", show_default=True, help="Of both campaigns.")
 @click.option("--workers", callback=number_of_workers, default="auto", show_default=True)
-def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int | None) -> int:
+def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int | None) -> Outcome:
     """Search KERNELs alone, and at the same time beside one that crashes on 5 % of its cases, one that hangs and one
     that leaks; each with half of the workers.
 
@@ -107,7 +109,7 @@ def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int
         bench.print_setting(console, setting)
         endured = measure_endurance(setting.kernels, seconds=budget, workers=workers, device=setting.device)
     bench.print_endurance(console, endured)
-    return 0 if all(endured.found.values()) and not endured.strays else 1
+    return Outcome(judged=len(endured.found), failed=bool(endured.strays) or not all(endured.found.values()))
 
 
 def _require_matplotlib(png_file: Path | None) -> None:
@@ -145,7 +147,9 @@ def _show_and_write(
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all in one.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
 @click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
-def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Path | None, png_file: Path | None) -> int:
+def plot_command(
+    files: tuple[Path, ...], json_file: Path | None, html_file: Path | None, png_file: Path | None
+) -> Outcome:
     """Show what `attnfuzz bench kernels --json` wrote to FILES, on a machine without a GPU too.
 
     Several files are shown as one, if they were measured on the same kind of device.
@@ -155,7 +159,7 @@ def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Pat
     _require_matplotlib(png_file)
     report = _read_reports(files)
     _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
-    return 0
+    return SHOWN
 
 
 def _read_reports(files: tuple[Path, ...]) -> Report:
@@ -261,7 +265,7 @@ def kernels_command(
     json_file: Path | None,
     html_file: Path | None,
     png_file: Path | None,
-) -> int:
+) -> Outcome:
     """Time KERNELs (the bundled ones that can be captured into a CUDA graph by default) beside what is installed.
 
     Each is checked against float64 first; what is wrong gets no time. Times are medians of one call, launched one by
@@ -296,10 +300,17 @@ def kernels_command(
         progress = bench.BenchProgress(console)
         report = measure_kernels(plan, process, chosen, others, progress)
     _show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
-    statuses = {one.status for one in report.results if not one.is_reference}
-    if statuses & {"wrong", "failed", "crashed"}:
-        return 1
-    return 2 if "unmeasured" in statuses else 0
+    return _outcome_of(report)
+
+
+def _outcome_of(report: Report, interrupts: Interrupts | None = None) -> Outcome:
+    statuses = [one.status for one in report.results if not one.is_reference]
+    return Outcome(
+        judged=sum(one != "unmeasured" for one in statuses),
+        failed=not {"wrong", "failed", "crashed"}.isdisjoint(statuses),
+        missed="unmeasured" in statuses,
+        signal=None if interrupts is None else interrupts.first,
+    )
 
 
 def _others(named: tuple[str, ...], process: TimingProcess) -> tuple[list[Declaration], list[str]]:
@@ -351,7 +362,7 @@ def ladder_command(
     budget: float,
     json_file: Path | None,
     page: Path | None,
-) -> int:
+) -> Outcome:
     """Time the bundled kernels from the naive one to the fastest, beside the engines that are installed, and draw it.
 
     With FILEs, which an earlier run wrote with --json, nothing is measured, and no GPU is needed. Stopped by Ctrl-C,
@@ -378,10 +389,7 @@ def ladder_command(
         ("--json", json_file, lambda path: write_file(path, encode_report(report))),
         ("--page", page, lambda path: _write_ladder(path, report)),
     )
-    if interrupts.first is not None:
-        return 128 + interrupts.first
-    failed = (one.status in ("wrong", "failed", "crashed") for one in report.results if not one.is_reference)
-    return 1 if any(failed) else 0
+    return _outcome_of(report, interrupts)
 
 
 def _measured_ladder(
@@ -523,7 +531,7 @@ def tune_command(
     budget: float,
     python_file: Path | None,
     json_file: Path | None,
-) -> int:
+) -> Outcome:
     """Measure the options that KERNEL declares over ragged batches, and print a small tree of if and else.
 
     A part of the batches is kept back, to show what the tree is worth on batches that it has not seen. Configurations
@@ -561,9 +569,7 @@ def tune_command(
         except ValueError as error:
             raise Refusal(str(error)) from error
     _show_tuned(console, tuned, python_file, json_file)
-    if interrupts.first is not None:
-        return 128 + interrupts.first
-    return 1 if record.wrong else 0
+    return Outcome(judged=len(record.batches), failed=bool(record.wrong), signal=interrupts.first)
 
 
 @command.command("tree")
@@ -574,7 +580,7 @@ def tune_command(
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write FILE anew.")
 def tree_command(
     file: Path, features: tuple[str, ...], leaves: int, python_file: Path | None, json_file: Path | None
-) -> int:
+) -> Outcome:
     """Grow a tree from the times in FILE, which `attnfuzz bench tune --json` wrote, on a machine without a GPU too.
 
     It is the tree of that run, unless other features or leaves are asked for.
@@ -592,7 +598,7 @@ def tree_command(
     is_asked = context.get_parameter_source("leaves") is not click.core.ParameterSource.DEFAULT
     tuned = grown(read.kernel, read.record, features or read.features, leaves if is_asked else read.max_leaves)
     _show_tuned(make_console(), tuned, python_file, json_file)
-    return 0
+    return SHOWN
 
 
 def _show_tuned(console: Console, tuned: Tuned, python_file: Path | None, json_file: Path | None) -> None:

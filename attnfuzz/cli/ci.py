@@ -22,6 +22,7 @@ from attnfuzz.cli.options import (
     profile_option,
     refuse_untyped_links,
 )
+from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, show_error, write_asked
 
 __all__ = ["command", "seed_of_commit"]
@@ -41,7 +42,9 @@ _COMMITS = ("GITHUB_SHA", "BUILDKITE_COMMIT", "CI_COMMIT_SHA")
 @TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @profile_option("device")
-def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | None, trust: bool, device: str) -> int:
+def command(
+    rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | None, trust: bool, device: str
+) -> Outcome:
     """Run saved cases, then search KERNELs for 5 minutes with a seed made of the commit; tell the CI what is new.
 
     Open saved cases are known: they are expected to fail, and the search does not count them. All else is as attnfuzz
@@ -58,10 +61,10 @@ def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | N
     both += ["--profile", settings.profile] if settings.profile else []
     both += ["--shard", f"{shard.number}/{shard.of}"] if shard is not None and shard.of is not None else []
     known = _known_folder(settings.regressions)
-    statuses = []
+    outcomes = []
     if known is not None:
-        statuses.append(_run("replay", str(known), "--known", "--json", str(folder / "replay.json"), *both))
-    if not any(status > 128 for status in statuses):
+        outcomes.append(_run("replay", str(known), "--known", "--json", str(folder / "replay.json"), *both))
+    if all(one.signal is None for one in outcomes):
         preset = [
             "--budget",
             _BUDGETS[nightly],
@@ -74,14 +77,14 @@ def command(rest: tuple[str, ...], nightly: bool, output: Path, shard: Shard | N
             preset += [option, f"{folder}/{name}"]
         if known is not None and settings.against is None:
             preset += ["--against", str(known)]
-        statuses.append(_run("explore", *preset, *both, *rest))
+        outcomes.append(_run("explore", *preset, *both, *rest))
     found = folder / "findings"
-    if nightly and shard is None and found.is_dir() and statuses[-1] < 128:
+    if nightly and shard is None and found.is_dir() and outcomes[-1].signal is None:
         places = [str(place) for place in (known, found) if place is not None]
         _run("merge", *places, "-o", str(folder / "merged"), "--device", device, *(["--trust"] if trust else []))
-    status = _worst(statuses)
-    _tell(folder, status, shard)
-    return status
+    outcome = Outcome.of_all(outcomes)
+    _tell(folder, outcome.status, shard)
+    return outcome
 
 
 _OURS = ("replay.json", "explore.json", "junit.xml", "report.html", "summary.md", "findings", "merged")
@@ -113,22 +116,17 @@ def _known_folder(configured_folder: Path | None) -> Path | None:
     return folder if any(folder.glob("*.json")) else None
 
 
-def _run(name: str, *arguments: str) -> int:
-    """The exit status of another command, which says itself what is wrong."""
+def _run(name: str, *arguments: str) -> Outcome:
+    """What another command came to, which says itself what is wrong."""
     from attnfuzz.cli import command_called
 
     click.secho(f"attnfuzz {name} {' '.join(arguments)}", bold=True)
     try:
-        status = command_called(name).main(list(arguments), prog_name=f"attnfuzz {name}", standalone_mode=False)
+        outcome = command_called(name).main(list(arguments), prog_name=f"attnfuzz {name}", standalone_mode=False)
     except click.ClickException as error:
         show_error(error)
-        return error.exit_code
-    return status if isinstance(status, int) else 0
-
-
-def _worst(statuses: Sequence[int]) -> int:
-    """An interruption before findings, findings before what could not be tested."""
-    return max(statuses, key=lambda status: (status > 128, status == 1, status))
+        return Outcome(judged=0)
+    return outcome if isinstance(outcome, Outcome) else SHOWN  # of --help
 
 
 def _seed(nightly: bool, rest: Sequence[str]) -> int:

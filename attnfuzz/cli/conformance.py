@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
 if TYPE_CHECKING:
@@ -23,11 +24,12 @@ __all__ = ["command"]
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write all outcomes as JSON.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write kernels x features as a page.")
-def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_file: Path | None) -> int:
+def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_file: Path | None) -> Outcome:
     """Put a fixed set of cases to the kernels of ENGINEs (all that are installed by default), or to any KERNEL.
 
     Each case stands for a feature of inputs: a dtype, a head size, an empty sequence. It is described in the kernel's
-    way, and what a kernel does not declare to support is no failure. The exit status is 1 if any kernel fails.
+    way, and what a kernel does not declare to support is no failure. The exit status is 1 if any kernel fails,
+    and 2 if one could not run any case that it supports here.
     Stopped by Ctrl-C or SIGTERM, it writes what it knows by then.
     """
     with refusing():
@@ -67,9 +69,12 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
     write_asked(
         ("--json", json_file, partial(write_conformance, result)), ("--html", html_file, partial(write_page, result))
     )
-    if interrupts.first is not None:
-        return 128 + interrupts.first
-    return 1 if result.failed else 0
+    return Outcome(
+        judged=result.judged,
+        failed=result.failed,
+        missed=any(one.is_unjudged for one in result.kernels),
+        signal=interrupts.first,
+    )
 
 
 def _asked(kernels: tuple[str, ...], runner: Runner) -> tuple[list[Declaration], list[str]]:

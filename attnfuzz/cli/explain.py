@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, TOLERANCE, TRUST, profile_option, writable_file
+from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal, refusing
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def command(
     device: str,
     python: Path | None,
     tolerance: Tolerance,
-) -> int:
+) -> Outcome:
     """Run the regression file CASE in variations and say what is wrong.
 
     Which weight each token was given and which it should have, where stray values enter, and which single changes of
@@ -71,7 +72,7 @@ def command(
 
     _write(explained, output, json_file)
     print_explained(make_console(), explained)
-    return 1 if explained.failure is not None else 0
+    return Outcome(judged=1, failed=explained.failure is not None)
 
 
 def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: bool) -> Explained:
@@ -87,7 +88,10 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
     declaration, case = kernel_and_case(saved, runner, kernel=kernel, trust=trust)
     if (objection := why_unsupported(declaration.supports, declaration.options, case)) is not None:
         raise Refusal(f"kernel {declaration.target!r} does not support this case: {objection}; name another kernel")
-    failure = run_saved(regression, declaration, runner).verdict.failure
+    verdict = run_saved(regression, declaration, runner).verdict
+    if verdict.not_runnable:
+        raise Refusal(f"kernel {declaration.target!r} cannot run this case here: {verdict.not_runnable}; use a GPU")
+    failure = verdict.failure
     explanation = Explanation()
     if failure is not None:
         explanation = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_TOTAL_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from attnfuzz.cli.options import (
     refuse_untyped_links,
     writable_file,
 )
+from attnfuzz.cli.outcome import Outcome, outcome_of
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config import RULES
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
-__all__ = ["command", "exit_status", "usable_save_folder"]
+__all__ = ["command", "usable_save_folder"]
 
 _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 """What the request calls an option, where it has another name."""
@@ -118,14 +118,14 @@ def command(
     quiet: bool,
     resume: bool,
     trust: bool,
-) -> int:
+) -> Outcome:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent.
 
     What a kernel of yours takes is found out first, where it declares nothing (see attnfuzz declare), and only that is
     searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something is found,
-    but for what a declaration ends, and for what --against knows. With --shard each machine has a seed of its own, made
-    of the one given. Several --python share the budget; then what is found
-    in one of these environments is run in the others.
+    but for what a declaration ends, and for what --against knows; 2 if something could not be judged: a kernel, or any
+    case by an --oracle that was asked for. With --shard each machine has a seed of its own, made of the one given.
+    Several --python share the budget; then what is found in one of these environments is run in the others.
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import CampaignRequest
@@ -170,19 +170,7 @@ def command(
             ("--junit", junit_file, partial(write_junit, result)),
             ("--html", html_file, partial(write_html, result)),
         )
-    return exit_status(result)
-
-
-def exit_status(result: CampaignResult) -> int:
-    """What the result means to a shell: 0 says that every kernel was judged and nothing found that counts.
-
-    That is what no declaration ends and no earlier campaign has told. It counts more than a kernel never reached.
-    """
-    if result.stop_reason == "interrupted":
-        return 128 + (result.signal or signal.SIGINT)
-    if result.fails:
-        return 1
-    return 2 if result.troubles or result.unreached or result.stop_reason in ("workers_lost", "environment") else 0
+    return outcome_of(result)
 
 
 def _explore(request: CampaignRequest, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.options import DEVICE, FILE, TOLERANCE, TRUST, profile_option, refuse_untyped_links
+from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
@@ -39,7 +40,7 @@ __all__ = ["command"]
 @profile_option("device", "tolerance", "regressions")
 def command(
     paths: tuple[Path, ...], save_dir: Path | None, verify: bool, trust: bool, device: str, tolerance: Tolerance
-) -> int:
+) -> Outcome:
     """Bring what several machines saved (DIRs, or single files) together in one folder.
 
     Of each bug the smallest case is kept that still fails when it is run here. A case that fails no longer is put aside
@@ -57,7 +58,7 @@ def command(
         with _runner(device, tolerance, needed=verify and bool(given)) as runner:
             rows = _merge([*own, *given], output, runner, trust=trust)
     print_merged(make_console(), rows, files=len(given), folders=len(paths), output=output, verified=verify)
-    return 1 if any(row.counts for row in rows) else 0
+    return Outcome(judged=None, failed=any(row.counts for row in rows))
 
 
 def _check_output(output: Path, paths: Sequence[Path]) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
 if TYPE_CHECKING:
     from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
 
-__all__ = ["command", "exit_status"]
+__all__ = ["command", "outcome_of_mutants"]
 
 _MAX_SHARDS = 1000
 
@@ -92,7 +93,7 @@ def command(
     earlier: Path | None,
     only_list: bool,
     quiet: bool,
-) -> int:
+) -> Outcome:
     """Change the Triton code of KERNELs, one small bug at a time, and tell which of these mutants are found.
 
     Each is put to attnfuzz's search, or to the tests that --with names. No file is changed. The exit status is 1 if a
@@ -128,18 +129,17 @@ def command(
         ("--json", json_file, partial(write_mutants_json, measured)),
         ("--output", output, partial(write_mutants_markdown, measured)),
     )
-    return exit_status(measured)
+    return outcome_of_mutants(measured)
 
 
-def exit_status(measured: MeasuredMutants) -> int:
-    """0 if every mutant is killed, equivalent or stillborn; 2 if only the tests could not tell; else 1."""
+def outcome_of_mutants(measured: MeasuredMutants) -> Outcome:
+    """It fails unless every mutant is killed, equivalent or stillborn; missed are those that tests say nothing of."""
     statuses = {outcome.status for _, outcome in measured.outcomes}
-    if "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes):
-        return 1
-    return 2 if "error" in statuses else 0
+    survived = "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes)
+    return Outcome(judged=len(measured.outcomes) or None, failed=survived, missed="error" in statuses)
 
 
-def _list(request: MutantsRequest) -> int:
+def _list(request: MutantsRequest) -> Outcome:
     from attnfuzz.judging.runner import Runner
     from attnfuzz.mutation.measurement import choose_mutants, in_shard
     from attnfuzz.report.mutants import print_mutants
@@ -148,7 +148,7 @@ def _list(request: MutantsRequest) -> int:
     with refusing(), Runner(device="cpu") as runner:
         _, mutants = choose_mutants(runner, request)
     print_mutants(make_console(), in_shard(mutants, request.shard))
-    return 0
+    return SHOWN
 
 
 def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import click
 
+from attnfuzz.cli.outcome import NOT_JUDGED
 from attnfuzz.untrusted_text import only_printable
 
 __all__ = [
     "Refusal",
+    "Undelivered",
     "detach_output",
     "flush_output",
     "is_gone",
     "open_missing_streams",
+    "print_document",
     "refusing",
     "show_error",
     "while_anyone_reads",
@@ -95,10 +98,26 @@ def show_error(error: click.ClickException) -> None:
         click.echo(f"Error: {only_printable(error.format_message())}", err=True)
 
 
+def print_document(text: bytes) -> None:
+    """Print what is the whole point of a command. Raises Undelivered if it cannot be: then nobody has it."""
+    try:
+        click.echo(text, nl=False)
+        sys.stdout.flush()
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        detach_output(but_stderr=True)
+        raise Undelivered(f"the document cannot be written: {error.strerror}; print it where there is room") from error
+
+
 class Refusal(click.ClickException):
     """Wrong usage or environment."""
 
-    exit_code = 2
+    exit_code = NOT_JUDGED
+
+
+class Undelivered(Refusal):
+    """The output takes no document."""
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from attnfuzz.cli.options import (
     profile_option,
     writable_file,
 )
+from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
@@ -74,15 +75,17 @@ def command(
     pythons: tuple[Path, ...],
     sanitizer: Tool | None,
     tolerance: Tolerance,
-) -> int:
+) -> Outcome:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
-    Each runs on the kernel it names. The exit status is 1 if any fails. For a kernel of --on a case is described in
-    another way where that changes nothing else: as another problem, in another layout, without gaps in memory.
+    Each runs on the kernel it names. The exit status is 1 if any fails, and 2 if one could not be run here, or none
+    was. For a kernel of --on a case is described in another way where that changes nothing else: as another problem, in
+    another layout, without gaps in memory.
     What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
     Of what a killed campaign left in .attnfuzz, cases that pass are removed.
     With several --python each case runs in each of these environments, and where that differs, so it is told.
-    With --shard this machine runs its part of them.
+    With --shard this machine runs its part of them, which may be none where shards outnumber cases: then it says so,
+    and ends with 0.
     """
     if pythons and sanitizer:
         raise Refusal("--python does not go with --sanitizer, which starts this environment's Python; leave one out")
@@ -100,6 +103,9 @@ def command(
         if shard is not None and shard.of is not None:
             part = saved[shard.number - 1 :: shard.of]
             console.print(f"{shard}: {len(part)} of {len(saved)} saved cases", soft_wrap=True)
+            if not part:
+                console.print("there are more shards than saved cases: nothing is left for this one to run")
+                return _nothing_to_run(json_file)
             saved = part
         results = []
         on = _other_kernels(others, instead=bool(kernels))
@@ -124,7 +130,19 @@ def command(
         console.print(remark, soft_wrap=True)
     forget(innocent)
     write_asked(("--json", json_file, lambda path: write_replayed(path, results, device=device_name)))
-    return 1 if any(one.is_unexpected if known else one.failed for one in results) else 0
+    return Outcome(
+        judged=sum(one.verdict is not None for one in results),
+        failed=any(one.is_unexpected if known else one.failed for one in results),
+        missed=any(one.is_missed for one in results),
+    )
+
+
+def _nothing_to_run(json_file: Path | None) -> Outcome:
+    """Of a shard without cases: others run them all, so this one has missed nothing."""
+    from attnfuzz.report.saved_cases import write_replayed
+
+    write_asked(("--json", json_file, lambda path: write_replayed(path, [], device="")))
+    return SHOWN
 
 
 def _other_kernels(named: tuple[str, ...], *, instead: bool) -> tuple[str, ...]:
@@ -181,7 +199,7 @@ def bisect_command(
     device: str,
     json_file: Path | None,
     tolerance: Tolerance,
-) -> int:
+) -> Outcome:
     """Run the regression file CASE in several environments, the oldest first, and name the first in which it fails.
 
     It runs with the first --python and the last. Where it passes with one and fails with the other, those between are
@@ -213,7 +231,8 @@ def bisect_command(
             raise Refusal(f"{case} {found}")
     console.print(f"{case} {found}", soft_wrap=True)
     write_asked(("--json", json_file, lambda path: write_bisection(path, found, case)))
-    return 0 if found.first_failing is None else 1
+    judged = sum(outcome.ending != "is not judged" for outcome in found.ran.values())
+    return Outcome(judged=judged, failed=found.first_failing is not None)
 
 
 def _outcome(

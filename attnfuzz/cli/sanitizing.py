@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal
 from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
 
@@ -83,11 +84,8 @@ def found_by_others(saved: Sequence[SavedCase]) -> str:
     return f"{len(kinds)} of these were found under compute-sanitizer, and may pass without: replay them with {how}"
 
 
-def explore_sanitized(request: CampaignRequest, tool: Tool, *, quiet: bool) -> int:
-    """Search as `request` says, one process after the other. The exit status: 1 if it finds a bug. Raises Refusal.
-
-    And 2 if there was no time for some kernel, and nothing was found.
-    """
+def explore_sanitized(request: CampaignRequest, tool: Tool, *, quiet: bool) -> Outcome:
+    """Search as `request` says, one process after the other. Raises Refusal."""
     _refuse_what_goes_without()
     from attnfuzz.campaign.startup import load_searchable
     from attnfuzz.judging.runner import Runner
@@ -124,7 +122,7 @@ def explore_sanitized(request: CampaignRequest, tool: Tool, *, quiet: bool) -> i
         were = "kernel was" if len(result.unreached) == 1 else "kernels were"
         names = ", ".join(result.unreached)
         console.print(f"{len(result.unreached)} {were} never reached: {names}; raise --budget", soft_wrap=True)
-    return 1 if found else 2 if result.unreached else 0
+    return Outcome(judged=result.cases, failed=bool(found), missed=bool(result.unreached))
 
 
 def _refuse_what_goes_without() -> None:

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, configured, profile_option, writable_file
+from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.verdict import RELATION_ORACLES
 
@@ -17,7 +18,7 @@ __all__ = ["doctor_command", "list_command", "repro_command", "show_command", "t
 @click.command()
 @click.argument("case", type=FILE, metavar="CASE")
 @click.option("-v", "--verbose", is_flag=True, help="List fields of the case that have their default value, too.")
-def show_command(case: Path, verbose: bool) -> int:
+def show_command(case: Path, verbose: bool) -> Outcome:
     """Draw the regression file CASE: sequences, pages, and what fails."""
     with refusing():
         from attnfuzz.corpus import load_regression
@@ -26,13 +27,13 @@ def show_command(case: Path, verbose: bool) -> int:
 
         regression = load_regression(case)
     make_console().print(picture(regression.case, regression.finding, defaults=verbose))
-    return 0
+    return SHOWN
 
 
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that each kernel declares.")
-def list_command(kernels: tuple[str, ...], verbose: bool) -> int:
+def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
     """List KERNELs (all bundled ones by default) with their problems and options."""
     with refusing():
         from attnfuzz.judging.runner import Runner
@@ -42,7 +43,7 @@ def list_command(kernels: tuple[str, ...], verbose: bool) -> int:
         with Runner(device="cpu") as runner:
             declarations = runner.declarations(list(kernels) or ["*"])
     print_kernels(make_console(), declarations, verbose=verbose)
-    return 0
+    return SHOWN
 
 
 @click.command(epilog=KERNEL_HELP)
@@ -50,7 +51,7 @@ def list_command(kernels: tuple[str, ...], verbose: bool) -> int:
 @click.option("--kernel", metavar="KERNEL", help="Take this kernel instead of the one that the file names.")
 @TRUST
 @click.option("-o", "--output", type=FILE, callback=writable_file, help="Write to this file instead of the terminal.")
-def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | None) -> int:
+def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | None) -> Outcome:
     """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""
     with refusing():
         from attnfuzz.campaign.saved.replay import SavedCase, kernel_and_case
@@ -75,17 +76,17 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
         script = repro_script(msgspec.structs.replace(regression, kernel=found.target, case=fitting), found)
     if output is None:
         click.echo(script, nl=False)
-        return 0
+        return SHOWN
     from attnfuzz.own_files import write_file
 
     write_asked(("-o", output, lambda path: write_file(path, script.encode())))
-    return 0
+    return SHOWN
 
 
 @click.command()
 @click.argument("paths", nargs=-1, type=FILE, metavar="[PATH]...")
 @profile_option()
-def triage_command(paths: tuple[Path, ...]) -> int:
+def triage_command(paths: tuple[Path, ...]) -> Outcome:
     """List saved cases (files or folders; the regressions folder by default): open, flaky and fixed, since when.
 
     Nothing is run: attnfuzz replay does that.
@@ -97,14 +98,14 @@ def triage_command(paths: tuple[Path, ...]) -> int:
 
         saved = load_saved(paths, configured().regressions)
     print_triage(make_console(), saved)
-    return 0
+    return SHOWN
 
 
 _STATUS_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @click.command()
-def doctor_command() -> int:
+def doctor_command() -> Outcome:
     """Check Python, packages, device, Triton's interpreter and caches. The exit status is 2 if anything is wrong."""
     from rich.text import Text
 
@@ -120,4 +121,4 @@ def doctor_command() -> int:
         )
         if part.remedy:
             console.print(Text(f"        {part.remedy}"))
-    return 2 if problems else 0
+    return Outcome(judged=None, missed=problems > 0)

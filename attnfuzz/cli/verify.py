@@ -7,27 +7,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from attnfuzz.cli.explore import exit_status, usable_save_folder
+from attnfuzz.cli.explore import usable_save_folder
 from attnfuzz.cli.options import DEVICE, FILE, duration, number_of_workers
-from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
+from attnfuzz.cli.outcome import Outcome, outcome_of, why_not_judged
+from attnfuzz.cli.output import Refusal, Undelivered, print_document, refusing, show_error, while_anyone_reads
+from attnfuzz.untrusted_text import only_printable
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.identity.finding import Finding
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.corpus import Regression
     from attnfuzz.own_files import OwnFolder
-    from attnfuzz.report.verified import Verification
 
 __all__ = ["command"]
 
-_COULD_NOT_BE_JUDGED = 2
-"""More than that is the number of a signal."""
 _UNPACKED = "attnfuzz-solution-"
 
 
@@ -53,7 +53,7 @@ def command(
     pedantic: bool,
     save_dir: Path | None,
     as_json: bool,
-) -> int:
+) -> Outcome:
     """Judge one kernel, written by whomever, and end with 0 if it passes, 1 if it fails, 2 if it cannot be judged.
 
     FILE is a Python file with a kernel, or a solution file of FlashInfer-Bench (.json). The search ends at the first
@@ -65,7 +65,7 @@ def command(
     from attnfuzz.campaign.result import Reporter
     from attnfuzz.campaign.startup import CampaignRequest, run_campaign
 
-    status = _COULD_NOT_BE_JUDGED
+    outcome = Outcome(judged=0)
     try:
         if save_dir is not None:
             usable_save_folder(save_dir)
@@ -84,20 +84,21 @@ def command(
             )
             with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
                 result = run_campaign(request, Reporter(), state_folder=Path(scratch))
-            status = 1 if result.fails else exit_status(result)
-            if status not in (0, 1) or (status == 0 and result.unbuilt):
-                status = _COULD_NOT_BE_JUDGED
-                raise Refusal(_why_not_judged(result))
+            outcome = outcome_of(result)
+            if result.fails:  # an interruption takes nothing from that
+                outcome = replace(outcome, signal=None)
+            elif outcome.status or result.unbuilt:
+                raise Refusal(why_not_judged(result))
             _tell(result, file, target, save_dir, as_json=as_json)
+    except Undelivered:
+        raise
     except Refusal as refusal:
         if as_json:
-            from attnfuzz.report.verified import failed_to_verify
-
-            _print_document(failed_to_verify(file, refusal.message, time.monotonic() - started))
-        if status <= _COULD_NOT_BE_JUDGED:
+            _print_error(file, refusal, time.monotonic() - started)
+        if outcome.signal is None:
             raise
-        click.echo(f"Error: {refusal.format_message()}", err=True)
-    return status
+        show_error(refusal)
+    return outcome
 
 
 @contextmanager
@@ -128,20 +129,8 @@ def _environment(**variables: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _why_not_judged(result: CampaignResult) -> str:
-    if result.stop_reason == "interrupted":
-        return "interrupted before there was a verdict"
-    if result.troubles:
-        return result.troubles[0].strip()
-    reasons = [why for kernel in result.statistics.kernels.values() for why in kernel.not_runnable]
-    if reasons:
-        return f"no case can run here: {reasons[0]}; use a GPU"
-    for how_far in result.unbuilt.values():
-        return f"it compiles itself, and within the budget {how_far}; raise --budget"
-    return "no case was judged within the budget; raise --budget"
-
-
 def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None, *, as_json: bool) -> None:
+    from attnfuzz.report.files import as_json as as_json_text
     from attnfuzz.report.terminal import make_console
     from attnfuzz.report.verified import counting, lines_of, verification_of
 
@@ -151,13 +140,18 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
     name = searched.declaration.target.rpartition(":")[2]
     place = file if file.endswith(".json") or file.endswith(f":{name}") else f"{file}:{name}"
     verification = verification_of(result, place, regression=files[0], script=files[1])
-    if as_json:
-        _print_document(verification)
+    if not as_json:
+        with while_anyone_reads():
+            console = make_console()
+            for line in lines_of(verification):
+                console.print(line, soft_wrap=True)
         return
-    with while_anyone_reads():
-        console = make_console()
-        for line in lines_of(verification):
-            console.print(line, soft_wrap=True)
+    try:
+        print_document(as_json_text(verification))
+    except Undelivered:
+        for line in lines_of(verification):  # a verdict that has been worked for is told all the same
+            click.echo(only_printable(line), err=True)
+        raise
 
 
 def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> tuple[Path, Path | None]:
@@ -209,8 +203,11 @@ def _script(regression: Regression, found: Finding) -> str | None:
         return None
 
 
-def _print_document(told: Verification) -> None:
+def _print_error(file: str, refusal: Refusal, elapsed_s: float) -> None:
     from attnfuzz.report.files import as_json
+    from attnfuzz.report.verified import failed_to_verify
 
-    with while_anyone_reads():
-        click.echo(as_json(told), nl=False)
+    try:
+        print_document(as_json(failed_to_verify(file, refusal.message, elapsed_s)))
+    except Undelivered as lost:
+        raise Undelivered(f"{refusal.message}; and {lost.message}") from refusal

@@ -147,6 +147,11 @@ class Examined:
         causes = dict.fromkeys(map(self.cause_of, failed))
         return {cause: tuple(one for one in failed if self.cause_of(one) == cause) for cause in causes}
 
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether none of the cases that it supports could be run."""
+        return bool(self.count("not_run")) and not self.count("pass") + self.count("fail")
+
     def cause_of(self, outcome: ConformanceOutcome) -> str:
         """A stable word for what went wrong, "" if nothing did; where it is not sure, that of others if it may be."""
         failure = outcome.failure
@@ -167,6 +172,11 @@ class Conformance:
     versions: dict[str, str]
     kernels: tuple[Examined, ...]
     absent: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> int:
+        """How many cases passed or failed."""
+        return sum(kernel.count("pass") + kernel.count("fail") for kernel in self.kernels)
 
     @property
     def failed(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.batch import Asked, Batch, Candidate
+from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
@@ -220,13 +221,17 @@ class _Judge:
             verdict = usual()
             if verdict.failure is not None and verdict.failure.oracle == "determinism":
                 return self._unless_outside(verdict, trial())
-            if verdict.failure is None and is_guarded and trial().alone.any():  # so its second run was not guarded
-                verdict = self._of_relation(verdict, trial(), GUARD_PAGE)
+            if verdict.failure is None and is_guarded:
+                if trial().alone.any():  # so its second run was not guarded
+                    verdict = self._of_relation(verdict, trial(), GUARD_PAGE)
+                else:
+                    verdict = _after(verdict, "guard_page", None)
             if verdict.failure is None or _lacks_lse(verdict, trial()):
                 for ask in asked:
                     found = ask(verdict)
                     if found.failure is not verdict.failure or found.fatal:
                         return found
+                    verdict = found
         except KernelRaised as raised:
             return self._raised(raised)
         return verdict
@@ -246,13 +251,16 @@ class _Judge:
         try:
             failure = relation.check(trial if verdict.failure is None else trial.without_lse())
         except KernelRaised as raised:
-            found = self._relation_raised(relation.name, raised)
-            return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
-        return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
+            return self._relation_raised(verdict, relation.name, raised)
+        return _after(verdict, relation.name, failure)
 
-    def _relation_raised(self, relation: OracleName, raised: KernelRaised) -> Verdict:
-        """An objection of `relation`: by itself the case does not raise. Memory may run out where one takes more."""
+    def _relation_raised(self, verdict: Verdict, relation: OracleName, raised: KernelRaised) -> Verdict:
+        """`verdict`, and an objection of `relation`: by itself the case does not raise.
+
+        Memory may run out where one takes more.
+        """
         found = self._raised(raised, ("exception", "crash"))
+        found = msgspec.structs.replace(found, error_ratio=verdict.error_ratio, related=verdict.related)
         if found.failure is None or raised.is_a(torch.OutOfMemoryError):
             return msgspec.structs.replace(found, failure=None, not_runnable="")
         changed = f"{raised.changed}: " if raised.changed else ""
@@ -263,13 +271,16 @@ class _Judge:
             message=f"{changed}{found.failure.message}",
             maybe=raised.maybe,
         )
-        return msgspec.structs.replace(found, failure=failure)
+        return _after(found, relation, failure)
 
     def _raised(self, raised: KernelRaised, oracles: Sequence[OracleName] | None = None) -> Verdict:
         """What it means that a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
         if raised.is_a(KeyboardInterrupt) and not self.catch_interrupt:
             raise raised.error from None
-        return exception.verdict(raised, self.oracles if oracles is None else oracles)
+        found = exception.verdict(raised, self.oracles if oracles is None else oracles)
+        if found.failure is None or not (misuse := misuse_of(raised.error, self.kernel)):
+            return found
+        return msgspec.structs.replace(found, failure=msgspec.structs.replace(found.failure, misuse=misuse))
 
     def _at_home(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts on `candidates`, filled and looked at on the device `home`."""
@@ -346,10 +357,15 @@ class _Judge:
         for changed, entry in zip(further.runs, asked.entries, strict=True):
             raised = batch.raised(entry)
             if raised is not None and (changed.values is not None or raised.is_a(KeyboardInterrupt)):
-                found = self._relation_raised(asked.relation.name, raised)
-                return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
-        failure = _objection(further, batch, case, asked.entries)
-        return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
+                return self._relation_raised(verdict, asked.relation.name, raised)
+        return _after(verdict, asked.relation.name, _objection(further, batch, case, asked.entries))
+
+
+def _after(verdict: Verdict, relation: OracleName, failure: Failure | None) -> Verdict:
+    """`verdict` once `relation` has had its word, an objection or none."""
+    related = (*verdict.related, relation)
+    failure = verdict.failure if failure is None else failure
+    return msgspec.structs.replace(verdict, failure=failure, related=related)
 
 
 def _lacks_lse(verdict: Verdict, trial: Trial) -> bool:

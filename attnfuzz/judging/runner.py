@@ -82,6 +82,7 @@ class Runner:
         self._executor_environment = dict(environment or {})
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
+        self.lost: Failure | None = None
         self._python = python
         self.zygote = zygote or self._start_zygote(likely_device(device))
         self._executor = self._new_executor()
@@ -213,8 +214,14 @@ class Runner:
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
     ) -> list[Verdict] | None:
-        """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone."""
+        """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone.
+
+        Where its process ended or hung, `lost` says how.
+        """
+        self.lost = None
         reply, built_s = self._ask(declaration, self._request(declaration, cases, together=True), timeout_s)
+        if not isinstance(reply, JudgeReply):
+            self.lost = failure_of(reply)
         if not isinstance(reply, JudgeReply) or reply.lost is not None:
             return None
         if reply.environment is not None:

@@ -62,6 +62,10 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
     )
     if unreached := explore.get("unreached"):
         yield f"Never reached: {', '.join(map(_code, unreached))}.\n"
+    for sentence in explore.get("too_few", ()):
+        yield f"{_text(sentence)}.\n"
+    if idle := explore.get("idle_oracles"):
+        yield f"Applied to no case: {', '.join(map(_code, idle))}.\n"
     for kernel, finding in found:
         yield f"- **{_code(kernel['target'])}** {_code(finding['signature'])}: {_text(finding['message'])}"
         if finding["path"]:

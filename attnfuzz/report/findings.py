@@ -143,7 +143,8 @@ def what_was_found(result: CampaignResult) -> str:
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
     within = f" within what {'it was' if len(statistics.kernels) == 1 else 'they were'} found to take"
-    nothing = f"nothing {new}{done}{within if result.questions else ''}"
+    by = f" by {' and '.join(statistics.oracles)}" if statistics.oracles else ""
+    nothing = f"nothing {new}{done}{by}{within if result.questions else ''}"
     found = ", ".join([_findings(counts, statistics) if counts else nothing, *others])
     return f"{found}; {count(len(result.questions), 'question')}" if result.questions else found
 

@@ -15,7 +15,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import in_order, kernels_in_order
-from attnfuzz.verdict import SourceLine
+from attnfuzz.verdict import OracleName, SourceLine
 
 __all__ = [
     "FORMAT",
@@ -80,7 +80,8 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ``inferred`` is the declaration that it was searched under, where its own left out something that it does not take,
     and ``outside_contract`` says what of that it refuses. ``questions`` are the rest of it.
     ``not_runnable``: how many cases, which are not among the ``cases``, could not run on this device, by the reason.
-    ``unbuilt``: how far a kernel had come that compiles itself; no more of it was searched."""
+    ``unbuilt``: how far a kernel had come that compiles itself; no more of it was searched. ``never_returned``: why one
+    was not searched that never gave a result."""
 
     name: str
     target: str
@@ -93,11 +94,13 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     outside_contract: str = ""
     not_runnable: dict[str, Count] = {}
     unbuilt: str = ""
+    never_returned: str = ""
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on.
-    ``environments`` are those that kernels ran in, where any were named.
+    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on,
+    ``too_few`` says of which too few were judged, and ``idle_oracles`` are those that were asked for by name and apply
+    to no case that was drawn. ``environments`` are those that kernels ran in, where any were named.
 
     Kernels, and findings of each, are in the order of all reports: the worst first."""
 
@@ -108,6 +111,8 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str
     kernels: tuple[KernelSummary, ...]
     unreached: tuple[str, ...] = ()
+    too_few: tuple[str, ...] = ()
+    idle_oracles: tuple[OracleName, ...] = ()
     environments: tuple[EnvironmentSummary, ...] = ()
 
 
@@ -139,10 +144,13 @@ def summarise(result: CampaignResult) -> Summary:
                 outside_contract=str(inferred[target]) if target in inferred and inferred[target].settled else "",
                 not_runnable=kernel.not_runnable,
                 unbuilt=result.unbuilt.get(target, ""),
+                never_returned=result.never_returned.get(target, ""),
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
+        too_few=tuple(map(str, result.too_few)),
+        idle_oracles=result.idle_oracles,
         environments=_environments(result),
     )
 

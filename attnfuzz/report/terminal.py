@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
@@ -27,6 +27,7 @@ from attnfuzz.report.findings import (
     ToldFinding,
     count,
     heading_of,
+    largest_ratio,
     restarts_of,
     told_findings,
     what_was_found,
@@ -109,8 +110,8 @@ def print_result(console: Console, result: CampaignResult) -> None:
         console.print()
         console.print(remark, soft_wrap=True)
     console.print()
-    if result.unreached and result.statistics.cases:
-        console.print(Text(_unreached(result), style="bold yellow"), soft_wrap=True)
+    for line in _unjudged(result):
+        console.print(Text(line, style="bold yellow"), soft_wrap=True)
     console.print(Text(verdict_sentence(result), style="bold red" if result.fails else "bold"), soft_wrap=True)
 
 
@@ -121,11 +122,28 @@ def _costs(statistics: Statistics) -> str:
     )
 
 
-def _unreached(result: CampaignResult) -> str:
+def _unjudged(result: CampaignResult) -> Iterator[str]:
+    """What nothing is known of."""
+    yield from (f"{target} {why}" for target, why in result.never_returned.items())
+    if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
+        yield _unreached(result, unreached)
+    yield from map(str, result.too_few)
+    for oracle in result.idle_oracles:
+        cases = count(result.statistics.cases, "case")
+        yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
+    ratio = largest_ratio(result.statistics)
+    if ratio > 1 and result.statistics.oracles and "accuracy" not in result.statistics.oracles:
+        yield f"errors reach {ratio:.3g} times their bound, which accuracy would object to: it was not asked"
+    if result.unquestioned:
+        asked = ", ".join(result.statistics.oracles)
+        yield f"no case of {', '.join(result.unquestioned)} was judged by {asked}, which does not apply there"
+
+
+def _unreached(result: CampaignResult, unreached: Sequence[str]) -> str:
     """Which kernels nothing is known of: without this sentence "nothing found" would be taken for theirs too."""
-    number, remedy = len(result.unreached), _remedy(result)
+    number, remedy = len(unreached), _remedy(result)
     was = "kernel was" if number == 1 else "kernels were"
-    return f"{number} {was} never reached: {', '.join(result.unreached)}{remedy}"
+    return f"{number} {was} never reached: {', '.join(unreached)}{remedy}"
 
 
 def _remedy(result: CampaignResult) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from attnfuzz.campaign.counts import coverage_of
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.corpus import current_environment
@@ -66,6 +67,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """The document. Where the verdict is "error" nothing was judged, and ``error`` is why.
 
     ``declared``: what the kernel's file declares, which is not questioned. ``left_out``: see `Limit`.
+    ``covered``: what cases had, by feature of inputs; ``largest``: the tokens of the longest ``sequence``, and the most
+    ``sequences`` and ``tokens`` of a case. Nothing is known of what lies beyond.
     ``max_error_ratio``: the largest finite error over bound of all cases, failing ones included.
     ``unconfirmed``: what failed once, did not come again, and may have been the machine's doing.
     """
@@ -75,6 +78,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     problem: str | None = None
     cases: int = 0
+    largest: dict[str, int] = {}
+    covered: dict[str, tuple[str, ...]] = {}
     elapsed_s: float
     seed: int | None = None
     device: str | None = None
@@ -99,6 +104,8 @@ def verification_of(
         kernel=kernel,
         problem=str(searched.declaration.problem),
         cases=searched.cases,
+        largest=searched.largest,
+        covered=coverage_of(searched.declaration, searched.coverage).axes,
         elapsed_s=round(result.elapsed_s, 3),
         seed=statistics.seed,
         device=statistics.device_name,
@@ -129,7 +136,9 @@ def counting(result: CampaignResult) -> ToldFinding | None:
 
 def lines_of(verification: Verification) -> Iterator[str]:
     """For people."""
-    searched = f"{count(verification.cases, 'case')} of {verification.problem}"
+    longest = verification.largest.get("sequence")
+    far = "" if longest is None else f", none longer than {count(longest, 'token')},"
+    searched = f"{count(verification.cases, 'case')} of {verification.problem}{far}"
     effort = f"{searched} in {format_duration(verification.elapsed_s)} on {verification.device}"
     yield f"{verification.verdict.upper()}  {verification.kernel}  ({effort}, seed {verification.seed})"
     if (found := verification.counterexample) is not None:

@@ -108,8 +108,9 @@ def _checked(name: str, result: object, given: Tensor) -> Tensor:
     if result.shape != given.shape:
         raise ResultError(f"the kernel returned {name} of shape {tuple(result.shape)}; it must be {tuple(given.shape)}")
     if result.dtype != given.dtype and not (name == "partial_out" and result.dtype is torch.float32):
+        wanted = _short(given.dtype)
         raise ResultError(
-            f"the kernel returned {name} in {_short(result.dtype)}; it must be {_short(given.dtype)}, as inputs.{name} is"
+            f"the kernel returned {name} in {_short(result.dtype)}; inputs.{name} is {wanted}, return that"
         )
     if result.device.type != given.device.type:
         raise ResultError(f"the kernel returned {name} on {result.device}; it must be on {given.device}")

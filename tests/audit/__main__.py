@@ -1,9 +1,9 @@
 """`python -m tests.audit [PART ...]`: tens of thousands of hostile inputs, and what must not come of any of them.
 
-Regression files, cases, paths, symbolic links, settings, states and kills at random moments are
-tried on this tree, in temporary folders. No input may end in a traceback, hang, touch a file that is none of attnfuzz's
-business or run code that nobody asked for. What does is printed with the number that reproduces it alone, and the exit
-status is 1. The same seed gives the same inputs.
+Regression files, cases, paths, symbolic links, settings, states, kills at random moments and commands with nothing to
+judge are tried on this tree, in temporary folders. No input may end in a traceback, hang, touch a file that is none of
+attnfuzz's business or run code that nobody asked for, and where nothing was judged none may say success. What does is
+printed with the number that reproduces it alone, and the exit status is 1. The same seed gives the same inputs.
 """
 
 from __future__ import annotations

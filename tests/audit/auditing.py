@@ -37,6 +37,7 @@ PARTS = {
     "settings": "tests.audit.settings:Settings",
     "states": "tests.audit.states:States",
     "kills": "tests.audit.kills:Kills",
+    "idle": "tests.audit.idle:Idle",
 }
 
 _CPU_S = 15.0

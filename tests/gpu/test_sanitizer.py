@@ -33,7 +33,7 @@ def replayed(kernel: str, tool: Tool, folder: Path) -> tuple[int, str]:
     result = CliRunner().invoke(replay.command, arguments, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
-    return result.return_value, " ".join(result.output.split())
+    return result.return_value.status, " ".join(result.output.split())
 
 
 def test_a_write_behind_a_tensor_is_named(tmp_path: Path) -> None:

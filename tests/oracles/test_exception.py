@@ -63,14 +63,23 @@ def test_exception_in_the_second_run_only(plant: Any, dense: Case, failure_of: A
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda out, lse: (out[..., :3], lse), "out has shape (3, 4, 3); it must have (3, 4, 8)"),
-        (lambda out, lse: (out, lse.T), "lse has shape (4, 3); it must have (3, 4)"),
-        (lambda out, lse: (out.half(), lse), "out has dtype float16; it must have float32"),
-        (lambda out, lse: (out, lse.double()), "lse has dtype float64; it must have float32"),
+        (lambda out, lse: (out[..., :3], lse), "the kernel returned out of shape (3, 4, 3); it must be (3, 4, 8)"),
+        (lambda out, lse: (out, lse.T), "the kernel returned lse of shape (4, 3); it must be (3, 4)"),
+        (lambda out, lse: (out.half(), lse), "the kernel returned out in float16; inputs.out is float32, return that"),
+        (lambda out, lse: (lse, out), "the kernel returned (lse, out), by their shapes; it must return (out, lse)"),
+        (
+            lambda out, lse: {"out": out, "lse": lse},
+            "the kernel returned a dict of out, lse; it must return (out, lse), only out, or None after writing into "
+            "inputs.out and inputs.lse",
+        ),
+        (
+            lambda out, lse: (out, lse.double()),
+            "the kernel returned lse in float64; inputs.lse is float32, return that",
+        ),
         (lambda out, lse: (out, lse, lse), "the kernel returned tuple of 3; it must return (out, lse)"),
         (lambda out, lse: 7, "the kernel returned 7; it must return (out, lse)"),
         (lambda out, lse: (out, 7), "the kernel returned 7 as lse; it must be a tensor"),
-        (lambda out, lse: (out.to("meta"), lse), "out is on meta; it must be on cpu"),
+        (lambda out, lse: (out.to("meta"), lse), "the kernel returned out on meta; it must be on cpu"),
     ],
 )
 def test_result_that_is_none(result: Any, message: str, plant: Any, dense: Case, failure_of: Any) -> None:

@@ -31,9 +31,13 @@ def scripted(
     together: Callable[..., Sequence[Verdict] | None] = lambda declaration, cases, timeout_s: None,
     find_leak: Callable[..., Failure | None] = lambda declaration, case, timeout_s: None,
     pid: Callable[[], int | None] = lambda: None,
+    lost: Failure | None = None,
 ) -> Runner:
-    """``judge`` is told whether the process is new; each case counts as one of a process that no other ran in."""
-    return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid))
+    """``judge`` is told whether the process is new; each case counts as one of a process that no other ran in.
+
+    ``lost``: how batches that are lost lose their processes.
+    """
+    return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid, lost))
 
 
 class _ScriptedRunner:
@@ -43,11 +47,13 @@ class _ScriptedRunner:
         together: Callable[..., Sequence[Verdict] | None],
         find_leak: Callable[..., Failure | None],
         pid: Callable[[], int | None],
+        lost: Failure | None,
     ) -> None:
         self._judge = judge
         self._together = together
         self._find_leak = find_leak
         self._pid = pid
+        self.lost = lost
         self._is_fresh = False
         self._looks = 0
 

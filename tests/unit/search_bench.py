@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis.strategies import SearchStrategy
 
+from attnfuzz.campaign.draw.long_cases import LongCases
 from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.identity.finding import Finding
@@ -91,12 +92,16 @@ class Bench:
             strategy_for=drawn,
             channel=channel,
             formats=formats,
+            long_cases=self.long_cases(),
             most_together=self.most_together,
         )
         loop.run()
         return self
 
     def formats(self) -> WorkingSets | None:
+        return None
+
+    def long_cases(self) -> LongCases | None:
         return None
 
     def timed(self, deadline: float) -> CaseJudge:

@@ -221,9 +221,9 @@ def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
     """What lies outside the contract would be told without the way to say so."""
     told = str(inferred(runner, "eager_split_decode"))
     assert told == (
-        f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layouts HND and packed, it "
-        'returns no LSE, it raises where there are no keys. To declare that: Supports(layouts=("NHD", "interleaved"), '
-        'empty_sequences=False, lse="none")'
+        f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layouts HND and packed, "
+        "it returns no LSE, it raises where there are no keys. To declare that: Supports("
+        'layouts=("NHD", "interleaved"), empty_sequences=False, lse="none")'
     )
 
 

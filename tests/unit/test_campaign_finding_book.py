@@ -355,6 +355,25 @@ def test_a_hang_that_did_not_come_back_was_a_slow_case(story: Story) -> None:
     assert story.book.unconfirmed == []
 
 
+def test_a_kernel_that_hangs_again_and_again_is_doubted(story: Story) -> None:
+    """One that stops itself in its third call hangs every batch, and no case alone: it would pass for right."""
+    for number in range(3):
+        assert story.book.unconfirmed == []
+        story.found(f"0-{number}", 5, HANG)
+        story.book.unconfirmed_by(Unconfirmed(finding=f"0-{number}", runs=1, lost_together=True))
+    assert [finding.failure for finding in story.book.unconfirmed] == [HANG]
+    assert story.book.findings == []
+
+
+def test_a_process_that_was_lost_with_many_cases_is_doubted_at_once_and_no_finding(story: Story) -> None:
+    """A file would be saved with a case that fails in no way, or nobody would hear that a process has died."""
+    killed = Failure(oracle="crash", kind="SIGXCPU", message="killed by SIGXCPU")
+    story.found("0-1", 5, killed)
+    story.book.unconfirmed_by(Unconfirmed(finding="0-1", runs=1, lost_together=True))
+    assert [finding.failure for finding in story.book.unconfirmed] == [killed]
+    assert (story.book.findings, story.files()) == ([], [])
+
+
 def test_what_a_lost_worker_was_at_is_kept(story: Story) -> None:
     """The end of the budget, or of a worker, must not lose what it had found."""
     story.found("0-1", 50)

@@ -8,13 +8,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import Any
 
 import msgspec
 
 from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Stop, ToWorker, Trouble, WorkerProgress
+from attnfuzz.campaign.messages import (
+    FormatCompiled,
+    Found,
+    Known,
+    Minimised,
+    Stop,
+    ToWorker,
+    Trouble,
+    Unconfirmed,
+    WorkerProgress,
+)
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -162,6 +173,25 @@ def test_a_crash_in_a_batch_is_found_and_the_other_cases_are_still_judged() -> N
     *early, _, _ = bench.batches_encoded()  # what is left of the last ones waits for a turn that never comes
     others = {msgspec.json.encode(case) for batch in bench.batches for case in batch if case.gqa_ratio != 3}
     assert set().union(*early) & others <= set(bench.verdicts)
+
+
+def test_a_batch_that_dies_of_no_case_alone_is_told() -> None:
+    """A kernel that ends its process after so many calls would lose every batch without a word."""
+
+    @dataclass
+    class Dying(BatchBench):
+        def timed(self, deadline: float) -> CaseJudge:
+            runner = scripted(self.judge, together=self.together, lost=CRASH)
+            return CaseJudge(runner, deadline=deadline, longest_s=10.0, journal=Journal(None))
+
+        def together(self, *asked: Any, **how: Any) -> None:
+            return None
+
+    bench = Dying(lambda case: None, enough=after(Unconfirmed)).run()
+    (found, *_), (unconfirmed, *_) = bench.of(Found), bench.of(Unconfirmed)
+    assert (found.failure, found.finding) == (CRASH, unconfirmed.finding)
+    assert unconfirmed.lost_together
+    assert found.preceding
 
 
 def test_a_hang_in_a_batch_is_found() -> None:

@@ -18,7 +18,7 @@ import pytest
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.cli import main
-from attnfuzz.cli.explore import exit_status
+from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
@@ -424,11 +424,11 @@ def test_what_a_declaration_ends_does_not_count() -> None:
         del result.statistics.kernels[MERGE.target]  # which has no case
         return result
 
-    assert exit_status(reached(outside)) == 0
-    assert exit_status(reached(outside, a_finding(DENSE))) == 1
+    assert outcome_of(reached(outside)).status == 0
+    assert outcome_of(reached(outside, a_finding(DENSE))).status == 1
     result = reached(outside)
     result.statistics.pedantic = True
-    assert exit_status(result) == 1
+    assert outcome_of(result).status == 1
 
 
 def test_a_kernel_that_was_never_reached_is_no_success(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
     (tmp_path / "regressions").mkdir()
     document = json.loads(saved.read_bytes()) | {"issue": "https://example.org/issues/12"}
     (tmp_path / "regressions" / saved.name).write_text(json.dumps(document))
-    run = ci("mine.py", "--budget", "1s", "--shard", "1/2", cwd=tmp_path)
+    run = ci("mine.py", "--budget", "5s", "--shard", "1/2", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "known: https://example.org/issues/12" in run.stdout
     assert "nothing new found" in (folder / "shard-1" / "summary.md").read_text()

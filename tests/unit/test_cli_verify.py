@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import click
 import pytest
 
+from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.verdict import Failure
 from tests.unit.in_process import attnfuzz
+from tests.unit.report_results import a_finding, a_result
 from tests.unit.solutions import DECODE, PREFILL, a_solution, write_solution
 
 KERNEL = """
@@ -152,3 +158,64 @@ def test_a_solution_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("Error: solution 'solution.json': definition='gemm_n128_k2048' is none that attnfuzz")
     assert run.stderr.count("\n") == 1
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, result: CampaignResult) -> None:
+    """Have ``verify`` come to ``result``."""
+    monkeypatch.setattr("attnfuzz.campaign.startup.run_campaign", lambda *asked, **how: result)
+
+
+def a_result_of_one(**fields: Any) -> CampaignResult:
+    result = a_result(**fields)
+    for target in list(result.statistics.kernels)[1:]:
+        del result.statistics.kernels[target]
+    return result
+
+
+def test_a_document_that_cannot_be_written_is_an_error_and_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk would leave an empty file and success, and the verdict would be lost."""
+    judged(monkeypatch, a_result_of_one())
+    with Path("/dev/full").open("w") as full, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tests.unit.in_process._stream", lambda: io.TextIOWrapper(io.BytesIO(), write_through=True))
+        patched.setattr("click.echo", _echo_to(full))
+        patched.setattr("attnfuzz.cli.output.detach_output", lambda **how: None)
+        run = verify("mine.py", "--json", cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.startswith("PASS  mine.py")
+    assert "Error: the document cannot be written: No space left on device" in run.stderr
+
+
+def _echo_to(full: TextIO) -> Callable[..., None]:
+    echo = click.echo
+
+    def told(message: object = None, *, err: bool = False, **how: Any) -> None:
+        if err:
+            echo(message, err=True, **how)
+        else:
+            full.buffer.raw.write(message)  # type: ignore[attr-defined]
+
+    return told
+
+
+def test_the_document_and_the_sentence_say_what_was_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads PASS would take it for sequences of any length."""
+    result = a_result_of_one()
+    judged(monkeypatch, result)
+    (kernel,) = result.statistics.kernels.values()
+    told = document(verify("mine.py", "--json", cwd=tmp_path))
+    assert told["largest"] == {"sequence": 40, "sequences": 3, "tokens": 57}
+    assert told["covered"]["head size"] == ["pow2 to 64"]
+    assert told["cases"] == kernel.cases
+    run = verify("mine.py", cwd=tmp_path)
+    assert f"({kernel.cases} cases of paged_decode, none longer than 40 tokens, in" in run.stdout
+
+
+def test_a_failure_that_could_not_be_confirmed_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that kills its process now and then would pass."""
+    dead = Failure(oracle="crash", kind="SIGKILL", message="the kernel's process was killed by SIGKILL")
+    judged(monkeypatch, a_result_of_one(unconfirmed=(a_finding(failure=dead),)))
+    run = verify("mine.py", "--json", cwd=tmp_path)
+    assert (run.returncode, document(run)["verdict"]) == (2, "error")
+    assert "could not be confirmed: the kernel's process was killed by SIGKILL" in run.stderr

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import attnfuzz
+from attnfuzz.problems.supports import Supports
 
 
 @pytest.mark.parametrize("name", ["empty_sequences", "deterministic", "batch_invariant", "graph_replay"])

@@ -221,4 +221,4 @@ def ran(command: click.Command, *arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(command, arguments, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
-    return result.return_value, " ".join(result.output.split())
+    return result.return_value.status, " ".join(result.output.split())

@@ -156,6 +156,8 @@ class CaseJudge:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.deadline = deadline
+        self.lost: Failure | None = None
+        """How the last batch lost its process, if it did; not if it was cut short at the deadline."""
         self.history = History()
         self._runner = runner
         self._renew = renew or _sibling_of
@@ -215,6 +217,7 @@ class CaseJudge:
         That is so after a crash, a hang and an error of the framework, and at the deadline.
         """
         with self._running:
+            self.lost = None
             timeout = self._timeout_of(declaration)
             started = self._clock()
             remaining_s = self._remaining_s(started)
@@ -231,7 +234,11 @@ class CaseJudge:
             except ServiceError as error:
                 self._tell_once(declaration, len(cases), error)
                 return None
-            if verdicts is not None:
+            if verdicts is None:
+                lost = self._runner.lost
+                is_cut = lost is not None and lost.oracle == "hang" and limit_s == remaining_s
+                self.lost = None if is_cut else lost
+            else:
                 first = any(self._is_first(declaration, case) for case in cases)
                 timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts), first=first)
                 self._has_run(declaration, cases)

@@ -173,7 +173,8 @@ class Replayed:
     of the case had to be described in another way for this kernel (see `attnfuzz.problems.supported.translate`).
 
     A flaky case has ``runs`` > 1, of which ``failed_runs`` failed; ``verdict`` is that of one that did, if any.
-    ``python`` and ``device``: where it ran, if not in the driver's environment.
+    ``python`` and ``device``: where it ran, if not in the driver's environment. ``is_missed``: the kernel should run
+    the case, and cannot here.
     """
 
     saved: SavedCase
@@ -187,6 +188,7 @@ class Replayed:
     changes: tuple[str, ...] = ()
     python: Python | None = None
     device: str = ""
+    is_missed: bool = False
 
     @property
     def failed(self) -> bool:
@@ -253,12 +255,12 @@ class _Job:
     def run(self, runner: Runner, run: Run) -> Replayed:
         kernel, saved = self.declaration, self.case
         case = adapt_options(saved.regression.case, kernel.options)
-        objection = why_unsupported(kernel.supports, kernel.options, case)
-        if objection is None:
-            ran = run(saved.regression, kernel, runner)
-            objection = ran.verdict.not_runnable or None
-        if objection is not None:
+        if (objection := why_unsupported(kernel.supports, kernel.options, case)) is not None:
             return Replayed(saved, kernel, case, None, objection, is_own=self.is_own)
+        ran = run(saved.regression, kernel, runner)
+        if why := ran.verdict.not_runnable:
+            missed = self.changes is None  # a kernel of --on is one more, as far as it goes
+            return Replayed(saved, kernel, case, None, why, is_own=self.is_own, is_missed=missed)
         return Replayed(saved, kernel, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=self.is_own)
 
     def told(self, result: Replayed) -> Iterator[Replayed]:

@@ -11,7 +11,7 @@ from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import ANY_CASE, KnownFindings, Signature, Symptom
 from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.messages import Busy, Known
+from attnfuzz.campaign.messages import Busy, Found, Known, Unconfirmed, written
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.verdict import ends_process
@@ -116,6 +116,14 @@ class FailureQueue:
         )
         if not investigation.run():
             self._doubts[failing.symptom] += 1
+
+    def doubt(self, failing: FailingCase) -> None:
+        """Tell of a process that was lost while cases ran in it, ``failing`` last; alone none of them loses one."""
+        self._investigated += 1
+        finding = f"{self._worker}-{self._investigated}"
+        fields = written(failing.case, failing.failure, failing.preceding)
+        self._send(Found(finding=finding, kernel=failing.declaration.target, **fields))
+        self._send(Unconfirmed(finding=finding, runs=1, lost_together=True))
 
     def _is_known(self, failing: FailingCase) -> bool:
         symptom = failing.symptom

@@ -1,0 +1,65 @@
+"""Where a kernel cannot be called as it is written, whatever the case: what its author meant, in words."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.problems import inputs
+from attnfuzz.untrusted_text import text_of
+
+__all__ = ["misuse_of"]
+
+_INPUTS: tuple[type, ...] = tuple(kind for name, kind in vars(inputs).items() if name.endswith("Inputs"))
+_WRONG_DEVICE = (
+    "cpu tensor?",  # Triton, of a pointer to host memory
+    "to be on the same device",  # torch
+    "not compiled with CUDA",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+)
+"""What torch and Triton say of a tensor on another device than the inputs; they have no types for it."""
+
+
+def misuse_of(error: BaseException, kernel: Kernel) -> str:
+    """What to write instead, if ``error`` says that the kernel was written for other arguments; else empty.
+
+    That its parameters do not fit the call, that its inputs have no such attribute, or that it mixes devices.
+    """
+    if isinstance(error, TypeError) and not _can_be_called(kernel):
+        options = tuple(kernel.declaration.options)
+        names = [name for name in _parameters(kernel)[1:] if name not in options]
+        if not options:
+            return "a kernel is called with its inputs alone, unless it declares options"
+        which = "this one is" if len(options) == 1 else "these are"
+        near = "".join(_did_you_mean(name, options) for name in names[:1])
+        return f"options are passed by keyword: {which} {', '.join(options)}{near}"
+    if isinstance(error, AttributeError) and is_dataclass(error.obj) and isinstance(error.obj, _INPUTS):
+        known = [field.name for field in fields(error.obj)]
+        return f"inputs has {', '.join(known)}{_did_you_mean(str(error.name), known)}"
+    said = text_of(error)
+    if any(words in said for words in _WRONG_DEVICE):
+        return "make every tensor on the device of the inputs: device=inputs.out.device"
+    return ""
+
+
+def _can_be_called(kernel: Kernel) -> bool:
+    try:
+        inspect.signature(kernel.function).bind(object(), **kernel.declaration.options)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature that Python knows
+        return True
+    return True
+
+
+def _parameters(kernel: Kernel) -> list[str]:
+    return list(inspect.signature(kernel.function).parameters)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]} where it says {name}?" if close else ""

@@ -1,0 +1,57 @@
+"""Kernels that never give a result, each for a mistake that people make when they write their first."""
+# mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
+
+import sys
+
+import torch
+
+import attnfuzz
+from attnfuzz.kernels import eager
+
+SMALL = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,))
+
+
+def right(inputs):
+    return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL, options={"num_splits": (1, 2)})
+def misspelt(inputs, num_split):
+    return right(inputs)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL, options={"num_splits": (1, 2)})
+def without_options(inputs):
+    return right(inputs)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def separate_tensors(q, k, v, seq_lens):
+    return eager.dense_decode(q, k, v, seq_lens, 1.0)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def other_name(inputs):
+    return right(inputs), inputs.seq_len
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def elsewhere(inputs):
+    return right(inputs)[0] + torch.zeros(1).cuda()
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def leaves(inputs):
+    sys.exit(3)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def fine(inputs):
+    return right(inputs)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def sometimes(inputs):
+    if inputs.q.shape[0] > 1:
+        return inputs.seq_len
+    return right(inputs)
