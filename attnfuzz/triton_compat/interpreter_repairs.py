@@ -1,6 +1,6 @@
 """Repairs of the arithmetic of Triton's interpreter.
 
-Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 and 3.7):
+Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 to 3.9):
 
 * It keeps bfloat16 as 16-bit integers and computes with those: `x * y`, `tl.dot(x, y)` and `tl.sum(x)` give noise.
   Here they are widened to float32, and results that are bfloat16 again are rounded to nearest, ties to even.
@@ -178,6 +178,12 @@ class _Repairs:
                 return self._handle(numbers[source.data].astype(self._wide[wide]), wide)
             if numbers is not None and wide == self._language.bfloat16:
                 return self._handle(_to_bfloat16_bits(numbers[source.data]), wide)
+            # Triton 3.9 asks for these two as well, and drops bits; older ones go by way of float32.
+            half = self._language.float16
+            if source.dtype.scalar == half and wide == self._language.bfloat16:
+                return self._handle(_to_bfloat16_bits(source.data), wide)
+            if self._is_bfloat16(source) and wide == half:
+                return self._handle(self._widened(source).data.astype(np.float16), wide)
             narrow = self._float8.get(wide)
             if narrow is not None and numbers is None and getattr(rounding, "name", "RTNE") == "RTNE":
                 return self._handle(_to_float8_bits(self._widened(source).data, narrow), wide)
