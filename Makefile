@@ -4,13 +4,14 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test test-all lint types compiled unit quality audit docs pictures format clean
+.PHONY: explore test test-all triton-versions lint types compiled unit quality audit docs pictures format clean
 
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BUDGET ?= 60s
 KERNELS ?=
+TRITON ?= 3.6.0 3.7.1 newest
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -29,6 +30,10 @@ test: $(TESTABLE)
 # What a change is not kept waiting for: every planted bug, campaigns that are killed, hostile files by the dozen.
 test-all: lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --attnfuzz-profile all
+
+# The kernels and the interpreter with each Triton that attnfuzz says it takes; TRITON=newest-torch for the newest torch.
+triton-versions: $(TESTABLE)
+	WORKERS=$(WORKERS) .ci/triton-versions $(VENV) $(TRITON)
 
 lint: $(TESTABLE)
 	$(BIN)/python -m ruff check .

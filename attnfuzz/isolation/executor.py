@@ -11,9 +11,9 @@ from attnfuzz.isolation.builds import BUILD_PATIENCE_S, LOOK_EVERY_S, BuildWatch
 from attnfuzz.isolation.link import Link
 from attnfuzz.isolation.messages import (
     Answer,
-    ExecutorMessage,
     Fault,
     Hello,
+    Progress,
     Request,
     encode_fork_request,
     encode_frame,
@@ -36,6 +36,8 @@ __all__ = ["Executor", "ZygoteLostError", "await_message", "describe_death", "ki
 
 _MEMORY_POLL_S = 0.02
 _MOST_PATIENCE = 4.0
+_MOST_RUNS = 128
+"""Of a call, that have its time each: twice as many as a relation makes. Code under test can say that a run is over."""
 _BLOCKED_S = 0.5
 """How long a process that is blocked at the end of its time has until it is looked at again."""
 _CHANNEL_GRACE_S = 1.0
@@ -58,8 +60,10 @@ def await_message(
     *,
     builds: BuildWatch | None = None,
     give_up: GiveUp = never,
-) -> ExecutorMessage | Died | TimedOut:
+) -> Hello | Answer | Fault | Died | TimedOut:
     """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
+
+    ``timeout_s`` is for each run of a call that says when one is over (`Progress`).
 
     What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
@@ -72,8 +76,14 @@ def await_message(
     deadline, next_look = began + timeout_s, began + LOOK_EVERY_S
     first_deadline = deadline
     expired = False
+    runs = 0
     while True:
-        if (message := link.next_message()) is not None:
+        if isinstance(message := link.next_message(), Progress):
+            runs += 1
+            if runs <= _MOST_RUNS:
+                began, waited_before = time.monotonic(), _cpu_wait_s(link)
+                deadline = began + timeout_s
+        elif message is not None:
             return message
         if (died := _death(link, memory_limit_bytes)) is not None:
             return died

@@ -32,6 +32,7 @@ __all__ = [
     "FrameDecoder",
     "FrameError",
     "Hello",
+    "Progress",
     "Request",
     "Signal",
     "encode_fork_request",
@@ -117,9 +118,15 @@ class Fault(msgspec.Struct, tag="fault", frozen=True, forbid_unknown_fields=True
         msgspec.structs.force_setattr(self, "traceback", printable(self.traceback, DETAILS_BYTES, lines=True))
 
 
+class Progress(msgspec.Struct, tag="progress", frozen=True, forbid_unknown_fields=True):
+    """Executor to driver: a run is over of those that the call consists of, and it goes on with the next."""
+
+    number: int
+
+
 ControlRequest: TypeAlias = Fork | Signal
 ControlReply: TypeAlias = Forked | ForkFailed | Exited
-ExecutorMessage: TypeAlias = Hello | Answer | Fault
+ExecutorMessage: TypeAlias = Hello | Answer | Fault | Progress
 
 
 def encode_fork_request(environment: Mapping[str, str]) -> bytes:

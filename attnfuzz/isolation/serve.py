@@ -6,6 +6,7 @@ caller: a child that fell back into the zygote's loop would act as a second zygo
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import os
@@ -22,8 +23,9 @@ from typing import NoReturn, Protocol, runtime_checkable
 import msgspec
 
 from attnfuzz.isolation.memory_faults import FatalSignals
-from attnfuzz.isolation.messages import Answer, Fault, FrameError, Hello, Request, receive_frame, send_frame
+from attnfuzz.isolation.messages import Answer, Fault, FrameError, Hello, Progress, Request, receive_frame, send_frame
 from attnfuzz.isolation.process import die_with_parent, disable_core_dumps, prefer_as_oom_victim
+from attnfuzz.isolation.progress import expect_runs
 from attnfuzz.overlay import install_overlay
 
 __all__ = [
@@ -149,7 +151,11 @@ def serve(channel: socket.socket, loaded: object, after_each: Callable[[], None]
         own_pid = os.getpid()
         send_frame(channel, msgspec.json.encode(Hello(own_pid)))
         while (frame := receive_frame(channel)) is not None:
-            answer = _answer(service, msgspec.json.decode(frame, type=Request))
+            request = msgspec.json.decode(frame, type=Request)
+            progress = msgspec.json.encode(Progress(request.number))
+            expect_runs(functools.partial(send_frame, channel, progress))
+            answer = _answer(service, request)
+            expect_runs(None)
             if os.getpid() != own_pid:  # code under test forked and returned twice; only the original answers
                 return 0
             after_each()

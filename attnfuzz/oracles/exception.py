@@ -1,13 +1,13 @@
 """Exceptions on a supported case, results that cannot be any, and CUDA errors that leave the process unusable."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.trials.observation import KernelRaised, ResultError
+from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import RESULT, Failure, OracleName, Verdict
 
@@ -18,11 +18,6 @@ _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailur
 
 _SHOWN_FRAME_WAITED = "CUDA reports errors late: the line shown may only have waited for the kernel that failed"
 _NO_FRAME = "CUDA reports errors late: run with CUDA_LAUNCH_BLOCKING=1 to see the launch that fails"
-_INTERPRETER = "/triton/runtime/interpreter.py"
-_LANGUAGE = "/triton/language/"
-_NO_METHOD = "'InterpreterBuilder' object has no attribute "
-_NOT_WRAPPED = re.compile(r"'(?:bool|float|int|str)' object has no attribute 'value'")
-"""Of a constant, which the compiler hands to `triton.language` wrapped, and the interpreter as it is."""
 _MAX_FRAMES = 8
 _MAX_LINES = 20
 
@@ -61,27 +56,11 @@ def _raise_if_environment(error: BaseException) -> None:
 
 
 def interpreter_limit(error: BaseException) -> str:
-    """What Triton's interpreter cannot do that kernels may ask of it, in words; empty if that is not why it raised.
-
-    The place tells: the interpreter itself does not implement something, has no word for a type, or is asked by
-    `triton.language` for what only the compiler has. What a kernel raises in its own code, or `triton.language` about
-    its arguments, would be raised by a compiler too.
-    """
+    """What Triton's interpreter cannot do that kernels may ask of it, in words; empty if that is not why it raised."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return ""
     *_, cause = _chain(error)
-    path = next((place.path for place in reversed(list(places(cause)))), "")
-    kind, said = type(cause), _first_line(text_of(cause))
-    lacking = ""
-    if path.endswith(_INTERPRETER) and issubclass(kind, NotImplementedError):
-        lacking = said or type_name(cause)
-    elif path.endswith(_INTERPRETER) and issubclass(kind, KeyError):
-        lacking = f"it does not know {said}"
-    elif (path.endswith(_INTERPRETER) or _LANGUAGE in path) and issubclass(kind, AttributeError):
-        if said.startswith(_NO_METHOD):
-            lacking = f"it has no {said.removeprefix(_NO_METHOD)}"
-        elif _NOT_WRAPPED.match(said):
-            lacking = f"it does not wrap constants: {said}"
+    lacking = interpreter_limit_of(cause)
     return f"Triton's interpreter cannot run this kernel: {lacking}" if lacking else ""
 
 

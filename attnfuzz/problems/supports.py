@@ -94,8 +94,9 @@ class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
       and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
       and sequences of a dense K and V may have a gap between them that keeps the alignment, of K and V the same;
-      everything else is contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by tokens
-      of q and of results, by sequences and tokens of a dense K and V. ``"any"``: all that a tensor can be (every other
+      everything else is contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by
+      sequences and tokens of a dense K and V, by partial and merged results, and by tokens of q and out where sequences
+      have many; no server decodes so many sequences together. ``"any"``: all that a tensor can be (every other
       element, transposed, misaligned, any dimension so wide that offsets pass 2^31); ``"last_contiguous"``: the same as
       far as the last dimension has stride 1; ``"contiguous"``: no gaps at all.
     * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``

@@ -54,7 +54,11 @@ __all__ = [
 
 
 _STUB = "attnfuzz_stub.py.jinja"
-_REPAIRS = Path(attnfuzz.__file__).parent / "triton_compat" / "interpreter_repairs.py"
+_PACKAGE = Path(attnfuzz.__file__).parent
+_INTERPRETER = tuple(
+    f"triton_compat/interpreter{part}.py" for part in ("", "_libdevice", "_objects", "_repairs", "_rewriting")
+)
+"""What sets up Triton's interpreter: modules that need nothing else of attnfuzz."""
 _WITHOUT_TRITON = sys.stdlib_module_names | {"attnfuzz", "numpy", "torch"}
 _WIDTH = 116
 
@@ -76,7 +80,7 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
     sources = kernel_sources(regression.kernel)
     files = {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8"), **sources.files}
     if interpreted := _may_use_triton(sources.files):
-        files["attnfuzz/interpreter_repairs.py"] = _REPAIRS.read_text(encoding="utf-8")
+        files |= {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in _INTERPRETER}
     finding = regression.finding
     loader = jinja2.FileSystemLoader(TEMPLATES)
     scripts = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.memory_faults import installed
+from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
@@ -282,6 +283,9 @@ def call(
         return results
     except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
         raise KernelRaised(error, allocations.arena.poison) from error
+    finally:
+        if wait or allocations.arena.device.type == "cpu":
+            run_is_over()
 
 
 def _after_waiting(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:

@@ -20,7 +20,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from attnfuzz.triton_compat.interpreter_libdevice import install_libdevice
+from attnfuzz.triton_compat.interpreter_objects import install_objects
 from attnfuzz.triton_compat.interpreter_repairs import install_repairs
+from attnfuzz.triton_compat.interpreter_rewriting import install_rewriting
 
 __all__ = ["install_fast_patching", "install_shortcuts", "set_up_interpreter"]
 
@@ -133,3 +136,6 @@ def set_up_interpreter() -> None:
         install_fast_patching()
         install_shortcuts()
         install_repairs()
+        install_rewriting()
+        install_objects()
+        install_libdevice()

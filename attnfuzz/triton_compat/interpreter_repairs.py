@@ -1,6 +1,6 @@
-"""Repairs of Triton's interpreter, in the one place that replaces its arithmetic.
+"""Repairs of the arithmetic of Triton's interpreter.
 
-Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 and 3.7):
+Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 to 3.9):
 
 * It keeps bfloat16 as 16-bit integers and computes with those: `x * y`, `tl.dot(x, y)` and `tl.sum(x)` give noise.
   Here they are widened to float32, and results that are bfloat16 again are rounded to nearest, ties to even.
@@ -15,8 +15,6 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
   even, up to the largest finite number, as PTX does (`cvt.rn.satfinite`).
 * It has no constants of bfloat16: `x + 2.5` and `tl.full(shape, 1.0, tl.bfloat16)` end in an AttributeError. Here they
   are rounded to nearest, as the compiler does.
-* It takes a block for true, so that `a and b` of two blocks is `b`, `a or b` is `a`, and `not a` is False. The compiler
-  combines them element by element, and so does it here.
 * It takes an integer below 2^31 for 32 bits, even where the kernel's signature says `stride: tl.int64`, so that offsets
   wrap that do not on a GPU. Here it has the type that the signature gives it.
 * NumPy warns of `inf - inf` and of maxima of NaN, which is an exception where warnings are errors. A GPU goes on.
@@ -24,7 +22,6 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import inspect
@@ -77,79 +74,8 @@ def install_repairs() -> bool:
     launch.__call__ = _without_warnings(vars(launch)["__call__"])
     launch._init_args_hst = repairs.arguments(vars(launch)["_init_args_hst"])
     vars(interpreter)["_implicit_cvt"] = repairs.argument(vars(interpreter)["_implicit_cvt"])
-    _combine_blocks(interpreter)
     vars(interpreter)["InterpreterBuilder"].attnfuzz_repaired = True
     return True
-
-
-def _combine_blocks(interpreter: ModuleType) -> None:
-    """Have `and`, `or` and `not` of blocks rewritten where kernels are; of scalars they are left as they are.
-
-    The names of the interpreter's module are what a rewritten kernel finds beside its own.
-    """
-    rewriter = vars(interpreter)["ASTTransformer"]
-    if hasattr(rewriter, "visit_BoolOp") or hasattr(rewriter, "visit_UnaryOp"):
-        return
-    assignment = vars(rewriter)["visit_Assign"]
-
-    @functools.wraps(assignment)
-    def visit_assign(self: ast.NodeTransformer, node: ast.Assign) -> ast.AST:
-        node.value = self.visit(node.value)  # which the interpreter takes as it is
-        rewritten: ast.AST = assignment(self, node)
-        return rewritten
-
-    rewriter.visit_Assign = visit_assign
-    rewriter.visit_BoolOp = _rewritten_operator
-    rewriter.visit_UnaryOp = _rewritten_not
-    vars(interpreter)[_BLOCKS] = _Blocks(importlib.import_module("triton.language").tensor)
-
-
-_BLOCKS = "attnfuzz_blocks"
-
-
-def _of_blocks(method: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name(_BLOCKS, ast.Load()), method, ast.Load()), [*arguments], [])
-
-
-def _rewritten_operator(self: ast.NodeTransformer, node: ast.BoolOp) -> ast.expr:
-    """``a and b`` as ``combined(a, b) if is_block(a) else a and b``, where a is evaluated once."""
-    self.generic_visit(node)
-    method = "both" if isinstance(node.op, ast.And) else "either"
-    left, *others = node.values
-    for i, right in enumerate(others):
-        name = f"attnfuzz_left_{node.lineno}_{node.col_offset}_{i}"
-        test = _of_blocks("is_block", ast.NamedExpr(ast.Name(name, ast.Store()), left))
-        combined = _of_blocks(method, ast.Name(name, ast.Load()), right)
-        left = ast.IfExp(test, combined, ast.BoolOp(node.op, [ast.Name(name, ast.Load()), right]))
-    return left
-
-
-def _rewritten_not(self: ast.NodeTransformer, node: ast.UnaryOp) -> ast.expr:
-    self.generic_visit(node)
-    return _of_blocks("negated", node.operand) if isinstance(node.op, ast.Not) else node
-
-
-class _Blocks:
-    """What kernels call in place of Python's operators."""
-
-    def __init__(self, tensor: type) -> None:
-        self._tensor = tensor
-
-    def is_block(self, value: Any) -> bool:
-        return isinstance(value, self._tensor) and bool(value.type.is_block())  # type: ignore[attr-defined]
-
-    def both(self, left: Any, right: Any) -> Any:
-        if isinstance(right, self._tensor):
-            return left.logical_and(right)
-        return left if right else right
-
-    def either(self, left: Any, right: Any) -> Any:
-        if isinstance(right, self._tensor):
-            return left.logical_or(right)
-        return right if right else left
-
-    def negated(self, value: Any) -> Any:
-        return value.__not__() if self.is_block(value) else not value
 
 
 def _without_warnings(method: Method) -> Method:
@@ -175,9 +101,6 @@ def _is_known(interpreter: ModuleType, builder: type) -> bool:
         return False
     conversion = list(inspect.signature(vars(builder)["create_fp_to_fp"]).parameters)
     if conversion != ["self", "src", "dst_type", "rounding_mode"]:
-        return False
-    rewriter = getattr(interpreter, "ASTTransformer", None)
-    if not inspect.isclass(rewriter) or not callable(vars(rewriter).get("visit_Assign")):
         return False
     launch = getattr(interpreter, "GridExecutor", None)
     if not inspect.isclass(launch) or list(inspect.signature(vars(launch)["_init_args_hst"]).parameters) != [
@@ -255,6 +178,12 @@ class _Repairs:
                 return self._handle(numbers[source.data].astype(self._wide[wide]), wide)
             if numbers is not None and wide == self._language.bfloat16:
                 return self._handle(_to_bfloat16_bits(numbers[source.data]), wide)
+            # Triton 3.9 asks for these two as well, and drops bits; older ones go by way of float32.
+            half = self._language.float16
+            if source.dtype.scalar == half and wide == self._language.bfloat16:
+                return self._handle(_to_bfloat16_bits(source.data), wide)
+            if self._is_bfloat16(source) and wide == half:
+                return self._handle(self._widened(source).data.astype(np.float16), wide)
             narrow = self._float8.get(wide)
             if narrow is not None and numbers is None and getattr(rounding, "name", "RTNE") == "RTNE":
                 return self._handle(_to_float8_bits(self._widened(source).data, narrow), wide)

@@ -184,7 +184,14 @@ LIMITED_CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_
 
 
 @interpreted
-@pytest.mark.parametrize(("name", "lacking"), [("with_assembly", "inline_asm"), ("with_scaled_product", "constants")])
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("with_assembly", "inline_asm"),
+        ("with_wrapped_constant", "it does not wrap constants"),
+        ("with_driver", "there is no GPU: 0 active drivers"),
+    ],
+)
 def test_what_the_interpreter_lacks_is_no_failure(name: str, lacking: str) -> None:
     """A correct kernel would be accused of what only a CPU's stand-in for the compiler cannot do."""
     verdict = judge(getattr(limited_kernels, name), LIMITED_CASE, device="cpu")
@@ -200,6 +207,8 @@ def test_what_the_interpreter_lacks_is_no_failure(name: str, lacking: str) -> No
         ("with_unknown_name", "AttributeError in unknown_name"),
         ("with_unknown_attribute", "AttributeError in unknown_attribute"),
         ("with_odd_range", "ValueError in odd_range"),
+        ("with_static_assertion", "AssertionError in static_assertion"),
+        ("with_absent_axis", "ValueError in absent_axis"),
         ("with_not_implemented", "NotImplementedError in not_implemented"),
         ("with_pretended_limit", "AttributeError in pretended_limit"),
         ("with_missing_key", "KeyError in missing_key"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.isolation import ExitAfterReply
+from attnfuzz.isolation.progress import run_is_over
 
 _MEBIBYTE = 1 << 20
 
@@ -55,6 +56,14 @@ class Rogue:
     def sleep(self, seconds: float) -> str:
         time.sleep(seconds)
         return "slept"
+
+    def run(self, times_and_seconds: tuple[int, float]) -> str:
+        """So many runs of so many seconds, of which each is told to be over."""
+        times, seconds = times_and_seconds
+        for _ in range(times):
+            time.sleep(seconds)
+            run_is_over()
+        return "ran"
 
     def kill_once(self, pid_and_mark: tuple[int, str]) -> str:
         """Kill the process, unless the file is there which says that this was done."""

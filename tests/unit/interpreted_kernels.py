@@ -1,8 +1,10 @@
 """Kernels that are right on a GPU and that Triton's interpreter gets wrong unless it is repaired."""
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+from triton.language.extra.cuda import libdevice as cuda_libdevice
 
 __all__ = [
     "annotated_kernel",
@@ -89,3 +91,73 @@ def annotated_kernel(p_out, wide: tl.int64, named: "tl.int64", plain, byte: tl.u
     tl.store(p_out + 1, (factor * named).to(tl.int64))
     tl.store(p_out + 2, (factor * plain).to(tl.int64))
     tl.store(p_out + 3, (byte + byte).to(tl.int64))
+
+
+BIAS = tl.constexpr(3)
+"""A constant of a module, which kernels read as such."""
+
+
+@triton.jit
+def counting_kernel(p_out, first, last, STEP: tl.constexpr):
+    """Write numbers of loops, as 64 bits, and a product of one that passes 2^31."""
+    i = 0
+    for n in range(first, last, STEP):
+        tl.store(p_out + i, n.to(tl.int64) * 2147483647)
+        i += 1
+    for n in tl.range(last, step=STEP, num_stages=2):
+        tl.store(p_out + i, (n * 1073741824).to(tl.int64))
+        i += 1
+    for n in range(first.to(tl.int64), last):
+        tl.store(p_out + i, n * 1073741824)
+        i += 1
+    for n in tl.static_range(2):
+        tl.store(p_out + i + n, 1 if n == 1 else 0)
+
+
+@triton.jit
+def constexpr_kernel(p_in, p_out, TILE: tl.constexpr):
+    """Each operator between a constant of a module and a block of integers, the constant first."""
+    o = tl.arange(0, TILE)
+    x = tl.load(p_in + o)
+    tl.store(p_out + o, BIAS + x)
+    tl.store(p_out + TILE + o, BIAS - x)
+    tl.store(p_out + 2 * TILE + o, BIAS * x)
+    tl.store(p_out + 3 * TILE + o, BIAS // x)
+    tl.store(p_out + 4 * TILE + o, BIAS % x)
+    tl.store(p_out + 5 * TILE + o, (BIAS > x).to(tl.int32))  # noqa: SIM300 - the constant is asked first
+    tl.store(p_out + 6 * TILE + o, (BIAS == x).to(tl.int32))  # noqa: SIM300 - likewise
+    tl.store(p_out + 7 * TILE + o, (BIAS & x) + (BIAS << x) + (BIAS + 1))
+
+
+@triton.autotune(configs=[triton.Config({"TILE": 16}), triton.Config({"TILE": 32}, num_warps=8)], key=["n"])
+@triton.jit
+def tuned_kernel(p_out, n, TILE: tl.constexpr):
+    """Write the size of the tile."""
+    tl.store(p_out + tl.arange(0, TILE), TILE)
+
+
+@triton.jit
+def relaunched_kernel(p_out, scale, n: tl.int64, TILE: tl.constexpr, FACTOR: tl.constexpr):
+    """Write multiples of a scale."""
+    tl.store(p_out + tl.arange(0, TILE), scale * FACTOR)
+
+
+@triton.jit
+def libdevice_kernel(p_in, p_out, TILE: tl.constexpr):
+    """Functions of one, two and three floats, one that gives an integer, and one of a scalar."""
+    o = tl.arange(0, TILE)
+    x = tl.load(p_in + o)
+    tl.store(p_out + o, libdevice.exp2(x))
+    tl.store(p_out + TILE + o, libdevice.tanh(x))
+    tl.store(p_out + 2 * TILE + o, libdevice.pow(x, 3.0))
+    tl.store(p_out + 3 * TILE + o, libdevice.fma(x, x, 1.0))
+    tl.store(p_out + 4 * TILE + o, libdevice.isnan(x).to(tl.float32))
+    tl.store(p_out + 5 * TILE + o, x + libdevice.fast_expf(1.0))
+    tl.store(p_out + 6 * TILE + o, cuda_libdevice.rint(x))
+    tl.store(p_out + 7 * TILE + o, libdevice.div_rn(x, 3.0))
+
+
+@triton.jit
+def unknown_libdevice_kernel(p_out, TILE: tl.constexpr):
+    """What is rounded towards zero."""
+    tl.store(p_out + tl.arange(0, TILE), libdevice.div_rz(tl.full([TILE], 1.0, tl.float32), 3.0))

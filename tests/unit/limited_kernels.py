@@ -19,10 +19,23 @@ def assembly(p, TILE: tl.constexpr):
 
 
 @triton.jit
-def scaled_product(p, TILE: tl.constexpr):
-    o = tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    ones, scale = tl.full([TILE, TILE], 1, tl.uint8), tl.full([TILE, TILE // 32], 127, tl.uint8)
-    tl.store(p + o, tl.dot_scaled(ones, scale, "e4m3", ones, scale, "e4m3"))
+def wrapped_constant(p, TILE: tl.constexpr):
+    tl.store(p, TILE.value)
+
+
+def driver():
+    triton.runtime.driver.active.get_current_device()
+
+
+@triton.jit
+def static_assertion(p, TILE: tl.constexpr):
+    tl.static_assert(TILE == 16, "tiles of 16 only")
+    tl.store(p, 0.0)
+
+
+@triton.jit
+def absent_axis(p, TILE: tl.constexpr):
+    tl.store(p, tl.sum(tl.zeros([TILE], tl.float32), axis=1))
 
 
 @triton.jit
@@ -79,8 +92,11 @@ def declared(name, run):
 
 
 with_assembly = declared("with_assembly", needs(assembly))
-with_scaled_product = declared("with_scaled_product", needs(scaled_product))
 sometimes_with_assembly = declared("sometimes_with_assembly", needs(assembly, only_longer_than=8))
+with_wrapped_constant = declared("with_wrapped_constant", needs(wrapped_constant))
+with_driver = declared("with_driver", needs(driver))
+with_static_assertion = declared("with_static_assertion", needs(static_assertion))
+with_absent_axis = declared("with_absent_axis", needs(absent_axis))
 with_unknown_name = declared("with_unknown_name", needs(unknown_name))
 with_unknown_attribute = declared("with_unknown_attribute", needs(unknown_attribute))
 with_odd_range = declared("with_odd_range", needs(odd_range))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -76,3 +78,15 @@ def test_torch_brings_its_own_triton() -> None:
     """A direct requirement would put PyPI's triton over the files of the one that ROCm's torch has brought."""
     assert "triton" not in {Requirement(one).name for one in PROJECT["dependencies"]}
     assert [Requirement(one).name for one in PROJECT["optional-dependencies"]["interpreter"]] == ["triton"]
+
+
+def test_each_triton_that_is_permitted_is_tried() -> None:
+    """A release of Triton that breaks every kernel on a CPU would be noticed by users first."""
+    (tried,) = re.findall(r"^TRITON \?= (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    oldest, *_, newest = tried.split()
+    permitted = next(needed(PROJECT["optional-dependencies"]["interpreter"]))
+    assert str(permitted.specifier) == f">={'.'.join(oldest.split('.')[:2])}"
+    assert next(str(one.specifier) for one in pinned() if one.name == "triton").removeprefix("==") in tried.split()
+    jobs = yaml.safe_load((ROOT / ".github/workflows/triton.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["versions"]["strategy"]["matrix"]["triton"] == [*tried.split(), "newest-torch"]
+    assert newest == "newest"

@@ -12,7 +12,7 @@ import pytest
 from attnfuzz.isolation import Executor, ServiceError, Zygote
 from attnfuzz.isolation.link import OUTPUT_TAIL_BYTES
 from attnfuzz.isolation.messages import FrameError
-from attnfuzz.isolation.outcomes import signal_name
+from attnfuzz.isolation.outcomes import TimedOut, signal_name
 from tests.unit.execution_clients import SERVICES, assert_gone, call, died, timed_out
 
 
@@ -111,6 +111,14 @@ def test_hang_in_python_times_out_with_its_stack(executor: Executor) -> None:
     assert not outcome.still_alive
     assert_gone(pid)
     assert call(executor, "echo", 1) == 1
+
+
+def test_runs_of_one_call_have_their_time_each(executor: Executor) -> None:
+    """A case whose relation makes many runs of a slow kernel would be told to hang, and pass in a replay."""
+    pid = executor.pid
+    assert call(executor, "run", (6, 0.25), timeout_s=1.0) == "ran"
+    assert executor.pid == pid
+    assert isinstance(call(executor, "run", (1, 30.0), timeout_s=0.2), TimedOut)
 
 
 def test_hang_with_signals_blocked_times_out(executor: Executor) -> None:

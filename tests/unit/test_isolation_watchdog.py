@@ -20,6 +20,7 @@ from attnfuzz.isolation.messages import (
     Forked,
     ForkFailed,
     Hello,
+    Progress,
     encode_fork_request,
     encode_frame,
 )
@@ -132,6 +133,23 @@ def test_what_a_process_waits_for_a_cpu_is_not_its_own_time(
     monkeypatch.setattr(watchdog, "cpu_wait_s", lambda _: share_waiting * clock())
     assert isinstance(await_message(unkillable.link, 0.1, None), TimedOut)
     assert expected_s <= clock() < expected_s + 0.1
+
+
+@pytest.mark.parametrize(("runs", "expected_s"), [(0, 0.1), (3, 0.4), (9, 0.5)])
+def test_each_run_of_a_call_has_its_time(
+    unkillable: Peer, clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch, runs: int, expected_s: float
+) -> None:
+    """A relation's dozens of runs of a slow kernel would be a hang; or one that says to go on would go on for ever."""
+    monkeypatch.setattr(watchdog, "_MOST_RUNS", 4)
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+    over = [0.099 * (i + 1) for i in range(runs)]
+
+    def next_message(link: Link) -> Progress | None:
+        return Progress(1) if over and clock() >= over[0] and over.pop(0) else None
+
+    monkeypatch.setattr(Link, "next_message", next_message)
+    assert isinstance(await_message(unkillable.link, 0.1, None), TimedOut)
+    assert expected_s - 0.01 <= clock() < expected_s + 0.05
 
 
 @pytest.mark.parametrize(("blocked_s", "expected_s"), [(0.0, 0.1), (0.25, 0.25), (9.0, 0.4)])

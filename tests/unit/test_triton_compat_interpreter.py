@@ -13,6 +13,8 @@ import pytest
 from attnfuzz.triton_compat import interpreter
 from attnfuzz.triton_compat import interpreter as interpreter_setup
 
+INSTALLERS = [name for name in vars(interpreter) if name.startswith("install_")]
+
 COUNT_PATCHES = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
@@ -122,13 +124,13 @@ def test_checks_that_somebody_makes_are_kept(monkeypatch: pytest.MonkeyPatch, op
     assert built.interpreter_builder.options is given
 
 
-@pytest.mark.parametrize(("interpreted", "done"), [("1", 3), ("0", 0), (None, 0)])
+@pytest.mark.parametrize(("interpreted", "done"), [("1", len(INSTALLERS)), ("0", 0), (None, 0)])
 def test_only_kernels_that_are_interpreted_need_it(
     interpreted: str | None, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executors on a GPU would import the interpreter for nothing, or those on a CPU judge by one that is wrong."""
     called: list[str] = []
-    for name in ("install_fast_patching", "install_shortcuts", "install_repairs"):
+    for name in INSTALLERS:
         monkeypatch.setattr(interpreter_setup, name, lambda name=name: called.append(name))
     if interpreted is None:
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)

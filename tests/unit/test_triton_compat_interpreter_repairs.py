@@ -15,7 +15,6 @@ from attnfuzz.triton_compat.interpreter_repairs import _to_bfloat16_bits, instal
 from tests.unit.interpreted_kernels import (
     annotated_kernel,
     arithmetic_kernel,
-    block_operators_kernel,
     constant_kernel,
     conversion_kernel,
     cutting_kernel,
@@ -49,18 +48,6 @@ def test_constants(dtype: torch.dtype) -> None:
     a, out = torch.arange(16, dtype=dtype), torch.empty(16, dtype=dtype)
     constant_kernel[(1,)](a, out, TILE=16)
     assert torch.equal(out, a + 1.0 + torch.tensor(1.01171875, dtype=dtype))
-
-
-@pytest.mark.parametrize("is_all", [False, True])
-def test_operators_between_blocks(is_all: bool) -> None:
-    """A correct kernel that writes `and` between masks would be reported for what the first one hides."""
-    assert install_repairs()
-    out, o = torch.zeros(4, 16, dtype=torch.int8), torch.arange(16)
-    block_operators_kernel[(1,)](out, 3, 9, TILE=16, IS_ALL=is_all)
-    assert torch.equal(out[0].bool(), (o >= 3) & (o < 9))
-    assert torch.equal(out[1].bool(), (o < 3) | (o >= 9))
-    assert torch.equal(out[2].bool(), (o < 3) & is_all)
-    assert out[3].sum() == (not is_all)
 
 
 @pytest.mark.parametrize(("lse", "copied"), [(1.0, 5), (-math.inf, 0)])

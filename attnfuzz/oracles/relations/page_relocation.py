@@ -159,8 +159,7 @@ _WITHIN_PAGES: dict[Layout, tuple[int, ...]] = {
 
 
 _LARGE_IN_SERVING: dict[str, tuple[int, ...]] = {
-    "q": (0,),
-    "out": (0,),
+    **dict.fromkeys(("q", "out"), (0,)),
     **dict.fromkeys(("k", "v"), (1, 0)),
     "partial_out": (0,),
     "prefix_output": (0,),
@@ -168,7 +167,15 @@ _LARGE_IN_SERVING: dict[str, tuple[int, ...]] = {
     "output": (0,),
     **dict.fromkeys(CACHES, (0,)),
 }
-"""Dimensions, in the order of the turns, with so many entries in some engine that offsets pass 2^31."""
+"""Dimensions, in the order of the turns, with so many entries in some engine that offsets pass 2^31. Of q and out this
+is so where sequences have many query tokens, see `_MOST_ROWS_IN_SERVING`."""
+_MOST_ELEMENTS_OF_A_TOKEN = 128 * 576
+"""Heads times head size: of DeepSeek's latent attention, the most that a token has."""
+_MOST_ROWS_IN_SERVING = {"sequences": 1 << 12, "tokens": 1 << 17}
+"""Of q and out. Sequences that are decoded together: SGLang runs 4,096 at most (`max_running_requests`, where it is not
+set), vLLM 1,024 (`max_num_seqs`, likewise); with a token each that makes 2^28.2 elements. Tokens of a batch of prompts:
+vLLM's `max_num_batched_tokens` is no less than `max_model_len` where prompts are not cut into chunks, and there are
+models of 131,072 tokens; sgl-project/sglang#20389 is a fault of such a batch."""
 
 
 def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS) -> Mapping[str, int]:
@@ -181,13 +188,20 @@ def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows
     for name, spec in _free_to_stretch(declaration, case).items():
         order: Iterable[int] = _ORDERS.get(name, range(len(spec.shape)))
         if declaration.supports.strides == "serving":
-            order = _LARGE_IN_SERVING.get(name, ())
+            order = _large_in_serving(case, name)
         order = () if name in CACHES else order
         axes = _possible(declaration, name, spec, order, most_rows)
         if axes:
             preferred = [axis for axis in axes if spec.shape[axis] > 2] or axes
             found[name] = preferred[(case.seed + turn) % len(preferred)]
     return found
+
+
+def _large_in_serving(case: Case, name: str) -> tuple[int, ...]:
+    """See `_LARGE_IN_SERVING`."""
+    rows = _MOST_ROWS_IN_SERVING["tokens" if "cu_seqlens_q" in case.tensor_names else "sequences"]
+    is_small = name in ("q", "out") and rows * _MOST_ELEMENTS_OF_A_TOKEN < _HALF
+    return () if is_small else _LARGE_IN_SERVING.get(name, ())
 
 
 def stretched_cache_axes(
@@ -228,13 +242,16 @@ def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSp
 
 
 def _possible(declaration: Declaration, name: str, spec: TensorSpec, order: Iterable[int], most_rows: int) -> list[int]:
-    """Those dimensions in ``order`` that may have gaps and have an index to stretch by, and not too many."""
+    """Those dimensions in ``order`` that may have gaps and have an index to stretch by, and not too many.
+
+    With two indices the stride itself would have to pass 2^31, as none does in an engine.
+    """
     shape, allowed = spec.shape, declaration.supports.strides
     return [
         axis
         for axis in order
         if (allowed == "serving" or permits_gap(allowed, name, axis, len(shape)))
-        and shape[axis] > 1
+        and shape[axis] > (2 if allowed == "serving" else 1)
         and math.prod(shape[: axis + 1]) <= most_rows
         and stretched_nbytes(shape, axis, ITEMSIZE[spec.dtype]) <= MOST_BYTES
     ]

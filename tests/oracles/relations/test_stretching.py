@@ -8,8 +8,17 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.memory.far import stretched_strides
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import (
+    BundledProblem,
+    DenseDecodeCase,
+    LatentDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
 
@@ -17,6 +26,10 @@ ANY = Declaration(name="any", problem="dense_decode", supports=Supports(strides=
 SERVING = Declaration(name="serving", problem="dense_decode")
 ROWS: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 4, "head_size": 16, "seq_lens": (5, 3, 7), "scale": 0.25}
 CASE = DenseDecodeCase(**ROWS)
+
+
+def declared_for(problem: BundledProblem, **fields: Any) -> Declaration:
+    return Declaration(name="of_engines", problem=problem, supports=Supports(**fields))
 
 
 def supporting(**fields: Any) -> Declaration:
@@ -112,7 +125,7 @@ def test_caches_stay_as_they_are_where_nothing_can_be_stretched() -> None:
 def test_engines_have_pages_tokens_and_sequences_that_lie_far_apart() -> None:
     """The heads of a token would be gigabytes apart, as in no engine, or the last tokens of a long batch never far."""
     turns = [stretched_axes(SERVING, CASE, turn) for turn in range(2)]
-    assert turns == [{"q": 0, "k": 1, "v": 1, "out": 0}, {"q": 0, "k": 0, "v": 0, "out": 0}]
+    assert turns == [{"k": 1, "v": 1}, {"k": 0, "v": 0}]
     plain = msgspec.structs.replace(SERVING, problem="paged_decode")
     assert [stretched_cache_axes(plain, PAGED, turn) for turn in range(2)] == [{"k_cache": 0, "v_cache": 0}, {}]
     merge = msgspec.structs.replace(SERVING, problem="merge_states")
@@ -120,4 +133,31 @@ def test_engines_have_pages_tokens_and_sequences_that_lie_far_apart() -> None:
     assert stretched_axes(merge, states, 0) == {"prefix_output": 0, "suffix_output": 0, "output": 0}
     split = msgspec.structs.replace(SERVING, problem="split_decode")
     partials = SplitDecodeCase(**ROWS, block_size=4, num_splits=3)
-    assert stretched_axes(split, partials, 0) == {"q": 0, "partial_out": 0}
+    assert stretched_axes(split, partials, 0) == {"partial_out": 0}
+
+
+def test_queries_are_many_in_prompts_only() -> None:
+    """A right kernel would be told first of a q that no server has: as many sequences as are decoded together hold 2^28
+    elements, and a batch of prompts more than 2^31."""
+    prompts = PagedAttentionCase(**ROWS, query_lens=(2, 1, 1), block_size=4)
+    decode = PagedDecodeCase(**ROWS, block_size=4)
+    latent = LatentDecodeCase(
+        num_q_heads=4, head_size=24, v_head_size=16, num_kv_heads=1, seq_lens=(5, 3, 7), scale=0.25, block_size=4
+    )
+    for turn in range(2):
+        assert {"q", "out"} <= stretched_axes(declared_for("paged_attention"), prompts, turn).keys()
+        assert not stretched_axes(declared_for("paged_decode"), decode, turn)
+        assert not stretched_axes(declared_for("latent_decode"), latent, turn)
+        assert {"q", "out"} <= stretched_axes(declared_for("paged_decode", strides="any"), decode, turn).keys()
+
+
+def test_no_stride_of_an_engine_passes_32_bits() -> None:
+    """A kernel whose strides are constants would be told of one that does not fit its indices, and compiles in none."""
+    for rows, found in (((1, 1), set()), ((1, 1, 1), {"q", "out"})):
+        prompts = PagedAttentionCase(**ROWS | {"seq_lens": rows}, query_lens=rows, block_size=4)
+        assert stretched_axes(declared_for("paged_attention"), prompts, 0).keys() == found
+        pages = declared_for("paged_decode")
+        paged = PagedDecodeCase(**ROWS | {"seq_lens": rows}, block_size=4)
+        assert bool(stretched_cache_axes(pages, paged, 0)) is bool(found)
+    strides = stretched_strides((3, 4, 16), 0, least=0)
+    assert max(strides) < 1 << 31 <= 2 * strides[0]
