@@ -286,6 +286,7 @@ class Coordinator:
         self._have_join()
         if time.monotonic() >= self._next_housekeeping:
             self._book.save_all()
+            self._workers.end_stopped()
             self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
         if self._checkpoints is not None and self._checkpoints.is_due:
             self._checkpoint()

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Mapping
-from typing import Self
+from typing import NoReturn, Self
 
 import msgspec
 
@@ -41,6 +41,10 @@ _BLOCKED_S = 0.5
 _CHANNEL_GRACE_S = 1.0
 _STACK_WAIT_S = 2.0
 _STACK_SILENCE_S = 0.05
+_SILENCE_S = 0.1
+"""Without a word from the zygote, after which it is looked at whether it is stopped."""
+_FORK_WAIT_S = 60.0
+"""For a zygote that works off what others have asked of it, and forks in milliseconds."""
 _KILL_WAIT_S = 10.0
 _HUNG_KILL_WAIT_S = 60.0
 """For one that hung. What it waits for in a GPU's driver it finishes before it dies, and dozens of processes that share
@@ -65,7 +69,8 @@ def await_message(
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
     which may take `BUILD_PATIENCE_S`, unless the caller chooses to `give_up` before, or in the time that begins anew.
     The limit of memory is for the process itself; what it starts may take what is free. `ZygoteLostError` if its end
-    cannot be known, `ExecutorUnavailable` if it could not be forked.
+    cannot be known, also because the zygote is stopped, which is ended then; `ExecutorUnavailable` if it could not be
+    forked.
     """
     builds = BuildWatch(link.pid) if builds is None else builds
     began, waited_before = time.monotonic(), _cpu_wait_s(link)
@@ -80,6 +85,8 @@ def await_message(
         now = time.monotonic()
         if expired or now >= next_look:
             next_look = now + LOOK_EVERY_S
+            if link.zygote_is_stopped:
+                _lose_zygote(link)
             if builds.look() and builds.seconds < BUILD_PATIENCE_S:
                 began, waited_before = now, _cpu_wait_s(link)
                 expired = True  # so that the deadline is set anew
@@ -126,6 +133,13 @@ def _cpu_wait_s(link: Link) -> float:
     return 0.0 if link.pid is None else cpu_wait_s(link.pid)
 
 
+def _lose_zygote(link: Link) -> NoReturn:
+    """End a zygote that says nothing any more."""
+    link.end_zygote()
+    _await_exit(link, _KILL_WAIT_S)
+    raise ZygoteLostError
+
+
 def _death(link: Link, memory_limit_bytes: int | None) -> Died | None:
     """How the executor died, killed now if it cannot or may not go on; None if all is well."""
     if link.fork_error is not None:
@@ -162,11 +176,13 @@ def _time_out(link: Link, after_s: float) -> TimedOut:
 
 
 def _await_exit(link: Link, timeout_s: float) -> bool:
+    """Whether the executor is gone within so long; with a zygote that is stopped, it goes."""
     deadline = time.monotonic() + timeout_s
     while not (ended := link.exit_status is not None or link.zygote_lost):
         if (remaining_s := deadline - time.monotonic()) <= 0:
             break
-        link.pump(remaining_s)
+        if not link.pump(min(remaining_s, _SILENCE_S)) and link.zygote_is_stopped:
+            link.end_zygote()
     return ended
 
 
@@ -223,8 +239,9 @@ class Executor:
         """Have the service handle `method` with `payload`, a JSON document. `give_up` says which builds to wait for.
 
         After `Died` and `TimedOut` the next call goes to a fresh executor. A death between two calls belongs to
-        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies meanwhile, or the executor of
-        a SIGKILL that was not sent here: only if that happens three times is it taken for the doing of the call.
+        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies or is stopped meanwhile, or if
+        the executor dies of a SIGKILL that was not sent here: only if that happens three times is it taken for the
+        doing of the call.
         `ServiceError` if the service raised, `ExecutorUnavailable` if no executor can be started.
         """
         self._num_calls += 1
@@ -280,6 +297,8 @@ class Executor:
         builds = BuildWatch(link.pid)
         match await_message(link, timeout_s, self._memory_limit_bytes, builds=builds, give_up=give_up):
             case Answer(body=body, last=last):
+                if link.zygote_is_stopped:  # nobody is more likely to have done that than the code that just ran
+                    _lose_zygote(link)
                 if last:
                     self._end()
                 return Reply(bytes(body), builds.seconds)
@@ -327,6 +346,11 @@ class Executor:
 
     def _await_hello(self, link: Link) -> bool:
         """Whether the service is ready; not if something from outside killed the executor."""
+        deadline = time.monotonic() + _FORK_WAIT_S
+        while link.pid is None and link.fork_error is None and not link.zygote_lost:
+            if link.zygote_is_stopped or time.monotonic() >= deadline:
+                _lose_zygote(link)
+            link.pump(_SILENCE_S)
         first = await_message(link, _STARTUP_TIMEOUT_S, self._memory_limit_bytes)
         if isinstance(first, Fault):
             raise ServiceError(f"the service could not be made:\n{first.traceback}")
@@ -334,9 +358,6 @@ class Executor:
             return False
         if not isinstance(first, Hello):
             raise ExecutorUnavailable(f"the executor ended before its service was ready: {first}")
-        # The greeting may be read before the zygote's notice of the process ID: they come on two sockets.
-        while link.pid is None and not link.zygote_lost:
-            link.pump(1.0)
         return True
 
     def _end(self) -> None:
