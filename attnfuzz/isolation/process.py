@@ -20,6 +20,7 @@ __all__ = [
     "all_processes",
     "available_bytes",
     "child_pids",
+    "cpu_s",
     "cpu_wait_s",
     "descendant_bytes",
     "descendants",
@@ -36,8 +37,8 @@ __all__ = [
     "private_bytes",
     "resident_bytes",
     "start_time",
-    "wake_with_parent",
     "waits_for_file_lock",
+    "wake_with_parent",
     "why_no_proc",
     "why_starved",
 ]
@@ -240,6 +241,12 @@ def cpu_wait_s(pid: int) -> float:
     except OSError:
         return 0.0
     return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has computed, with the children that it has waited for; 0 if it is gone."""
+    fields = _stat_fields(Path(f"/proc/{pid}"))
+    return sum(map(int, fields[11:15])) / TICKS_PER_S if fields else 0.0
 
 
 def is_blocked(pid: int) -> bool:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import torch
 
 from attnfuzz.environment import interpreter_problem
@@ -11,7 +12,7 @@ from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import Failure, OracleName, Verdict
 
-__all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
+__all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "raised_outside", "verdict"]
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
@@ -51,6 +52,18 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
         return Verdict(not_runnable=limit)
     fatal = raised.fatal or raised.is_a(torch.OutOfMemoryError)
     return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=fatal)
+
+
+def raised_outside(error: BaseException) -> Failure | None:
+    """What code under test raised that had not been called: a signal handler or a hook; None if it was not its code."""
+    if not _kernel_frames(error):
+        return None
+    failure = _failure(error)
+    return msgspec.structs.replace(
+        failure,
+        kind=f"{failure.kind} outside",
+        message=f"{failure.message} outside of its call, from a timer, a signal handler or a hook that it left behind",
+    )
 
 
 def _raise_if_environment(error: BaseException) -> None:

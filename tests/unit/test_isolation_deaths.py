@@ -193,7 +193,7 @@ def test_a_zygote_stopped_once_is_not_charged_to_the_call(zygote: Zygote) -> Non
 
 
 def test_closing_a_stopped_zygote_leaves_nothing(zygote: Zygote) -> None:
-    """What executors have started in sessions of their own is the zygote's to end, also where a kernel has stopped it."""
+    """What executors have started in sessions of their own is the zygote's to end, also if a kernel has stopped it."""
     with Executor(zygote) as executor:
         pids = offspring(executor)
         os.kill(zygote.pid, signal.SIGSTOP)
