@@ -4,7 +4,7 @@ import functools
 import signal
 import time
 from collections.abc import Mapping
-from typing import NoReturn, Self
+from typing import Self
 
 import msgspec
 
@@ -71,9 +71,8 @@ def await_message(
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
     which may take `BUILD_PATIENCE_S`, unless the caller chooses to `give_up` before, or in the time that begins anew.
     With ``longest_s``, what it computes is not its own time either, up to so long in all.
-    The limit of memory is for the process itself; what it starts may take what is free. `ZygoteLostError` if its end
-    cannot be known, also because the zygote is stopped, which is ended then; `ExecutorUnavailable` if it could not be
-    forked.
+    The limit of memory is for the process itself; what it starts may take what is free. A zygote that is stopped is made
+    to go on. `ZygoteLostError` if its end cannot be known, `ExecutorUnavailable` if it could not be forked.
     """
     builds = BuildWatch(link.pid) if builds is None else builds
     most_s = _MOST_PATIENCE * timeout_s if longest_s is None else max(longest_s, timeout_s)
@@ -90,8 +89,7 @@ def await_message(
         now = time.monotonic()
         if expired or now >= next_look:
             next_look = now + LOOK_EVERY_S
-            if link.zygote_is_stopped:
-                _lose_zygote(link)
+            link.wake_zygote()
             if builds.look() and builds.seconds < BUILD_PATIENCE_S:
                 began, excused_before = now, excused_s()
                 expired = True  # so that the deadline is set anew
@@ -141,13 +139,6 @@ def _excused_s(link: Link, *, computing: bool) -> float:
     return cpu_wait_s(link.pid) + (cpu_s(link.pid) if computing else 0.0)
 
 
-def _lose_zygote(link: Link) -> NoReturn:
-    """End a zygote that says nothing any more."""
-    link.end_zygote()
-    _await_exit(link, _KILL_WAIT_S)
-    raise ZygoteLostError
-
-
 def _death(link: Link, memory_limit_bytes: int | None) -> Died | None:
     """How the executor died, killed now if it cannot or may not go on; None if all is well."""
     if link.fork_error is not None:
@@ -184,13 +175,13 @@ def _time_out(link: Link, after_s: float) -> TimedOut:
 
 
 def _await_exit(link: Link, timeout_s: float) -> bool:
-    """Whether the executor is gone within so long; with a zygote that is stopped, it goes."""
+    """Whether the executor is gone within so long. A zygote that is stopped, and would not say so, is made to go on."""
     deadline = time.monotonic() + timeout_s
     while not (ended := link.exit_status is not None or link.zygote_lost):
         if (remaining_s := deadline - time.monotonic()) <= 0:
             break
-        if not link.pump(min(remaining_s, _SILENCE_S)) and link.zygote_is_stopped:
-            link.end_zygote()
+        if not link.pump(min(remaining_s, _SILENCE_S)):
+            link.wake_zygote()
     return ended
 
 
@@ -310,7 +301,8 @@ class Executor:
                 outcome = describe_death(link, "zygote")
                 self._discard()
             if not was_killed_from_outside(outcome):
-                break
+                return outcome
+        self._end()  # it lives on where it has but stopped the zygote
         return outcome
 
     def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp, longest_s: float | None) -> Outcome | Fault:
@@ -318,10 +310,10 @@ class Executor:
         limit = self._memory_limit_bytes
         match await_message(link, timeout_s, limit, builds=builds, give_up=give_up, longest_s=longest_s):
             case Answer(body=body, last=last):
-                if link.zygote_is_stopped:  # nobody is more likely to have done that than the code that just ran
-                    _lose_zygote(link)
                 if last:
                     self._end()
+                elif link.wake_zygote():  # nobody is more likely to have stopped it than the code that just ran
+                    return describe_death(link, "zygote")
                 return Reply(bytes(body), builds.seconds)
             case Fault() as fault:
                 return fault
@@ -369,9 +361,10 @@ class Executor:
         """Whether the service is ready; not if something from outside killed the executor."""
         deadline = time.monotonic() + _FORK_WAIT_S
         while link.pid is None and link.fork_error is None and not link.zygote_lost:
-            if link.zygote_is_stopped or time.monotonic() >= deadline:
-                _lose_zygote(link)
-            link.pump(_SILENCE_S)
+            if time.monotonic() >= deadline:
+                link.end_zygote()
+            if not link.pump(_SILENCE_S):
+                link.wake_zygote()
         first = await_message(link, _STARTUP_TIMEOUT_S, self._memory_limit_bytes)
         if isinstance(first, Fault):
             raise ServiceError(f"the service could not be made:\n{first.traceback}")

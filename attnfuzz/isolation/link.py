@@ -27,11 +27,11 @@ from attnfuzz.isolation.messages import (
 )
 from attnfuzz.isolation.process import (
     descendant_bytes,
-    end_process,
     is_stopped,
     kill_group,
     peer_of,
     resident_bytes,
+    signal_process,
     start_time,
 )
 from attnfuzz.untrusted_text import only_printable
@@ -152,14 +152,16 @@ class Link:
             self._descendant_bytes = descendant_bytes(self.pid)
         return self.own_bytes() + self._descendant_bytes
 
-    @property
-    def zygote_is_stopped(self) -> bool:
-        """Whether the zygote stands still: it would send no signal, and tell of no end."""
-        return is_stopped(self._zygote[0])
+    def wake_zygote(self) -> bool:
+        """Have a zygote go on that is stopped, which would send no signal and tell of no end; whether it was."""
+        if not is_stopped(self._zygote[0]):
+            return False
+        signal_process(*self._zygote, signal.SIGCONT)
+        return True
 
     def end_zygote(self) -> None:
-        """End the zygote, from which no more words come, and so its executors; `pump` finds out that it is gone."""
-        end_process(*self._zygote)
+        """End a zygote that says nothing, and so its executors; `pump` finds out that it is gone."""
+        signal_process(*self._zygote, signal.SIGKILL)
 
     def forget_output(self) -> None:
         """Drop the output so far."""

@@ -26,7 +26,6 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "disable_core_dumps",
-    "end_process",
     "ended_child",
     "is_blocked",
     "is_stopped",
@@ -36,6 +35,7 @@ __all__ = [
     "prefer_as_oom_victim",
     "private_bytes",
     "resident_bytes",
+    "signal_process",
     "start_time",
     "waits_for_file_lock",
     "wake_with_parent",
@@ -268,11 +268,11 @@ def peer_of(connection: socket.socket) -> tuple[int, int | None]:
     return pid, start_time(pid)
 
 
-def end_process(pid: int, started: int | None) -> None:
-    """SIGKILL the process that had this ID and started then, if it still lives."""
+def signal_process(pid: int, started: int | None, number: int) -> None:
+    """Send a signal to the process that had this ID and started then, if it still lives."""
     if started is not None and start_time(pid) == started:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or is not ours to end
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or is somebody else's
+            os.kill(pid, number)
 
 
 def ended_child() -> int | None:

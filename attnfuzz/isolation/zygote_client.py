@@ -83,12 +83,11 @@ class ZygoteProcess:
         )
 
     def connect(self) -> socket.socket | None:
-        """A new control connection; None if the process has ended, as one has to that is stopped."""
-        if is_stopped(self.process.pid):
-            self.process.kill()
-            self.process.wait()
+        """A new control connection; None if the process has ended. One that is stopped is made to go on."""
         if self.process.poll() is not None:
             return None
+        if is_stopped(self.process.pid):
+            self.process.send_signal(signal.SIGCONT)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(os.fspath(self._socket_path))

@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.isolation import Died, Executor, Reply, Zygote
+from attnfuzz.isolation import Died, Executor, Reply, TimedOut, Zygote, zygote_client
+from attnfuzz.isolation import executor as executor_module
+from attnfuzz.isolation.link import Link
 from attnfuzz.isolation.process import child_pids, is_stopped
 
 SERVICES = Path(__file__).with_name("execution_services.py")
@@ -160,26 +162,46 @@ def test_killed_driver_leaves_no_stopped_zygote(tmp_path: Path) -> None:
         assert_gone(pids)
 
 
-def test_a_stopped_zygote_is_replaced_when_it_is_needed(zygote: Zygote) -> None:
+def test_a_stopped_zygote_goes_on_when_it_is_needed(zygote: Zygote) -> None:
     """Whoever needs another process would wait minutes for it, past the budget of a campaign, and then give up."""
     with Executor(zygote) as executor:
-        stopped = [zygote.pid, call(executor, "pid")]
+        replaced = call(executor, "pid")
         os.kill(zygote.pid, signal.SIGSTOP)
         wait_until(lambda: is_stopped(zygote.pid), "the zygote is not stopped")
         executor.restart()
         assert call(executor, "echo", 1) == 1
-        assert zygote.restarts == 1
-        assert_gone([pid for pid in stopped if isinstance(pid, int)])
+        assert isinstance(replaced, int)
+        assert_gone([replaced])
 
 
-@pytest.mark.parametrize("method", ["stop_parent", "stop_parent_and_spin"])
-def test_a_call_that_stops_the_zygote_each_time_is_to_blame(zygote: Zygote, method: str) -> None:
-    """A kernel that stops its parent would pass, or end a campaign as a process that cannot be killed."""
+def test_a_zygote_that_says_nothing_is_replaced(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a debugger holds, or that hangs, would keep whoever needs another process waiting."""
+    monkeypatch.setattr(Link, "wake_zygote", lambda link: False)
+    monkeypatch.setattr(executor_module, "_FORK_WAIT_S", 0.5)
+    silent = zygote.pid
+    os.kill(silent, signal.SIGSTOP)
+    monkeypatch.setattr(zygote_client, "is_stopped", lambda pid: False)
     with Executor(zygote) as executor:
-        outcome = call(executor, method)
+        assert call(executor, "echo", 1) == 1
+        assert_gone([silent])
+
+
+def test_a_call_that_stops_the_zygote_each_time_is_to_blame(zygote: Zygote) -> None:
+    """A kernel that stops its parent would pass."""
+    with Executor(zygote) as executor:
+        outcome = call(executor, "stop_parent")
         assert isinstance(outcome, Died)
         assert outcome.reason == "zygote"
         assert call(executor, "echo", 1) == 1
+        assert zygote.restarts == 0
+
+
+def test_a_call_that_stops_the_zygote_and_hangs_can_be_ended(zygote: Zygote) -> None:
+    """It would pass for a process that cannot be killed, and end the campaign as if its device were lost."""
+    with Executor(zygote) as executor:
+        outcome = executor.call("stop_parent_and_spin", b"null", timeout_s=1)
+        assert isinstance(outcome, TimedOut)
+        assert not outcome.still_alive
 
 
 def test_a_zygote_stopped_once_is_not_charged_to_the_call(zygote: Zygote) -> None:
@@ -189,7 +211,7 @@ def test_a_zygote_stopped_once_is_not_charged_to_the_call(zygote: Zygote) -> Non
         stopper.start()
         assert call(executor, "sleep", 2) == "slept"
         stopper.join()
-        assert zygote.restarts == 1
+        assert zygote.restarts == 0
 
 
 def test_closing_a_stopped_zygote_leaves_nothing(zygote: Zygote) -> None:
