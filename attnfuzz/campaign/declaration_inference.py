@@ -275,7 +275,8 @@ class _Probes:
         if verdict is None or (failure := verdict.failure) is None:
             return _PASSED
         self._hangs += failure.oracle == "hang"
-        self._is_told |= failure.kind.endswith(REPLACED)  # all that the kernel does will be told of it
+        # all that the kernel does will be told of it
+        self._is_told |= failure.kind.endswith(REPLACED) or (failure.oracle == "crash" and failure.kind == "zygote")
         dies = failure.oracle in ("crash", "hang")
         return _Seen("raises" if failure.oracle == "exception" else "dies" if dies else "wrong", failure)
 

@@ -60,6 +60,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         JournalFolder(state_folder) as journal,
         ExitStack() as entered,
     ):
+        _ = runner.environment  # asked while the process that tells is not shared with code under test
         with _saying_what_is_imported(request, reporter):
             declarations = _load_asked(runner, request)
         if request.verifying and len(declarations) > 1:

@@ -70,9 +70,10 @@ def await_message(
     What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
     which may take `BUILD_PATIENCE_S`, unless the caller chooses to `give_up` before, or in the time that begins anew.
-    With ``longest_s``, what it computes is not its own time either, up to so long in all.
-    The limit of memory is for the process itself; what it starts may take what is free. A zygote that is stopped is made
-    to go on. `ZygoteLostError` if its end cannot be known, `ExecutorUnavailable` if it could not be forked.
+    With ``longest_s``, what it computes is not its own time either, up to so long in all. The limit of memory is for
+    the process itself; what it starts may take what is free. A zygote that is stopped is made to go on.
+
+    `ZygoteLostError` if the executor's end cannot be known, `ExecutorUnavailable` if it could not be forked.
     """
     builds = BuildWatch(link.pid) if builds is None else builds
     most_s = _MOST_PATIENCE * timeout_s if longest_s is None else max(longest_s, timeout_s)

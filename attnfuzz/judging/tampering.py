@@ -8,6 +8,7 @@ comparison of attnfuzz that finds no error, a clock that runs slowly.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import math
 import operator
@@ -135,6 +136,7 @@ def _of_libraries() -> Iterator[_Group]:
     yield from _attributes("torch", torch, _COMPARING)
     yield from _attributes("torch.Tensor", torch.Tensor, _OF_TENSORS)
     yield from _attributes("torch.cuda.Event", torch.cuda.Event, _EVENT)
+    yield _group("gc", ("callbacks",), _num_gc_callbacks)
     for name, wanted in _ELSEWHERE.items():
         if name in sys.modules:
             yield from _attributes(name, importlib.import_module(name), wanted)
@@ -162,6 +164,11 @@ def _read_items(namespace: Mapping[str, object], names: tuple[str, ...]) -> list
 
 def _read_attributes(owner: object, names: tuple[str, ...]) -> list[object]:
     return [getattr(owner, name, None) for name in names]
+
+
+def _num_gc_callbacks() -> list[object]:
+    """Called at any moment, in the middle of a comparison too. Small numbers are the same object each time."""
+    return [len(gc.callbacks)]
 
 
 def _is_code(value: object) -> bool:

@@ -43,7 +43,7 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     error = raised.error
     if raised.is_a(ResultError):
         failure = Failure(oracle="exception", kind="result", message=text_of(error))
-        return Verdict(failure=failure if "exception" in oracles else None)
+        return Verdict(failure=failure if "exception" in oracles else None, fatal=raised.fatal)
     what = context_lost(error)
     if what is not None:
         return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
