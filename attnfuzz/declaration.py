@@ -311,6 +311,12 @@ def _import_file(path: Path, folder: Path) -> ModuleType:
     if not is_regular_file(folder / path):
         raise KernelLoadError(f"kernel file {str(path)!r} does not exist; give the path to a Python file")
     resolved = (folder / path).resolve()
+    try:
+        str(resolved).encode()
+    except UnicodeEncodeError:  # neither saved cases nor messages between processes, both JSON, could name it
+        raise KernelLoadError(
+            f"kernel file {str(path)!r} lies in {printable(str(resolved.parent))}, which is not UTF-8; rename the folder"
+        ) from None
     module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"
     if module_name in sys.modules:
         return sys.modules[module_name]

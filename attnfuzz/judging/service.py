@@ -174,7 +174,7 @@ class JudgingService:
         return [judge(kernel, case, **settings) for case in cases]
 
     def _wear(self, request: JudgeRequest, judging_s: float) -> None:
-        """Call the kernel without a look at the results, on the smallest case so far, for a part of the time of judging.
+        """Call the kernel without a look at results, on the smallest case so far, for a part of the time of judging.
 
         So one process sees thousands of calls within a minute, and what it judges later shows what a kernel does that
         was right as often as checkers call it. What is raised here is for judged runs to tell.
