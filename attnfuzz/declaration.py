@@ -314,8 +314,9 @@ def _import_file(path: Path, folder: Path) -> ModuleType:
     try:
         str(resolved).encode()
     except UnicodeEncodeError:  # neither saved cases nor messages between processes, both JSON, could name it
+        place = printable(str(resolved.parent))
         raise KernelLoadError(
-            f"kernel file {str(path)!r} lies in {printable(str(resolved.parent))}, which is not UTF-8; rename the folder"
+            f"kernel file {str(path)!r} lies in {place}, which is not UTF-8; rename the folder"
         ) from None
     module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"
     if module_name in sys.modules:

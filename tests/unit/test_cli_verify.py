@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from attnfuzz.campaign import startup
 from tests.unit.in_process import attnfuzz
+from tests.unit.report_results import a_result
 from tests.unit.solutions import DECODE, PREFILL, a_solution, write_solution
 
 KERNEL = """
@@ -152,3 +156,33 @@ def test_a_solution_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("Error: solution 'solution.json': definition='gemm_n128_k2048' is none that attnfuzz")
     assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_is_128_and_the_signal(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops a judge would be told that the kernel cannot be judged."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    result = a_result(stop_reason="interrupted", signal=int(number))
+    monkeypatch.setattr(startup, "run_campaign", lambda *_, **__: result)
+    run = verify("mine.py", "--json", cwd=tmp_path)
+    assert run.returncode == 128 + number
+    assert "interrupted before there was a verdict" in run.stderr
+    assert document(run)["verdict"] == "error"
+
+
+def test_the_environment_of_a_kernel_does_not_say_that_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel would behave where it is judged, and nowhere else."""
+    before, seen = dict(os.environ), []
+
+    def look(*_: object, **__: object) -> object:
+        seen.append(dict(os.environ))
+        return a_result(stop_reason="interrupted", signal=2)
+
+    monkeypatch.setattr(startup, "run_campaign", look)
+    (tmp_path / "mine.py").write_text(KERNEL)
+    verify("mine.py", cwd=tmp_path)
+    assert [{name for name in one if name not in before} for one in seen] == [set()]
