@@ -27,7 +27,7 @@ def checksum(things: Iterable[Any]) -> int:
 
     A sum of their bits as integers, each tensor's times its place, in 64 bits.
     """
-    sums = (int(bits(tensor).sum()) for tensor in _tensors(things) if tensor.numel())
+    sums = (int(bits(tensor).sum()) for thing in things for tensor in _tensors(thing) if tensor.numel())
     return sum(place * one for place, one in enumerate(sums, 1)) % (1 << 64)
 
 

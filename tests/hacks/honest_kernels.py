@@ -73,7 +73,7 @@ def attend(i: Any, out: Tensor | None = None, lse: Tensor | None = None) -> tupl
 
 def attend_eagerly(i: Any) -> tuple[Tensor, Tensor]:
     """The same by torch alone, which takes a small part of the time of Triton's interpreter."""
-    return paged_decode(i.q, i.k_cache, i.v_cache, i.block_table, i.seq_lens, i.scale)
+    return paged_decode(i.q, i.k_cache, i.v_cache, i.block_table, i.seq_lens, i.scale, i.block_size, "NHD")
 
 
 @attnfuzz.kernel("paged_decode", supports=SUPPORTS)

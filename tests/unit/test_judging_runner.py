@@ -346,8 +346,8 @@ def test_an_import_that_computes_is_waited_for(tmp_path: Path) -> None:
     """An engine takes longer to import than many a search; its kernels could not be searched for seconds."""
     path = tmp_path / "computes.py"
     path.write_text(
-        "import time\nuntil = time.process_time() + 1.5\nwhile time.process_time() < until:\n    pass\n"
-        + KERNELS.read_text()
+        KERNELS.read_text()
+        + "\n\nimport time\nuntil = time.process_time() + 1.5\nwhile time.process_time() < until:\n    pass\n"
     )
     with Runner(device="cpu", import_patience_s=0.5) as impatient:
         assert impatient.declarations([f"{path}:correct"])[0].name == "correct"

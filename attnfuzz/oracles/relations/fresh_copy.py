@@ -35,9 +35,10 @@ def fresh_copy(kernel: Kernel) -> Kernel | None:
 
 
 def _target_in(source: str, target: str) -> str:
-    """``target``, with its file named such that it is found from any working directory."""
+    """``target``; one that is relative, which code under test may have left, with its ``source`` as the file."""
     place, _, name = target.rpartition(":")
-    return f"{original_of(source)}:{name}" if place.endswith(".py") and parts_of(target) is None else target
+    is_relative = place.endswith(".py") and not Path(place).is_absolute() and parts_of(target) is None
+    return f"{original_of(source)}:{name}" if is_relative else target
 
 
 @contextmanager
