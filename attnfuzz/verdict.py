@@ -21,6 +21,7 @@ __all__ = [
     "PAST_THE_END",
     "RELATION_ORACLES",
     "REPLACED",
+    "RESULT",
     "USUAL_ORACLES",
     "WITHOUT_WEIGHT",
     "Blame",
@@ -105,6 +106,9 @@ WITHOUT_WEIGHT = "read_without_weight"
 
 REPLACED = " replaced"
 """The end of the kind of "red_zone" where a kernel has replaced what judges it: no process that does so tells more."""
+
+RESULT = "result"
+"""The kind of "exception" where attnfuzz objects to what a kernel returned, and the kernel itself to nothing."""
 
 NARROW_OFFSETS = "narrow_offsets"
 IDENTIFYING_CAUSES = frozenset(

@@ -278,7 +278,13 @@ class Coordinator:
 
     def _have_join(self) -> None:
         """Have kernels searched that have become ready for it."""
-        for join in self._readiness.take() if self._readiness is not None else ():
+        if self._readiness is None:
+            return
+        for question, declaration in self._readiness.take_questions():
+            self._book.ask(question, declaration)
+        for unfinished in self._readiness.take_failures():
+            self._orphans.add(unfinished)
+        for join in self._readiness.take():
             target = join.kernel.target
             self._joined[target] = join
             self._kernels[target] = self._statistics.kernels[target].declaration = join.kernel

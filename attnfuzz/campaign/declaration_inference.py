@@ -1,20 +1,23 @@
 """What a kernel takes, where its declaration leaves that open: found out with a few dozen small cases. Torch-free.
 
-A field of `Supports` that is left at its default promises everything, which few kernels mean. So each value of such a
+A field of `Supports` of which nothing was said promises everything, which few kernels mean. So each value of such a
 field is probed. One is left out of the contract only if every probe that has it fails, where the same probe with the
-kernel's ordinary value passes; how it must fail depends on the field:
+kernel's ordinary value passes; what that is taken for depends on how it fails (docs/declaring.md):
 
-* dtypes, head sizes, page sizes, GQA ratios and padding tokens: the kernel raises. Wrong numbers for some sizes are a
-  missing mask or a wrong head map, and stay findings. One exception: a kernel that is right for one page size above 1,
-  and wrong for all others, has that size written into it.
-* layouts and strides: any failure, since a kernel that looks elsewhere sees anything.
-* a log-sum-exp that nobody writes is none; one that is right to base 2, and not as a natural one, is to base 2.
-* sequences and states without keys: any failure of the output, in each of the ways in which they occur. Where only the
-  log-sum-exp is wrong, the kernel has thought of them, and that is a bug. Likewise for states whose LSE is +inf, where
-  those whose LSE is -inf are merged rightly.
-* pages behind a window: they are read, and what they hold must not count.
-* roundings that some designs make on purpose (`Numerics`): a replay of one gives a wrong result, nothing else does, and
-  no probe fails where it is declared.
+* A *limit* is what the kernel refuses: it raises, throughout, for a dtype, head size, page size, GQA ratio, layout, for
+  strides, padding tokens, or where there are no keys. What attnfuzz itself objects to in a result is no refusal.
+* A *convention* is what all evidence bears out: a log-sum-exp that is written in no row, or is right to base 2 in all,
+  short and long ones by themselves; its axes; roundings that some designs make on purpose (`Numerics`): a replay of one
+  gives a wrong result, nothing else does, and no probe fails where it is declared.
+* A *question* is what is silently wrong: for a layout where layouts differ, for strides, without keys, for an LSE of
+  +inf where -inf is merged rightly, where freed pages lie behind a window, for all page sizes but one. Only its author
+  knows whether the kernel was ever meant for it. The rest is searched without, and the question told with its case.
+
+What depends on earlier calls (the case passes in a fresh process), reads dead memory or dies for want of keys, or is
+wrong on some path only, is none of these: strides that the kernel gets right once other tensors lie likewise, a
+log-sum-exp that some rows have. That stays in the contract, and the search tells it as a finding. So do wrong numbers
+for some sizes: they are a missing mask or a wrong head map. Where only the log-sum-exp of a row without keys is wrong,
+the kernel has thought of these.
 
 A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
 are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
@@ -24,8 +27,8 @@ run that a kernel with these roundings fails, short sequences of weights that ad
 rounded weights, which a log-sum-exp shows, and weights and partial results in 16 bits, both at once, since either hides
 in what the other may cost. Whether matrix units truncate cannot be told: the bound of float32 sums is far wider.
 
-Where a kernel is verified (``verifying``), what it does silently is not taken for its contract: a page size that is
-written into it, and numbers that are rounded without a declaration, stay findings.
+Where a kernel is verified (``verifying``), what it does silently is not taken for its contract: there are no questions,
+and numbers that are rounded without a declaration stay findings.
 
 Cases are made, not drawn: the same kernel gets the same probes wherever it is asked.
 """
@@ -36,19 +39,20 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from attnfuzz.campaign.probe_cases import ProbeCases, behind_a_window, infinite_pairs, points, strided_beside
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
+from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
     Case,
-    LsePair,
     MergeStatesCase,
     PagedDecodeCase,
     encode_case,
@@ -60,31 +64,33 @@ from attnfuzz.problems.choices import (
     HEAD_SIZES,
     block_size_rank,
     dtypes_of,
-    head_counts_of,
     head_size_rank,
     is_power_of_two,
     layouts_of,
     lying_alike,
-    merge_heads_of,
-    split_counts_of,
     strided_tensors_of,
 )
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
-from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
-from attnfuzz.verdict import REPLACED, Failure, Verdict
+from attnfuzz.verdict import REPLACED, RESULT, Failure, Verdict
 
 __all__ = ["Inferred", "LeftOut", "Stricter", "infer", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
-"""For all probes of a kernel; what is not known by then stays in the contract. Builds may take as long as they need."""
+"""For all probes of a kernel. Builds may take as long as they need."""
 _MOST_PROBES = 80
+"""That the kernel answers; what is not known by then stays in the contract."""
+_MOST_REFUSALS = 320
+"""Probes that it refuses, which cost little."""
 _MOST_HANGS = 4
+_SHRINKING_S = {"cpu": 2.0, "cuda": 6.0}
+_MOST_SHRINKING = 60
+"""Runs to make the case of a question small."""
 _UNDECLARED = Supports()
 _ORDINARY = Numerics()
 _MOST_ROUNDINGS = 4
@@ -97,19 +103,22 @@ _MOST_OPTIONS = 3
 _SEEDS = (0, 1)
 _LONG = 600
 """Tokens, of which many kernels make several partial results."""
+_NEVER_MEANT = frozenset({"dead_memory", "determinism", "guard_page", "red_zone", "crash", "hang"})
+"""Oracles whose failures for want of keys are bugs, whatever an author had in mind."""
 _LSE_NAMES = ("lse", "output_lse", "partial_lse")
 
-Outcome = Literal["passes", "raises", "wrong", "dies"]
+Outcome = Literal["passes", "raises", "wrong", "dies", "unknown"]
+Standing = Literal["limit", "convention", "question"]
 Values = tuple[Any, ...]
 Recipe = tuple[tuple[str, StrideKind], ...]
 """Tensors and how they lie in memory."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All but ``kept`` of what the field ``name`` of `Supports` may hold: a kernel does not take it.
+    """All but ``kept`` of what the field ``name`` of `Supports` may hold, ``before``: a kernel does not take it.
 
-    ``values`` are those of them that were tried. How it shows that they are not taken is ``how``; ``said`` is what the
-    kernel, or an oracle, said of the first of them. Of ``strides``, the
+    ``values`` are those of them that were tried. How it shows that they are not taken is ``how``; ``failure`` is that
+    of ``case``, the first of them, and ``said`` what the kernel, or an oracle, said of it. Of ``strides``, the
     values are the names of tensors that do not lie in memory as ``kept`` says.
     """
 
@@ -118,6 +127,16 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: Values
     how: Outcome
     said: str
+    before: Any = None
+    case: Any = None
+    failure: Failure | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """What that is taken for."""
+        if self.name in ("lse", "lse_layout") or self.name in Numerics.__struct_fields__:
+            return "convention"
+        return "limit" if self.how == "raises" else "question"
 
     def __str__(self) -> str:
         return _words(self.name, self.kept, self.values, _HOW[self.how])
@@ -149,12 +168,21 @@ class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"it errs by {self.ratio:.3g} x what {text} allows, as {defaults} may, which needs no declaration"
 
 
+class AfterOthers(msgspec.Struct, frozen=True):
+    """``case`` passes in a fresh process, and fails as ``failure`` says once ``before`` has run there."""
+
+    case: Any
+    failure: Failure
+    before: Any
+
+
 class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``supports`` is what the kernel takes, with all that it declares; ``left_out``, what its declaration left open.
 
     ``numerics`` are the roundings that it makes on purpose. ``stricter``: those it may make and makes, or does not.
 
-    ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug.
+    ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug. ``after_others``:
+    probes that failed for what had run before them.
     """
 
     target: str
@@ -164,6 +192,7 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     works: bool
     numerics: Numerics = Numerics()
     stricter: tuple[Stricter, ...] = ()
+    after_others: tuple[AfterOthers, ...] = ()
 
     @property
     def kept(self) -> Numerics:
@@ -172,15 +201,40 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self.numerics, **fields)
 
     @property
+    def questions(self) -> tuple[LeftOut, ...]:
+        """What is silently wrong: the author has to say whether it is meant."""
+        return tuple(one for one in self.left_out if one.standing == "question")
+
+    @property
+    def settled(self) -> tuple[LeftOut, ...]:
+        """Limits and conventions: what needs no answer."""
+        return tuple(one for one in self.left_out if one.standing != "question")
+
+    @property
+    def declarable(self) -> Supports:
+        """``supports`` as far as no question has to be answered for it."""
+        supports = self.supports
+        for question in reversed(self.questions):
+            supports = msgspec.structs.replace(supports, **{question.name: question.before})
+        return supports
+
+    @property
     def text(self) -> str:
         """``Supports(...)`` and, if any, ``Numerics(...)``, to be pasted: what is declared, and what was inferred."""
-        numerics = self.numerics.declared()
-        supports = as_call("Supports", self.supports.declared())
-        return f"{supports}, {as_call('Numerics', numerics)}" if numerics else supports
+        return self._called(self.declarable)
+
+    @property
+    def searched(self) -> str:
+        """The same with an answer to each question: what the kernel is searched in."""
+        return self._called(self.supports)
+
+    def _called(self, supports: Supports) -> str:
+        calls = {"Supports": supports.declared(), "Numerics": self.numerics.declared()}
+        return ", ".join(as_call(name, fields) for name, fields in calls.items() if fields or name == "Supports")
 
     def __str__(self) -> str:
-        reasons = ", ".join(map(str, self.left_out))
-        return f"Possibly outside the contract of {self.target}: {reasons}. To declare that: {self.text}"
+        reasons = ", ".join(map(str, self.settled))
+        return f"Not searched of {self.target}, which does not take it: {reasons}. To declare that: {self.text}"
 
 
 def with_declared(declaration: Declaration, supports: Supports, numerics: Numerics = _ORDINARY) -> Declaration:
@@ -223,20 +277,28 @@ def infer(
         works=inference.works,
         numerics=probes.numerics,
         stricter=tuple(inference.stricter),
+        after_others=tuple(probes.after_others),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
+    """What came of a probe, judged by an LSE as ``lse`` says; "unknown" if it was not made. ``beside``: its like that
+    passes."""
+
     outcome: Outcome
     failure: Failure | None = None
+    case: Case | None = None
+    lse: LseKind = "natural"
+    beside: Case | None = None
 
 
 _PASSED = _Seen("passes")
+_UNKNOWN = _Seen("unknown")
 
 
 class _Probes:
-    """Judges cases under any contract, each once, until there have been enough: from then on all pass."""
+    """Judges cases under any contract, each once, until there have been enough: nothing is known of any further."""
 
     def __init__(self, runner: Runner, declaration: Declaration, is_over: Callable[[], bool]) -> None:
         self._runner = runner
@@ -246,17 +308,54 @@ class _Probes:
         self._seen: dict[tuple[bytes, str, Numerics], _Seen] = {}
         self._until = time.monotonic() + _PATIENCE_S[runner.device]
         self._hangs = 0
+        self._refused = 0
         self._is_told = False
         self.count = 0
+        self.after_others: list[AfterOthers] = []
 
     def __call__(self, case: Case, supports: Supports) -> _Seen:
         key = encode_case(case), supports.lse, self.numerics
         if key not in self._seen:
-            if self.count >= _MOST_PROBES or self._is_enough():
-                return _PASSED
+            if self._is_enough():
+                return _UNKNOWN
             self.count += 1
             self._seen[key] = self._judge(case, supports)
+            self._refused += self._seen[key].outcome == "raises"
         return self._seen[key]
+
+    def fails_first(self, seen: _Seen, supports: Supports) -> bool:
+        """Whether a case fails in a fresh process, too: what depends on earlier calls is a bug whatever is declared."""
+        if seen.case is None or seen.failure is None:
+            return False
+        self._runner.restart()
+        if self._judge(seen.case, supports).outcome in ("raises", "wrong", "dies"):
+            return True
+        if seen.beside is not None:
+            self._runner.restart()
+            self._judge(seen.beside, supports)
+            after = self._judge(seen.case, supports)
+            if after.failure is not None:
+                self.after_others.append(AfterOthers(seen.case, after.failure, seen.beside))
+        return False
+
+    def smallest(self, seen: _Seen, supports: Supports, within: Supports) -> _Seen:
+        """``seen``, or a smaller case that ``supports`` permits, ``within`` does not, and that fails in this way."""
+        found = seen
+
+        def fails(case: Case) -> bool:
+            nonlocal found
+            if supports_case(within, self._declaration.options, case) or self._is_enough():
+                return False
+            other = self._judge(case, supports)
+            if other.outcome != seen.outcome:
+                return False
+            found = other
+            return True
+
+        if seen.case is not None:
+            options, until = self._declaration.options, time.monotonic() + _SHRINKING_S[self._runner.device]
+            minimise(seen.case, fails, supports=supports, options=options, deadline=until, max_calls=_MOST_SHRINKING)
+        return found
 
     def ratio(self, case: Case, supports: Supports, fields: dict[str, str]) -> float | None:
         """The largest error over the bound with ``fields`` of `Numerics` as well; None unless that is all there is."""
@@ -268,7 +367,9 @@ class _Probes:
         return verdict.error_ratio if math.isfinite(verdict.error_ratio) else None
 
     def _is_enough(self) -> bool:
-        return self._hangs >= _MOST_HANGS or time.monotonic() >= self._until or self._is_told or self._is_over()
+        is_asked = self.count - self._refused >= _MOST_PROBES or self._refused >= _MOST_REFUSALS
+        is_late = self._hangs >= _MOST_HANGS or time.monotonic() >= self._until
+        return is_asked or is_late or self._is_told or self._is_over()
 
     def _judge(self, case: Case, supports: Supports) -> _Seen:
         verdict = self._verdict(case, supports, self.numerics)
@@ -278,7 +379,9 @@ class _Probes:
         # all that the kernel does will be told of it
         self._is_told |= failure.kind.endswith(REPLACED) or (failure.oracle == "crash" and failure.kind == "zygote")
         dies = failure.oracle in ("crash", "hang")
-        return _Seen("raises" if failure.oracle == "exception" else "dies" if dies else "wrong", failure)
+        refuses = failure.oracle == "exception" and failure.kind != RESULT  # that is attnfuzz's objection, not its own
+        outcome: Outcome = "raises" if refuses else "dies" if dies else "wrong"
+        return _Seen(outcome, failure, case, supports.lse)
 
     def _verdict(self, case: Case, supports: Supports, numerics: Numerics) -> Verdict | None:
         """None where that is told when the search meets it."""
@@ -319,7 +422,7 @@ class _Inference:
             if not self.verifying:
                 self._numerics()
             if has_pages:
-                self._leave_out_of("layouts", layouts_of(self.supports), ("raises", "wrong", "dies"))
+                self._layouts()
             self._lse()
         self._strides()
         self._empty()
@@ -339,32 +442,40 @@ class _Inference:
         return self.declaration.supports.leaves_open(name)
 
     def _leave_out(self, name: str, kept: object, values: Values, seen: _Seen) -> None:
-        self.supports = msgspec.structs.replace(self.supports, **{name: kept})
-        said = "" if seen.failure is None else seen.failure.message
-        self.left_out.append(LeftOut(name, kept, values, seen.outcome, said))
+        before, supports = getattr(self.supports, name), self.supports
+        self.supports = msgspec.structs.replace(supports, **{name: kept})
+        found = LeftOut(name, kept, values, seen.outcome, "", before, seen.case, seen.failure)
+        if found.standing == "question":
+            if self.verifying or seen.case is None:
+                self.supports = supports
+                return
+            small = self.probes.smallest(seen, msgspec.structs.replace(supports, lse=seen.lse), self.supports)
+            found = msgspec.structs.replace(found, case=small.case, failure=small.failure)
+        said = "" if found.failure is None else found.failure.message
+        self.left_out.append(msgspec.structs.replace(found, said=said))
 
     # What an ordinary case is
 
     def _find_point(self) -> None:
         """The first of some ordinary combinations of values for which the kernel is right about anything."""
-        points = list(_points(self.declaration))
-        self.point = points[0]
-        for point in points:
+        ordinary = list(points(self.declaration))
+        self.point = ordinary[0]
+        for point in ordinary:
             for self.is_even in (False, True):
                 if any(self._output(case).outcome == "passes" for case in self._cases(point)):
                     self.point, self.works = point, True
                     return
         self.is_even = False
-        raising = [self._output(case).outcome == "raises" for case in self._cases(points[0])]
+        raising = [self._output(case).outcome == "raises" for case in self._cases(ordinary[0])]
         if all(raising):  # whatever it does for another value is better
-            for point in points:
+            for point in ordinary:
                 if not all(self._output(case).outcome == "raises" for case in self._cases(point)):
                     self.point = point
                     return
 
     def _find_merge(self) -> None:
         """Which logarithms it takes, and on which axes: those that make the output right."""
-        self.point = next(_points(self.declaration))
+        self.point = next(points(self.declaration))
         layouts: tuple[LseLayout, ...] = (
             get_args(LseLayout) if self._is_open("lse_layout") else (self.supports.lse_layout,)
         )
@@ -378,7 +489,11 @@ class _Inference:
                 unwritten = all(one.failure is not None and _lacks_lse(one.failure) for one in seen)
                 if unwritten and kind == "natural" and self._is_open("lse"):
                     alone = msgspec.structs.replace(point, lse="none")
-                    if all(self.probes(case, alone).outcome == "passes" for case in self._cases(alone)):
+                    cases = [*self._cases(alone), *ProbeCases(self.declaration, alone).single_rows()]
+                    if (
+                        all(self.probes(case, alone).outcome == "passes" for case in cases)
+                        and self._lse_of(cases, point) == "none"
+                    ):
                         self._take_merge(alone, seen[0])
                         return
                 if all(one.outcome == "passes" for one in seen):
@@ -396,41 +511,10 @@ class _Inference:
                 self._leave_out(name, getattr(point, name), (getattr(self.supports, name),), seen)
 
     def _cases(self, point: Supports, **fields: Any) -> list[Case]:
-        """Small cases with the values of ``point`` in which each layout and stride makes a difference."""
-        try:
-            simplest = simplest_case(self.declaration.problem, point, self.declaration.options)
-        except ValueError:  # a head size that does not fit a layout
-            return []
-        if not isinstance(simplest, AttentionCase):
-            pairs: tuple[tuple[LsePair, ...], ...] = (
-                (("finite", "finite"),), (("equal", "equal"),), (("high", "low"), ("low", "high"))
-            )  # fmt: skip
-            two = {} if merge_heads_of(point) else {"num_q_heads": 2}
-            return [
-                msgspec.structs.replace(simplest, num_tokens=3, lse_pairs=lse_pairs, **two, **fields)
-                for lse_pairs in pairs
-            ]
-        size = simplest.page_size or 4
-        ragged, even = ((2 * size, size), (size + 1, 1, 2 * size)), ((2 * size,) * 2, (2 * size,) * 3)
-        shapes = even if self.is_even else ragged
-        return [self._with_lengths(simplest, lengths, **fields) for lengths in shapes]
+        return ProbeCases(self.declaration, point, self.is_even).ordinary(**fields)
 
     def _with_lengths(self, case: AttentionCase, lengths: Sequence[int], **fields: Any) -> Case:
-        supports = self.declaration.supports
-        longest = supports.max_seq_len or max(lengths)
-        seq_lens = tuple(min(length, longest) for length in lengths)
-        changes: dict[str, Any] = {"seq_lens": seq_lens, **fields}
-        if head_counts_of(self.point) is None:
-            changes |= {"num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio}
-        if has_query_lens(case.problem) and "query_lens" not in fields:
-            most = supports.max_query_len or longest
-            of_first, of_others = (most, most) if self.is_even else (min(2, most), 1)
-            changes["query_lens"] = tuple(
-                min(length, of_others if i else of_first) for i, length in enumerate(seq_lens)
-            )
-        if splits := case.partial_states:
-            changes["num_splits"] = next((one for one in split_counts_of(self.point) if one > 1), splits)
-        return cast(Case, msgspec.structs.replace(case, **changes))
+        return ProbeCases(self.declaration, self.point, self.is_even).with_lengths(case, lengths, **fields)
 
     def _output(self, case: Case) -> _Seen:
         """The verdict on the output alone."""
@@ -565,6 +649,11 @@ class _Inference:
 
     # Whether a value is taken
 
+    def _is_of_itself(self, seen: _Seen) -> bool:
+        """Whether a case fails for what it is, and not for the calls before it; refusals are believed."""
+        supports = msgspec.structs.replace(self.supports, lse=seen.lse)
+        return seen.outcome == "raises" or self.probes.fails_first(seen, supports)
+
     def _fails_throughout(self, name: str, value: object, outcomes: Sequence[Outcome]) -> _Seen | None:
         """How, if all cases with the value do that have an answer, the right one, with the ordinary value."""
         judge = self._result if self.declaration.problem == "merge_states" else self._output
@@ -572,13 +661,18 @@ class _Inference:
         pairs = list(zip(self._cases(self.point), self._cases(point), strict=False))
         return _throughout(judge, pairs, outcomes)
 
+    def _layouts(self) -> None:
+        self._leave_out_of("layouts", layouts_of(self.supports), ("raises",))
+        if self.point.block_sizes != (1,):  # there all layouts look alike
+            self._leave_out_of("layouts", layouts_of(self.supports), ("wrong", "dies"))
+
     def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _Seen]:
         """Those of ``values`` that are not taken."""
         (ordinary,) = getattr(self.point, name)
         found = {}
         for value in values:
             seen = self._fails_throughout(name, value, outcomes) if value != ordinary else None
-            if seen is not None:
+            if seen is not None and self._is_of_itself(seen):
                 found[value] = seen
         return found
 
@@ -625,7 +719,9 @@ class _Inference:
                     return
                 if wrong is not None:
                     seen[size] = wrong
-            self._leave_out("block_sizes", (own,), tuple(seen), next(iter(seen.values())))
+            first = next(iter(seen.values()))
+            if self._is_of_itself(first):
+                self._leave_out("block_sizes", (own,), tuple(seen), first)
 
     def _wrong_beyond_a_page(self, size: int) -> _Seen | None:
         """How a case of several pages of ``size`` fails, if one of the ordinary size passes."""
@@ -634,21 +730,31 @@ class _Inference:
         return _throughout(self._output, [pair], ("raises", "wrong", "dies"))
 
     def _lse(self) -> None:
-        """Of kernels that write one; what is wrong with it is a bug, unless it is right to another base."""
-        right = [case for case in self._cases(self.point) if self._output(case).outcome == "passes"]
-        seen = [self._result(case) for case in right]
-        if not right or any(one.failure is None for one in seen):
+        """Of kernels that write one; what is wrong with it is a bug, unless no row has one, or all to another base."""
+        ordinary = [case for case in self._cases(self.point) if self._output(case).outcome == "passes"]
+        if not ordinary or any(self._result(case).failure is None for case in ordinary):
             return
         self.has_right_lse = False
         if not self._is_open("lse"):
             return
-        if all(one.failure is not None and _lacks_lse(one.failure) for one in seen):
-            self._leave_out("lse", "none", ("natural",), seen[0])
-        elif all(
-            self.probes(case, msgspec.structs.replace(self.point, lse="base2")).outcome == "passes" for case in right
-        ):
-            self.has_right_lse = True
-            self._leave_out("lse", "base2", ("natural",), seen[0])
+        first = self.probes(ordinary[0], self.point)
+        rows = (case for case in self._shapes.single_rows() if self._output(case).outcome == "passes")
+        if (kind := self._lse_of([*ordinary, *rows], self.point)) != "natural":
+            self.has_right_lse = kind == "base2"
+            self._leave_out("lse", kind, ("natural",), first)
+
+    def _lse_of(self, cases: Sequence[Case], point: Supports) -> LseKind:
+        """What all ``cases`` bear out that the kernel returns; "natural" where they do not agree on anything else."""
+        natural = [self.probes(case, point) for case in cases]
+        if all(one.failure is not None and _lacks_lse(one.failure) for one in natural):
+            return "none"
+        in_base_2 = msgspec.structs.replace(point, lse="base2")
+        is_base_2 = all(self.probes(case, in_base_2).outcome == "passes" for case in cases)
+        return "base2" if is_base_2 and any(one.failure is not None for one in natural) else "natural"
+
+    @property
+    def _shapes(self) -> ProbeCases:
+        return ProbeCases(self.declaration, self.point, self.is_even)
 
     # Where tensors lie
 
@@ -681,9 +787,16 @@ class _Inference:
         stricter = [one for one in get_args(Strides) if get_args(Strides).index(one) > get_args(Strides).index(level)]
         suspects.sort(key=lambda recipe: -sum(self._permits(one, dict(recipe)) for one in stricter))
         for recipe in suspects:
-            if (seen := self._fails_with(dict(recipe))) is not None:
+            seen = self._fails_with(dict(recipe))
+            if seen is not None and (seen.outcome == "raises" or self._heeds_no(recipe, seen)):
                 return {recipe: seen}
         return None
+
+    def _heeds_no(self, recipe: Recipe, seen: _Seen) -> bool:
+        """Whether the kernel fails with these strides whatever else lies likewise, and whatever ran before."""
+        beside = list(strided_beside(self.declaration, self.point, dict(recipe)))
+        permitted = [one for one in beside if self._permits(self.supports.strides, one)]
+        return all(self._fails_with(one) is not None for one in permitted) and self._is_of_itself(seen)
 
     def _recipes(self, level: Strides) -> Iterator[Recipe]:
         """Each tensor in each way that ``level`` permits, with those that lie alike then."""
@@ -709,47 +822,28 @@ class _Inference:
     def _empty(self) -> None:
         if not self._is_open("empty_sequences") or not self.works:
             return
-        cases = list(self._empty_cases())
+        cases = list(self._shapes.empty())
         right = next((case for case in self._cases(self.point) if self._result(case).outcome == "passes"), None)
         if right is None:
             return
-        seen = _throughout(self._result, [(right, case) for case in cases], ("raises", "wrong", "dies"))
-        if seen is not None and all(self._output(case).outcome != "passes" for case in cases):
+        seen = _throughout(self._result, [(right, case) for case in cases], ("raises", "wrong"))
+        if seen is not None and all(self._output(case).outcome in ("raises", "wrong") for case in cases):
+            failures = [self._result(case).failure for case in cases]
+            if any(one is not None and one.oracle in _NEVER_MEANT for one in failures) or not self._is_of_itself(seen):
+                return
             self._leave_out("empty_sequences", False, (True,), seen)
         elif isinstance(right, MergeStatesCase) and self._is_open("empty_state_lse"):
             self._positive_infinity(right)
 
     def _positive_infinity(self, right: MergeStatesCase) -> None:
         """Whether a state whose LSE is +inf is taken for empty where one whose LSE is -inf is."""
-        pairs: list[tuple[LsePair, LsePair]] = [
-            (("finite", "-inf"), ("finite", "+inf")),
-            (("-inf", "finite"), ("+inf", "finite")),
-        ]
         cases = [
             (msgspec.structs.replace(right, lse_pairs=(minus,)), msgspec.structs.replace(right, lse_pairs=(plus,)))
-            for minus, plus in pairs
+            for minus, plus in infinite_pairs()
         ]
         seen = _throughout(self._result, cases, ("raises", "wrong", "dies"))
         if seen is not None:
             self._leave_out("empty_state_lse", ("-inf",), ("+inf",), seen)
-
-    def _empty_cases(self) -> Iterator[Case]:
-        first = self._cases(self.point)[0]
-        if not isinstance(first, AttentionCase):
-            pairs: tuple[LsePair, ...] = (("finite", "-inf"), ("-inf", "finite"), ("-inf", "-inf"))
-            for pair in pairs:
-                yield msgspec.structs.replace(first, lse_pairs=(pair,))
-            return
-        size = min(first.seq_lens)
-        if has_query_lens(first.problem):
-            queries = max(first.query_counts) if self.is_even else 1
-            yield self._with_lengths(first, (size, 0), query_lens=(queries, 0))
-            yield self._with_lengths(first, (0, size), query_lens=(0, queries))
-            yield self._with_lengths(first, (size, size), query_lens=(queries, 0))
-            return
-        yield self._with_lengths(first, (0,))
-        yield self._with_lengths(first, (size, 0))
-        yield self._with_lengths(first, (0, size))
 
     def _padding_tokens(self) -> None:
         if self._is_open("padding_tokens"):
@@ -766,12 +860,7 @@ class _Inference:
             or not isinstance(first, PagedDecodeCase)
         ):
             return
-        variant = msgspec.structs.replace(first.variant, window=1)
-        freed = variant.with_freed_pages()
-        pairs = [
-            (msgspec.structs.replace(case, variant=variant), msgspec.structs.replace(case, variant=freed))
-            for case in self._cases(self.point)
-        ]
+        pairs = [behind_a_window(case) for case in self._cases(self.point) if isinstance(case, PagedDecodeCase)]
         seen = _throughout(self._result, pairs, ("wrong",))
         if seen is not None and seen.failure is not None and seen.failure.oracle == "dead_memory":
             self._leave_out("freed_pages", False, (True,), seen)
@@ -787,45 +876,15 @@ def _throughout(
     seen: _Seen | None = None
     for ordinary, case in pairs:
         other = judge(case)
-        if other.outcome == "passes":
+        if other.outcome in ("passes", "unknown"):
             return None
         before = judge(ordinary).outcome
         if before != "passes" and (outcomes != ("raises",) or before == "raises"):
             continue
         if other.outcome not in outcomes:
             return None
-        seen = seen or other
+        seen = seen or replace(other, beside=ordinary)
     return seen
-
-
-def _points(declaration: Declaration) -> Iterator[Supports]:
-    """Combinations of one value of each field, the most ordinary first: what most kernels take, then what others do.
-
-    Where the kernel declares which values go together, those of one of its combinations after the other.
-    """
-    supports = declaration.supports
-    for one, _ in simplest_cases(declaration.problem, supports, declaration.options):
-        values: dict[str, tuple[Any, ...]] = {
-            "dtypes": dtypes_of(one),
-            "layouts": layouts_of(one),
-            "head_sizes": supports.head_sizes or (64, 128, 16, 256, 80),
-            "block_sizes": supports.block_sizes or (16, 1, 64, 32, 128),
-            "gqa_ratios": supports.gqa_ratios or (1, 4),
-        }
-        for combination in one.combinations:
-            named = {"head_sizes": "head_size", "block_sizes": "block_size", "gqa_ratios": "gqa_ratio"}
-            values |= {name: combination[field] for name, field in named.items() if field in combination}
-        ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
-        for name, preferred in ordinary.items():
-            values[name] = (
-                *(value for value in values[name] if value in preferred),
-                *(value for value in values[name] if value not in preferred),
-            )
-        first = {name: choices[:1] for name, choices in values.items()}
-        yield msgspec.structs.replace(one, **first)
-        for name, choices in values.items():
-            for choice in choices[1:4]:
-                yield msgspec.structs.replace(one, **{**first, name: (choice,)})
 
 
 def _lacks_lse(failure: Failure) -> bool:
@@ -833,7 +892,7 @@ def _lacks_lse(failure: Failure) -> bool:
 
 
 _HOW: dict[Outcome, str] = {
-    "passes": "passes", "raises": "raises", "wrong": "gives wrong numbers", "dies": "crashes or hangs"
+    "passes": "passes", "raises": "raises", "wrong": "gives wrong numbers", "dies": "crashes or hangs", "unknown": "?"
 }  # fmt: skip
 _NOUNS = {
     "dtypes": "dtype",

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from attnfuzz.campaign.declaration_inference import LeftOut
 from attnfuzz.campaign.identity.finding import Finding, may_be_the_machine
 from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug, aspects, needs, telling
 from attnfuzz.campaign.messages import (
@@ -25,6 +26,7 @@ from attnfuzz.campaign.triage.contract_gaps import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
+from attnfuzz.problems.supports import Supports
 
 __all__ = ["FindingBook"]
 
@@ -58,6 +60,30 @@ class FindingBook:
         self._by_tag[finding.tag] = finding
         self._reporter.finding("found", finding)
         return finding
+
+    def ask(self, question: LeftOut, declaration: Declaration) -> None:
+        """Take up what probes left open of a kernel, with the case that shows it; the search leaves that out."""
+        case, failure = question.case, question.failure
+        if failure is None:
+            raise ValueError(f"{question}: a question has a case that fails")
+        elapsed_s = time.monotonic() - self._started
+        finding = Finding(
+            name=f"question-{len(self.findings)}",
+            declaration=declaration,
+            case=case,
+            failure=failure,
+            first_seen_s=elapsed_s,
+            shrunk_s=elapsed_s,
+            failed=1,
+            runs=1,
+            minimised=True,
+            remedy=msgspec.structs.replace(Supports(), **{question.name: question.kept}),
+            python=self._python,
+        )
+        self.findings.append(finding)
+        self._by_tag[finding.tag] = finding
+        self._folder.save(finding)
+        self._reporter.finding("shrunk", finding)
 
     def seen_again(self, cases: dict[str, int]) -> None:
         """Count failing cases, by the tag of the finding that they were put down to."""
@@ -227,7 +253,11 @@ class FindingBook:
 
     def _same_bug_as(self, finding: Finding) -> Finding | None:
         """The settled finding that has most in common with ``finding``, if they are one bug."""
-        others = [other for other in self.findings if other.minimised and other is not finding]
+        others = [
+            other
+            for other in self.findings
+            if other.minimised and other is not finding and other.is_question == finding.is_question
+        ]
         same = [
             other
             for other in others

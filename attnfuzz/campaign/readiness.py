@@ -20,8 +20,8 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.campaign.declaration_inference import Inferred, infer, with_declared
-from attnfuzz.campaign.messages import Join
+from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, infer, with_declared
+from attnfuzz.campaign.messages import Join, Unfinished, written
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
@@ -91,6 +91,8 @@ class Readiness:
         self._told: queue.SimpleQueue[Join | str] = queue.SimpleQueue()
         """What the thread that builds has to say: the reporter is not its own."""
         self._joining: list[Join] = []
+        self._asked: list[tuple[LeftOut, Declaration]] = []
+        self._failing: list[Unfinished] = []
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._builder: Runner | None = None
@@ -165,6 +167,16 @@ class Readiness:
         taken, self._joining = self._joining, []
         return taken
 
+    def take_questions(self) -> list[tuple[LeftOut, Declaration]]:
+        """What probes found that only an author can say, with the kernel as it takes all else."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def take_failures(self) -> list[Unfinished]:
+        """Failures that probes met on their way, to be looked into."""
+        failing, self._failing = self._failing, []
+        return failing
+
     def _listen(self) -> None:
         while True:
             try:
@@ -190,8 +202,14 @@ class Readiness:
 
     def _learn(self, inferred: Inferred) -> None:
         self._inferred[inferred.target] = inferred
+        declaration = with_declared(self._declarations[inferred.target], inferred.declarable, inferred.numerics)
+        self._asked += [(question, declaration) for question in inferred.questions]
+        self._failing += [
+            Unfinished(kernel=inferred.target, **written(one.case, one.failure, [one.before]))
+            for one in inferred.after_others
+        ]
         if inferred.left_out:
-            taken = f"what it was found to take, {inferred.text}"
+            taken = f"what it was found to take, {inferred.searched}"
             self._told.put(f"{inferred.target} is searched within {taken}; --pedantic searches everything")
 
     def _look_at(self, declaration: Declaration) -> tuple[bool, Inferred | None]:

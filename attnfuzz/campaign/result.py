@@ -125,9 +125,10 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
-Standing = Literal["counts", "unfinished", "known", "outside"]
+Standing = Literal["counts", "unfinished", "known", "question", "outside"]
 """Of a finding: one that makes the command fail; one that has not been shrunk, beside others of its kernel that have
-and that it may be; one that an earlier campaign told; one that a declaration ends."""
+and that it may be; one that an earlier campaign told; one that the kernel's author has to answer with a declaration;
+one that the kernel refuses, as a declaration says."""
 
 
 @dataclass(slots=True)
@@ -136,8 +137,8 @@ class Statistics:
 
     ``why_so_many``: what the number of workers was chosen by; empty if it was asked for. ``deadline`` allows for
     start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
-    contract. ``against``: what an earlier campaign told, where only what is new counts. ``python``: where kernels run,
-    if not in the driver's environment.
+    contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
+    new counts. ``python``: where kernels run, if not in the driver's environment.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -150,6 +151,7 @@ class Statistics:
     why_so_many: str = ""
     budget_s: float = math.inf
     pedantic: bool = False
+    verifying: bool = False
     against: Earlier | None = None
     python: Python | None = None
     findings: list[Finding] = field(default_factory=list)
@@ -168,7 +170,7 @@ class Statistics:
     def standing(self, found: Finding) -> Standing:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
         if not self.in_contract(found):
-            return "outside"
+            return "question" if found.is_question else "outside"
         if self.is_known(found):
             return "known"
         return "unfinished" if found.is_unfinished and self._has_others(found) else "counts"
@@ -184,7 +186,7 @@ class Statistics:
 
     def in_contract(self, found: Finding) -> bool:
         """Whether ``found`` is a bug by what the kernels of this campaign are held to."""
-        return self.pedantic or found.in_contract
+        return self.pedantic or found.in_contract or (self.verifying and found.is_question)
 
     def is_known(self, found: Finding) -> bool:
         """Whether the earlier campaign told it."""
@@ -256,6 +258,11 @@ class CampaignResult:
     def limited(self) -> tuple[Inferred, ...]:
         """What was inferred of kernels that do not take all that their declarations leave open."""
         return tuple(one for one in self.inferred if one.left_out)
+
+    @property
+    def questions(self) -> tuple[Finding, ...]:
+        """What only the authors of kernels can say, each with its case."""
+        return tuple(one for one in self.findings if self.statistics.standing(one) == "question")
 
     @property
     def fails(self) -> bool:

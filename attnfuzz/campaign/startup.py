@@ -212,6 +212,7 @@ def _statistics(
         why_so_many=workers.reason,
         seed=secrets.randbits(32) if request.seed is None else request.seed,
         pedantic=request.pedantic,
+        verifying=request.verifying,
         against=request.against,
         python=request.python,
     )

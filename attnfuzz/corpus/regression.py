@@ -192,7 +192,7 @@ def encode_regression(regression: Regression) -> bytes:
     if regression.assumed is None:
         del fields["assumed"]
     else:
-        fields["assumed"] = _declared(regression.assumed)
+        fields["assumed"] = regression.assumed.declared()
     if regression.assumed_numerics is None:
         del fields["assumed_numerics"]
     else:
@@ -201,16 +201,10 @@ def encode_regression(regression: Regression) -> bytes:
     left_out = {name for name in _SINCE if not finding[name] or finding[name] == Blame()}
     left_out.update(_RATE if not regression.finding.runs else ())
     if regression.finding.remedy is not None:
-        finding["remedy"] = _declared(regression.finding.remedy)
+        finding["remedy"] = regression.finding.remedy.declared()
     fields["finding"] = {name: value for name, value in finding.items() if name not in left_out}
     document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
     if isinstance(own, OpenProblem):  # whose order says which counts most
         document["fields"] = {name: document["fields"][name] for name in own.fields}
     ordered = {name: document[name] for name in fields}  # the order of the fields, not of the alphabet
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n"
-
-
-def _declared(supports: Supports) -> dict[str, Any]:
-    """The fields that do not have their default."""
-    plain, named = (msgspec.structs.asdict(one) for one in (Supports(), supports))
-    return {name: value for name, value in named.items() if value != plain[name]}

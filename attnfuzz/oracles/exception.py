@@ -10,7 +10,7 @@ import torch
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
-from attnfuzz.verdict import Failure, OracleName, Verdict
+from attnfuzz.verdict import RESULT, Failure, OracleName, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "raised_outside", "verdict"]
 
@@ -42,7 +42,7 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     """
     error = raised.error
     if raised.is_a(ResultError):
-        failure = Failure(oracle="exception", kind="result", message=text_of(error))
+        failure = Failure(oracle="exception", kind=RESULT, message=text_of(error))
         return Verdict(failure=failure if "exception" in oracles else None, fatal=raised.fatal)
     what = context_lost(error)
     if what is not None:
@@ -61,7 +61,7 @@ def raised_outside(error: BaseException) -> Failure | None:
     failure = _failure(error)
     return msgspec.structs.replace(
         failure,
-        kind=f"{failure.kind} outside",
+        kind=RESULT,  # no refusal of the case
         message=f"{failure.message} outside of its call, from a timer, a signal handler or a hook that it left behind",
     )
 

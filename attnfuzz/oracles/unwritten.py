@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,10 +22,24 @@ __all__ = ["check", "lacks_lse"]
 def check(trial: Trial) -> Failure | None:
     """Elements that still hold the pre-fill of each run; else results that change with the pre-fill."""
     if trial.symptoms.unwritten:
-        for name, mask in _untouched(trial).items():
+        untouched = _untouched(trial)
+        for name, mask in untouched.items():
             if mask.any():
-                return _never_written(trial, name, mask)
+                failure = _never_written(trial, name, mask)
+                return _nothing_written(failure, list(untouched)) if all(map(_is_all, untouched.values())) else failure
     return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
+
+
+def _is_all(mask: Tensor) -> bool:
+    return bool(mask.all()) and mask.numel() > 0
+
+
+def _nothing_written(failure: Failure, names: Sequence[str]) -> Failure:
+    """``failure`` of a kernel that gave no result at all, with the ways to give one."""
+    returned = f"({', '.join(names)})" if len(names) > 1 else names[0]
+    places = " and ".join(f"inputs.{name}" for name in names)
+    said = f"the kernel gave no result: it must return {returned}, or write into {places}"
+    return msgspec.structs.replace(failure, message=said, remedy={})
 
 
 def lacks_lse(trial: Trial) -> bool:

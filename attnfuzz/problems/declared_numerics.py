@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-import msgspec
+from attnfuzz.problems.promises import Declared
 
 __all__ = ["Exponential", "Matmul", "Numerics", "Partials", "Precision", "Probabilities", "Query", "Tanh"]
 
@@ -15,7 +15,7 @@ Matmul = Literal["ieee", "tensor_core", "tf32"]
 Tanh = Literal["float32", "approximate"]
 
 
-class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Numerics(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Roundings a kernel makes on purpose; the error bounds of `attnfuzz.numerics` allow these and no others.
 
     The defaults are the loosest arithmetic that engines ship as their normal path. What costs decimal digits that
@@ -55,16 +55,6 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     matmul: Matmul = "tensor_core"
     dequantised: Precision = "float32"
     tanh: Tanh = "float32"
-
-    def leaves_open(self, name: str) -> bool:
-        """Whether the field ``name`` is at its default."""
-        return bool(
-            getattr(self, name) == next(one.default for one in msgspec.structs.fields(self) if one.name == name)
-        )
-
-    def declared(self) -> dict[str, str]:
-        """The fields that are not at their defaults."""
-        return {name: getattr(self, name) for name in self.__struct_fields__ if not self.leaves_open(name)}
 
     def __post_init__(self) -> None:
         for field, allowed in _ALLOWED.items():

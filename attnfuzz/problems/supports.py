@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from attnfuzz.problems.masks import MASK_KINDS, MaskKind
+from attnfuzz.problems.promises import Declared
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype, KvGranularity
 from attnfuzz.problems.variants import VARIANTS, VariantName
 from attnfuzz.untrusted_text import check_text
@@ -72,10 +73,11 @@ _FIELDS_IN_WHERE = {
 """What the fields of a declaration are called in a combination."""
 
 
-class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits what is drawn for a kernel and states the promises that oracles rest on.
 
-    The defaults are what a serving engine may hand over. ``None`` means any value.
+    The defaults are what a serving engine may hand over. ``None`` means any value. What is passed is a promise, also
+    at its default: ``Supports(empty_sequences=True)`` is held to that, ``Supports()`` leaves it to be found out.
 
     * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
       ``max_seq_len``, ``max_query_len``, ``max_num_splits``: the values that may occur.
@@ -174,17 +176,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.where or ()  # type: ignore[return-value]  # __post_init__ has made it a tuple of combinations
 
     def leaves_open(self, name: str) -> bool:
-        """Whether the field ``name`` is at its default, and ``where`` says nothing of it either."""
-        default = next(field.default for field in msgspec.structs.fields(self) if field.name == name)
+        """Whether nothing was said of the field ``name``, and ``where`` says nothing of it either."""
         named = _FIELDS_IN_WHERE.get(name, ())
-        return bool(getattr(self, name) == default) and not any(
+        return super().leaves_open(name) and not any(
             field in combination for combination in self.combinations for field in named
         )
-
-    def declared(self) -> dict[str, Any]:
-        """The fields that are not at their defaults."""
-        fields = msgspec.structs.fields(self)
-        return {one.name: value for one in fields if (value := getattr(self, one.name)) != one.default}
 
     def __post_init__(self) -> None:
         if self.where is not None and not callable(self.where):

@@ -43,7 +43,8 @@ def _print_fully(console: Console, declaration: Declaration) -> None:
             console.print(Text(f"  {name}: {field}"), soft_wrap=True)
         parts = ()
     for title, part in parts:
-        for name, value in msgspec.structs.asdict(part).items():
+        for name in (one for one in part.__struct_fields__ if one != "promised"):
+            value = getattr(part, name)
             shown = as_written(value) if name == "where" and value is not None else _value(value)
             console.print(Text(f"  {title}.{name}: {shown}"), soft_wrap=True)
     console.print()
@@ -71,14 +72,15 @@ def print_declared(console: Console, result: CampaignResult) -> None:
 def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
     kernel = result.statistics.kernels[target]
     yield Text(f"{target}:", style="bold")
-    yield Text(f"    supports=attnfuzz.{as_call('Supports', kernel.declaration.supports.declared())},", style="green")
     inferred = next((one for one in result.inferred if one.target == target), None)
+    supports = kernel.declaration.supports if inferred is None else inferred.declarable
+    yield Text(f"    supports=attnfuzz.{as_call('Supports', supports.declared())},", style="green")
     numerics = kernel.declaration.numerics if inferred is None else inferred.kept
     if declared := numerics.declared():
         yield Text(f"    numerics=attnfuzz.{as_call('Numerics', declared)},", style="green")
-    for left_out in inferred.left_out if inferred is not None else ():
+    for left_out in inferred.settled if inferred is not None else ():
         yield Text(f"  {left_out}: {left_out.said}" if left_out.said else f"  {left_out}", style="dim")
-    if inferred is None or not inferred.left_out:
+    if inferred is None or not inferred.settled:
         yield Text("  nothing else had to be left out", style="dim")
     for stricter in inferred.stricter if inferred is not None else ():
         yield Text(f"  {stricter}", style="dim")
@@ -91,6 +93,10 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
         yield Text(f"  within it, {nothing} was found in {count(kernel.cases, 'case')}")
     for finding in bugs:
         yield from _finding_lines(finding)
+    if questions := [finding for finding in found if result.statistics.standing(finding) == "question"]:
+        yield Text(f"  {count(len(questions), 'question')}, which a further declaration answers:", style="yellow")
+    for finding in questions:
+        yield from _finding_lines(finding, further=True)
     if outside := [finding for finding in found if result.statistics.standing(finding) == "outside"]:
         yield Text(f"  and {len(outside)} possibly out of contract, which a further declaration ends:", style="yellow")
     for finding in outside:

@@ -28,6 +28,7 @@ from attnfuzz.verdict import ends_process, where_to_look
 __all__ = [
     "CLOSE_TO_THE_BOUND",
     "OUT_OF_CONTRACT",
+    "QUESTIONS",
     "UNFINISHED",
     "Severity",
     "ToldFinding",
@@ -141,7 +142,10 @@ def what_was_found(result: CampaignResult) -> str:
     counts, *others = _standings(result.findings, statistics, "not shrunk to the end")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
-    return ", ".join([_findings(counts, statistics) if counts else f"nothing {new}{done}", *others])
+    within = f" within what {'it was' if len(statistics.kernels) == 1 else 'they were'} found to take"
+    nothing = f"nothing {new}{done}{within if result.questions else ''}"
+    found = ", ".join([_findings(counts, statistics) if counts else nothing, *others])
+    return f"{found}; {count(len(result.questions), 'question')}" if result.questions else found
 
 
 def known_since(statistics: Statistics) -> str:
@@ -271,6 +275,10 @@ def _words(case: Case, limits: Mapping[str, Any]) -> str:
     return f"not meant to take {field} {getattr(case, field)}"
 
 
+QUESTIONS = (
+    "Questions: here the kernel refuses nothing and is wrong; if it was never meant for this, the declaration says so, "
+    "and if it was, this is a bug"
+)
 OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
 _FLAKY = "Flaky: these do not fail in every run"
 UNFINISHED = "Not shrunk to the end: each may be a finding above, or a bug of its own; a longer --budget tells"
@@ -318,13 +326,13 @@ _WORDS = {
 
 def in_order(result: CampaignResult) -> list[Finding]:
     """What is in the contract, kernel by kernel, that with the worst finding first; then so what may be one of these,
-    not being shrunk; then what is not in the contract.
+    not being shrunk; then what only the author can say; then what is not in the contract.
 
     Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, questions of
     the contract, errors just above their bound, and what is flaky; what has one cause stands together, at the place of
     its worst.
     """
-    parts: dict[Standing, list[Finding]] = {"counts": [], "unfinished": [], "outside": []}
+    parts: dict[Standing, list[Finding]] = {"counts": [], "unfinished": [], "question": [], "outside": []}
     for finding in result.findings:
         standing = result.statistics.standing(finding)
         parts["counts" if standing == "known" else standing].append(finding)
@@ -341,10 +349,10 @@ def kernels_in_order(result: CampaignResult) -> list[str]:
 
 def heading_of(finding: Finding, statistics: Statistics) -> str:
     """What to say before the first of its kind; empty for what is certain to be a bug."""
-    if not statistics.in_contract(finding):
-        return OUT_OF_CONTRACT
-    if statistics.standing(finding) == "unfinished":
-        return UNFINISHED
+    standing = statistics.standing(finding)
+    headings = {"question": QUESTIONS, "outside": OUT_OF_CONTRACT, "unfinished": UNFINISHED}
+    if standing in headings:
+        return headings[standing]
     return _FLAKY if finding.is_flaky else ""
 
 

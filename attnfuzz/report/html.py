@@ -28,6 +28,7 @@ from attnfuzz.report.files import rendered, write_file
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     OUT_OF_CONTRACT,
+    QUESTIONS,
     UNFINISHED,
     ToldFinding,
     headline,
@@ -76,7 +77,12 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         when=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         versions=_versions(result),
         findings=list(zip_longest(told, anchors, scripts)),
-        sections={"findings": "Findings", "unfinished": UNFINISHED, "outside": OUT_OF_CONTRACT},
+        sections={
+            "findings": "Findings",
+            "unfinished": UNFINISHED,
+            "question": QUESTIONS,
+            "outside": OUT_OF_CONTRACT,
+        },
         timeline=timeline_svg(
             statistics.throughput,
             elapsed_s=result.elapsed_s,
@@ -89,7 +95,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
             if kernel.coverage
         },
         counting=Counter(one.target for one in told if one.standing in ("counts", "known")),
-        limited={one.target: str(one) for one in result.limited},
+        limited={one.target: str(one) for one in result.limited if one.settled},
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
         ratio=largest_ratio(statistics),
         near=CLOSE_TO_THE_BOUND,

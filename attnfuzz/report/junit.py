@@ -119,10 +119,10 @@ def _report(case: Element, symptom: str, message: str, why_skipped: str) -> Elem
 
 def _why_skipped(told: ToldFinding) -> str:
     """Why a finding does not count; empty if it does."""
-    if told.standing == "outside":
+    if told.standing in ("question", "outside"):
         remedy = told.finding.remedy
         lines = () if remedy is None else remedy_lines(remedy.declared(), told.finding.case)
-        return ", ".join(("possibly out of contract", *lines))
+        return ", ".join(("a question" if told.standing == "question" else "possibly out of contract", *lines))
     return told.status if told.standing == "known" else ""
 
 

@@ -12,6 +12,7 @@ from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_vers
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import in_order, kernels_in_order
 from attnfuzz.verdict import SourceLine
@@ -22,6 +23,7 @@ __all__ = [
     "FindingSummary",
     "KernelSummary",
     "OutcomeSummary",
+    "QuestionSummary",
     "Summary",
     "environments_of",
     "outcomes_of",
@@ -61,14 +63,24 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     outcomes: tuple[OutcomeSummary, ...] = ()
 
 
+class QuestionSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What only the author of a kernel can say: it is silently wrong in the case at ``path`` (null where that could not
+    be saved), and if it was never meant for that, ``declaration``, of ``field``, says so."""
+
+    field: str
+    declaration: str
+    path: str | None
+    message: str
+
+
 class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One kernel, which ``target`` loads. ``max_error_ratio`` is the largest finite |error| / bound of any case,
     failing ones included.
 
     ``inferred`` is the declaration that it was searched under, where its own left out something that it does not take,
-    and ``outside_contract`` says what that is. ``not_runnable``: how many cases, which are not among the ``cases``,
-    could not run on this device, by the reason. ``unbuilt``: how far a kernel had come that compiles itself; no more of
-    it was searched."""
+    and ``outside_contract`` says what of that it refuses. ``questions`` are the rest of it.
+    ``not_runnable``: how many cases, which are not among the ``cases``, could not run on this device, by the reason.
+    ``unbuilt``: how far a kernel had come that compiles itself; no more of it was searched."""
 
     name: str
     target: str
@@ -76,6 +88,7 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     cases: int
     max_error_ratio: float
     findings: tuple[FindingSummary, ...]
+    questions: tuple[QuestionSummary, ...] = ()
     inferred: str = ""
     outside_contract: str = ""
     not_runnable: dict[str, Count] = {}
@@ -117,10 +130,13 @@ def summarise(result: CampaignResult) -> Summary:
                 cases=kernel.cases,
                 max_error_ratio=kernel.max_error_ratio,
                 findings=tuple(
-                    _summarise_finding(one, statistics) for one in ordered if one.declaration.target == target
+                    _summarise_finding(one, statistics)
+                    for one in ordered
+                    if one.declaration.target == target and statistics.standing(one) != "question"
                 ),
-                inferred=inferred[target].text if target in inferred else "",
-                outside_contract=str(inferred[target]) if target in inferred else "",
+                questions=tuple(_question(one) for one in result.questions if one.declaration.target == target),
+                inferred=inferred[target].searched if target in inferred else "",
+                outside_contract=str(inferred[target]) if target in inferred and inferred[target].settled else "",
                 not_runnable=kernel.not_runnable,
                 unbuilt=result.unbuilt.get(target, ""),
             )
@@ -141,6 +157,16 @@ def _environments(result: CampaignResult) -> tuple[EnvironmentSummary, ...]:
     alone = [] if statistics.python is None else [statistics.python]
     devices = {one.path: statistics.device_name for one in alone}
     return environments_of(result.pythons or alone, result.devices or devices, statistics.kernels)
+
+
+def _question(finding: Finding) -> QuestionSummary:
+    limits = {} if finding.remedy is None else finding.remedy.declared()
+    return QuestionSummary(
+        field=", ".join(limits),
+        declaration=as_call("Supports", limits),
+        path=None if finding.path is None else str(finding.path),
+        message=finding.failure.message,
+    )
 
 
 def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSummary:

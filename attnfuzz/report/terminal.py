@@ -147,7 +147,7 @@ def verdict_sentence(result: CampaignResult) -> str:
     if not statistics.cases and not result.findings:
         return f"{why}no case was judged in {format_duration(result.elapsed_s)}{_remedy(result)}"
     found = what_was_found(result)
-    return f"{why}{found}{',' if ',' in found else ''} in {effort}"
+    return f"{why}{found}{',' if ',' in found or ';' in found else ''} in {effort}"
 
 
 def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
@@ -206,10 +206,12 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
     for trouble in result.troubles:
         yield Text(f"{'not judged' if gpu_memory_ran_out(trouble) else told}: {trouble.strip()}", "yellow")
     for target, kernel in kernels.items():  # that rest on more than they declare: the declaration to copy
-        if (restriction := restriction_of(kernel.declaration, result.findings_of(target))) is not None:
+        refused = [one for one in result.findings_of(target) if not one.is_question]
+        if (restriction := restriction_of(kernel.declaration, refused)) is not None:
             yield Text((f"{target}: " if len(kernels) > 1 else "") + str(restriction), "yellow")
     for inferred in result.limited:  # what was not searched, and the declaration that makes that the contract
-        yield Text(str(inferred), "yellow")
+        if inferred.settled:
+            yield Text(str(inferred), "yellow")
     for inferred in result.inferred:  # which rounding keeps a kernel from what stricter declarations would allow
         if more := [str(one) for one in inferred.stricter if not one.holds]:
             yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", "dim")

@@ -67,6 +67,10 @@ def named_results(returned: object, inputs: Any, names: tuple[str, ...], wanted:
     """
     given = {name: getattr(inputs, name) for name in wanted}
     parts = _parts(returned, names)
+    shapes = [part.shape if isinstance(part, Tensor) else None for part in parts]
+    if len(wanted) == 2 and shapes == [given[name].shape for name in reversed(wanted)] and shapes[0] != shapes[1]:
+        first, second = wanted
+        raise ResultError(f"the kernel returned ({second}, {first}), by their shapes; it must return ({first}, {second})")
     results = given | {name: part for name, part in zip(wanted, parts, strict=False) if part is not None}
     return {name: _checked(name, result, given[name]) for name, result in results.items()}
 
@@ -81,7 +85,11 @@ def _parts(returned: object, names: tuple[str, ...]) -> Sequence[object]:
             f"the kernel returned {returned!r:.80}; it must return {', '.join(names) or 'nothing'}, or None after "
             f"writing into {', '.join(f'inputs.{name}' for name in names) or 'its inputs'}"
         )
-    shown = f"{type(returned).__name__} of {len(returned)}" if isinstance(returned, tuple | list) else repr(returned)
+    if isinstance(returned, dict):
+        shown = f"a dict of {', '.join(map(str, returned))}"
+    else:
+        is_several = isinstance(returned, tuple | list)
+        shown = f"{type(returned).__name__} of {len(returned)}" if is_several else repr(returned)  # type: ignore[arg-type]
     raise ResultError(
         f"the kernel returned {shown[:80]}; it must return ({names[0]}, {names[1]}), only {names[0]}, "
         f"or None after writing into inputs.{names[0]} and inputs.{names[1]}"
@@ -97,11 +105,13 @@ def _checked(name: str, result: object, given: Tensor) -> Tensor:
             "only when somebody looks; return a plain tensor"
         )
     if result.shape != given.shape:
-        raise ResultError(f"{name} has shape {tuple(result.shape)}; it must have {tuple(given.shape)}")
+        raise ResultError(f"the kernel returned {name} of shape {tuple(result.shape)}; it must be {tuple(given.shape)}")
     if result.dtype != given.dtype and not (name == "partial_out" and result.dtype is torch.float32):
-        raise ResultError(f"{name} has dtype {_short(result.dtype)}; it must have {_short(given.dtype)}")
+        raise ResultError(
+            f"the kernel returned {name} in {_short(result.dtype)}; it must be {_short(given.dtype)}, as inputs.{name} is"
+        )
     if result.device.type != given.device.type:
-        raise ResultError(f"{name} is on {result.device}; it must be on {given.device}")
+        raise ResultError(f"the kernel returned {name} on {result.device}; it must be on {given.device}")
     return result.detach()
 
 

@@ -207,7 +207,7 @@ def test_what_a_handler_of_the_kernels_raises_is_the_kernels() -> None:
     except InterruptedError as error:
         failure = watch.behind(error)
     assert failure is not None
-    assert (failure.oracle, failure.kind.endswith(" outside")) == ("exception", True)
+    assert (failure.oracle, failure.kind) == ("exception", "result")
     assert "too late" in failure.message
     assert watch.behind(KeyError("an error without a line of the kernel's")) is None
 

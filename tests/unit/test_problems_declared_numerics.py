@@ -14,7 +14,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 
 def test_undeclared_means_the_loosest_but_not_tf32() -> None:
     """A kernel that declares nothing must not be reported for rounding its weights, nor excused for TF32."""
-    assert Numerics() == Numerics(probabilities="input", partials="input", matmul="tensor_core")
+    assert (Numerics().probabilities, Numerics().partials, Numerics().matmul) == ("input", "input", "tensor_core")
 
 
 @pytest.mark.parametrize("field", ["probabilities", "partials", "matmul"])

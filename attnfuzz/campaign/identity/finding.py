@@ -22,7 +22,7 @@ from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.features import departures
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, Sight
+from attnfuzz.verdict import RESULT, Failure, Sight
 
 __all__ = [
     "FailingCase",
@@ -193,6 +193,12 @@ class Finding:
     def in_contract(self) -> bool:
         """Whether it is a bug whatever is declared; `Statistics.in_contract` knows of --pedantic, too."""
         return self.remedy is None
+
+    @property
+    def is_question(self) -> bool:
+        """Whether a declaration ends it and the kernel refuses nothing: its author has to say what is meant."""
+        refuses = self.failure.oracle == "exception" and self.failure.kind != RESULT
+        return self.remedy is not None and not refuses
 
     @property
     def is_flaky(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -23,6 +23,7 @@ from attnfuzz.campaign.identity.signature import (
 )
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
+from attnfuzz.campaign.probe_cases import ProbeCases, points, trial_of
 from attnfuzz.campaign.relatives import (
     alternatives,
     lacking,
@@ -48,12 +49,13 @@ from attnfuzz.campaign.triage.confirmation import (
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.cases.facets.facet import is_told_by_another
+from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
-from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, WITHOUT_WEIGHT, ends_process
+from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, RESULT, WITHOUT_WEIGHT, Failure, ends_process
 
 __all__ = ["Investigation"]
 
@@ -521,6 +523,48 @@ class Investigation:
             return False
         try:
             failure = retries_of(declared, self._judge, self._deaths).alone(case, patience="short")
+            if failure is not None and declared.as_(case, failure).symptom == now.symptom:
+                return False
+            return self._bears_out(declared.declaration, limits)
         except OutOfTime:
             return False
-        return failure is None or declared.as_(case, failure).symptom != now.symptom
+
+    def _bears_out(self, declared: Declaration, limits: Mapping[str, Any]) -> bool:
+        """Whether other cases say, too, that the kernel is one that may declare ``limits``. Raises OutOfTime.
+
+        Of all that is left out, of whatever shape, it takes nothing, where it takes what is like it and kept: it raises
+        for each, if that is how the case failed. Of a log-sum-exp all rows say so.
+        """
+        now = self._now
+        if limits.keys() == {"lse"}:
+            return self._has_no_natural_lse(declared)
+        refuses = now.failure.oracle == "exception"
+        is_kept = False
+        for kept, left_out in trial_of(now.declaration, limits, now.case):
+            failure = self._failure_of(now.declaration, left_out)
+            if failure is None or (refuses and (failure.oracle, failure.kind == RESULT) != ("exception", False)):
+                return False
+            before = self._failure_of(declared, kept)
+            is_kept |= before is None or (refuses and before.oracle != "exception")
+        return is_kept
+
+    def _has_no_natural_lse(self, declared: Declaration) -> bool:
+        """Whether all rows of which the output is right have no log-sum-exp, or one to another base, as declared."""
+        natural = self._now.declaration
+        alone = msgspec.structs.replace(natural, supports=msgspec.structs.replace(natural.supports, lse="none"))
+        is_told = False
+        ordinary = next(points(natural), None)
+        for case in ProbeCases(natural, ordinary).single_rows() if ordinary is not None else ():
+            if self._failure_of(alone, case) is not None:
+                continue
+            failure = self._failure_of(natural, case)
+            if declared.supports.lse == "none" and (failure is None or failure.oracle != "unwritten"):
+                return False
+            if self._failure_of(declared, case) is not None:
+                return False
+            is_told |= failure is not None
+        return is_told
+
+    def _failure_of(self, declaration: Declaration, case: Case) -> Failure | None:
+        failing = FailingCase(declaration, case, self._now.failure)
+        return retries_of(failing, self._judge, self._deaths).alone(case, patience="short")
