@@ -221,38 +221,43 @@ def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Ker
     return kernel.declared(target=target, problem=problem)
 
 
-def load_kernels(target: str, *, within: Path | None = None) -> list[Kernel]:
+def load_kernels(target: str, *, within: Path | None = None, folder: Path | None = None) -> list[Kernel]:
     """Kernels named by ``target``: a bundled name or glob, ``engine:name``, ``module[:name]``, ``file.py[:name]``.
 
     And ``KERNEL+MERGE``, two of these as one (see `attnfuzz.composition`).
 
     ``within`` is the root of a project, for a target that no user has typed but a file names: then nothing is imported
-    but the bundled kernels and what lies in there. Imports the module, so only executors call it. Raises
+    but the bundled kernels and what lies in there. ``folder`` is where relative paths begin, if that is not the working
+    directory, which code under test may have left. Imports the module, so only executors call it. Raises
     KernelLoadError.
     """
-    if (parts := parts_of(target)) is not None:
-        return [_composed(target, *([*load_kernels(part, within=within)] for part in parts))]
+    folder = Path() if folder is None else folder
+    if (parts := parts_of(target, folder)) is not None:
+        return [_composed(target, *([*load_kernels(part, within=within, folder=folder)] for part in parts))]
     place, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
     if not place and not name:  # an empty variable of a script, which must not come to mean every kernel
         raise KernelLoadError(f"{target!r} names no kernel; give a name, or '*' for all bundled ones")
     if place.endswith(".py"):
         if within is not None:
-            _check_own(Path(place), target, within)
-        return _select(_import_file(Path(place)), name, place, prefix=place)
+            _check_own(folder / place, target, within)
+        return _select(_import_file(Path(place), folder), name, place, prefix=place)
     if place and (name or "." in place):
         module = module_of(place)
         if module != place:  # adapters are attnfuzz's own, or installed
             found = _select(_import_module(module), name, f"the adapters of {place}", prefix=place)
             return [kernel.declared(name=kernel.declaration.target) for kernel in found]
-        return _select(_import_module(place, within), name, place, prefix=place)
+        return _select(_import_module(place, within, folder), name, place, prefix=place)
     return _select(_import_module(BUNDLED_MODULE), place or name, "the bundled kernels", prefix="")
 
 
-def parts_of(target: str) -> tuple[str, str] | None:
-    """The two kernels that ``KERNEL+MERGE`` names; None for the name of one, whose file may have a + in its name."""
+def parts_of(target: str, folder: Path = Path()) -> tuple[str, str] | None:
+    """The two kernels that ``KERNEL+MERGE`` names; None for the name of one, whose file may have a + in its name.
+
+    ``folder``: where a relative path begins.
+    """
     first, plus, second = target.partition("+")
     place = target if target.endswith(".py") else target.rpartition(":")[0]
-    if not plus or not first or not second or (place.endswith(".py") and is_regular_file(Path(place))):
+    if not plus or not first or not second or (place.endswith(".py") and is_regular_file(folder / place)):
         return None
     return first, second
 
@@ -309,10 +314,17 @@ def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
     return f"no kernel {pattern!r} in {place}; {hint}"
 
 
-def _import_file(path: Path) -> ModuleType:
-    if not is_regular_file(path):
+def _import_file(path: Path, folder: Path) -> ModuleType:
+    if not is_regular_file(folder / path):
         raise KernelLoadError(f"kernel file {str(path)!r} does not exist; give the path to a Python file")
-    resolved = path.resolve()
+    resolved = (folder / path).resolve()
+    try:
+        str(resolved).encode()
+    except UnicodeEncodeError:  # neither saved cases nor messages between processes, both JSON, could name it
+        place = printable(str(resolved.parent))
+        raise KernelLoadError(
+            f"kernel file {str(path)!r} lies in {place}, which is not UTF-8; rename the folder"
+        ) from None
     module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -378,11 +390,11 @@ def _nearest_field(name: str) -> str:
     return ""
 
 
-def _import_module(name: str, within: Path | None = None) -> ModuleType:
-    """``within``: as of `load_kernels`."""
+def _import_module(name: str, within: Path | None = None, folder: Path | None = None) -> ModuleType:
+    """``within`` and ``folder``: as of `load_kernels`."""
     if name != BUNDLED_MODULE:
-        for folder in search_path():
-            _find_neighbours_in(folder)
+        for place in search_path(None if folder is None else folder.absolute()):
+            _find_neighbours_in(place)
     try:
         if name != BUNDLED_MODULE and within is not None:
             _check_module(name, within)

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["everybody_can_write", "project_root", "search_path", "why_foreign"]
+__all__ = ["everybody_can_write", "project_root", "search_path", "why_foreign", "working_folder"]
 
 _MARKERS = ("pyproject.toml", ".git")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -60,10 +60,20 @@ def why_foreign(file: Path, root: Path) -> str | None:
     return None
 
 
-def search_path() -> list[str]:
-    """Where a kernel named as ``module:name`` is looked for: Python's own path, then the working directory, then root.
+def working_folder() -> Path:
+    """The working directory; a relative path where it has been removed, in which nothing is found."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
 
-    What is installed comes first, so that no file of a project is taken for torch or for a module of Python's own.
+
+def search_path(folder: Path | None = None) -> list[str]:
+    """Where a kernel named as ``module:name`` is looked for: Python's own path, then ``folder``, then its project root.
+
+    ``folder`` is the working directory by default. What is installed comes first, so that no file of a project is taken
+    for torch or for a module of Python's own.
     """
-    places = (*sys.path, os.fspath(Path.cwd()), os.fspath(project_root()))
+    folder = Path.cwd() if folder is None else folder
+    places = (*sys.path, os.fspath(folder), os.fspath(project_root(folder)))
     return list(dict.fromkeys(places))

@@ -258,6 +258,8 @@ class Coordinator:
             oracles=request.judging_oracles,
             journal=str(self._journal_folder / f"worker-{number}.json") if self._journal_folder else "",
             tolerance=request.tolerance,
+            watching=request.verifying,
+            import_patience_s=request.import_patience_s,
             memory_limit_bytes=self._memory_limit_bytes,
             device_id=self._device_ids[number],
             device_label=str(device_ids.index(self._device_ids[number])) if self._all_devices else "",
@@ -292,6 +294,7 @@ class Coordinator:
         self._have_join()
         if time.monotonic() >= self._next_housekeeping:
             self._book.save_all()
+            self._workers.end_stopped()
             self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
         if self._checkpoints is not None and self._checkpoints.is_due:
             self._checkpoint()

@@ -376,7 +376,8 @@ class _Probes:
         if verdict is None or (failure := verdict.failure) is None:
             return _PASSED
         self._hangs += failure.oracle == "hang"
-        self._is_told |= failure.kind.endswith(REPLACED)  # all that the kernel does will be told of it
+        # all that the kernel does will be told of it
+        self._is_told |= failure.kind.endswith(REPLACED) or (failure.oracle == "crash" and failure.kind == "zygote")
         dies = failure.oracle in ("crash", "hang")
         refuses = failure.oracle == "exception" and failure.kind != RESULT  # that is attnfuzz's objection, not its own
         outcome: Outcome = "raises" if refuses else "dies" if dies else "wrong"

@@ -12,6 +12,7 @@ import msgspec
 from attnfuzz.campaign.counts import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
+from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S
 from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
@@ -117,7 +118,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     ``journal`` is the file that names the case being judged.
     ``memory_limit_bytes`` bounds the resident memory of an executor. ``device_id`` is the GPU that the worker's
     executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many
-    workers share it.
+    workers share it. ``watching`` and ``import_patience_s`` are those of `Runner`.
     """
 
     worker: int
@@ -133,6 +134,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     device_label: str = ""
     sharing: int = 1
     tolerance: Tolerance = "bound"
+    watching: bool = False
+    import_patience_s: float = LOAD_TIMEOUT_S
 
 
 class Begin(msgspec.Struct, tag="begin", frozen=True, kw_only=True):

@@ -20,6 +20,8 @@ from attnfuzz.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 
 __all__ = ["CampaignRequest", "asked_of", "needs_save_folder", "resumed"]
 
+_LEAST_IMPORT_PATIENCE_S = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRequest:
@@ -50,6 +52,11 @@ class CampaignRequest:
     against: Earlier | None = None
     python: Python | None = None
     verifying: bool = False
+
+    @property
+    def import_patience_s(self) -> float:
+        """How long the import of a kernel may do nothing, that of a short search too."""
+        return max(self.budget_s, _LEAST_IMPORT_PATIENCE_S)
 
     @property
     def judging_oracles(self) -> tuple[OracleName, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
@@ -40,6 +41,7 @@ __all__ = [
 
 _MOST_START_UP_S = 300.0
 """Of the workers: if none is ready by then, the budget begins all the same, so that a campaign ends."""
+_SAY_AFTER_S = 10.0
 _ONLY_GPU = Gpu("")
 """Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
@@ -56,10 +58,12 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
         JournalFolder(state_folder) as journal,
-        Runner(device=request.device, python=python) as runner,
+        Runner(device=request.device, python=python, **_ways(request)) as runner,
         ExitStack() as entered,
     ):
-        declarations = _load_asked(runner, request)
+        _ = runner.environment  # asked while the process that tells is not shared with code under test
+        with _saying_what_is_imported(request, reporter):
+            declarations = _load_asked(runner, request)
         if request.verifying and len(declarations) > 1:
             names = ", ".join(declaration.name for declaration in declarations)
             raise KernelLoadError(
@@ -72,7 +76,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
             Readiness(
                 runner,
                 declarations,
-                make_runner=lambda: Runner(device=runner.device, python=python),
+                make_runner=lambda: Runner(device=runner.device, python=python, **_ways(request)),
                 note=reporter.note,
                 infers=not request.pedantic,
                 verifying=request.verifying,
@@ -113,6 +117,27 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         command = shlex.join(["attnfuzz", "explore", "--resume", *where])
         reporter.note(f"{command} goes on from here ({left} of the budget left)")
     return result
+
+
+def _ways(request: CampaignRequest) -> dict[str, Any]:
+    """Of runners that are not workers'."""
+    return {"watching": request.verifying, "import_patience_s": request.import_patience_s}
+
+
+@contextmanager
+def _saying_what_is_imported(request: CampaignRequest, reporter: Reporter) -> Iterator[None]:
+    """Tell the user what nothing is heard of for long; another thread does, while this one waits for the import."""
+    names = ", ".join(request.kernels)
+    patience = format_duration(request.import_patience_s)
+    said = f"{names} is still being imported; if it does nothing for {patience}, it is given up"
+    timer = threading.Timer(_SAY_AFTER_S, reporter.note, [said])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _load_asked(runner: Runner, request: CampaignRequest) -> list[Declaration]:

@@ -385,6 +385,8 @@ def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker:
         memory_limit_bytes=setup.memory_limit_bytes,
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
+        watching=setup.watching,
+        import_patience_s=setup.import_patience_s,
     )
     with ExitStack() as opened:
         journal = opened.enter_context(contextlib.closing(_journal(setup)))

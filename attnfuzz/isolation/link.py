@@ -25,7 +25,15 @@ from attnfuzz.isolation.messages import (
     Hello,
     Signal,
 )
-from attnfuzz.isolation.process import descendant_bytes, kill_group, resident_bytes, start_time
+from attnfuzz.isolation.process import (
+    descendant_bytes,
+    is_stopped,
+    kill_group,
+    peer_of,
+    resident_bytes,
+    signal_process,
+    start_time,
+)
 from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["OUTPUT_TAIL_BYTES", "Link", "strip_framework_frames"]
@@ -76,6 +84,7 @@ class Link:
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._control = control
+        self._zygote = peer_of(control)
         self._channel, executor_end = socket.socketpair()
         self._output, output_writer = os.pipe()
         self._fault_record = new_record()
@@ -142,6 +151,17 @@ class Link:
             self._next_look_at_descendants = now + _LOOK_AT_DESCENDANTS_EVERY_S
             self._descendant_bytes = descendant_bytes(self.pid)
         return self.own_bytes() + self._descendant_bytes
+
+    def wake_zygote(self) -> bool:
+        """Have a zygote go on that is stopped, which would send no signal and tell of no end; whether it was."""
+        if not is_stopped(self._zygote[0]):
+            return False
+        signal_process(*self._zygote, signal.SIGCONT)
+        return True
+
+    def end_zygote(self) -> None:
+        """End a zygote that says nothing, and so its executors; `pump` finds out that it is gone."""
+        signal_process(*self._zygote, signal.SIGKILL)
 
     def forget_output(self) -> None:
         """Drop the output so far."""

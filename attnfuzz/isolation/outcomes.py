@@ -26,7 +26,7 @@ __all__ = [
 DeathReason: TypeAlias = Literal["exit", "signal", "memory", "children", "channel", "zygote"]
 """Why an executor died: it exited, a signal killed it, it outgrew its memory limit, the processes that it started took
 almost all of the machine's memory, it lost or garbled its channel to the driver (code that closes or writes to file
-descriptors that are not its own), or its zygote died each time."""
+descriptors that are not its own), or its zygote died or was stopped each time."""
 
 Answered = TypeVar("Answered", bound=msgspec.Struct)
 

@@ -6,6 +6,8 @@ import errno
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ __all__ = [
     "all_processes",
     "available_bytes",
     "child_pids",
+    "cpu_s",
     "cpu_wait_s",
     "descendant_bytes",
     "descendants",
@@ -25,13 +28,17 @@ __all__ = [
     "disable_core_dumps",
     "ended_child",
     "is_blocked",
+    "is_stopped",
     "kill_group",
     "now_in_ticks",
+    "peer_of",
     "prefer_as_oom_victim",
     "private_bytes",
     "resident_bytes",
+    "signal_process",
     "start_time",
     "waits_for_file_lock",
+    "wake_with_parent",
     "why_no_proc",
     "why_starved",
 ]
@@ -61,6 +68,14 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wake_with_parent() -> None:
+    """Have the kernel let this process go on, should it be stopped, when the thread that started it ends.
+
+    And when each does that takes that one's place as its parent, up to the last thread of the process that started it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:
@@ -228,10 +243,36 @@ def cpu_wait_s(pid: int) -> float:
     return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has computed, with the children that it has waited for; 0 if it is gone."""
+    fields = _stat_fields(Path(f"/proc/{pid}"))
+    return sum(map(int, fields[11:15])) / TICKS_PER_S if fields else 0.0
+
+
 def is_blocked(pid: int) -> bool:
     """Whether a process's first thread waits uninterruptibly within the kernel: for a disk, a driver's lock."""
     fields = _stat_fields(Path(f"/proc/{pid}"))
     return bool(fields) and fields[0] == b"D"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still until somebody sends it SIGCONT; not one that a debugger looks at."""
+    fields = _stat_fields(Path(f"/proc/{pid}"))
+    return bool(fields) and fields[0] == b"T"
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int | None]:
+    """The process that listened where ``connection`` was made, a Unix domain socket: its ID, and when it started."""
+    size = struct.calcsize("3i")  # struct ucred: process, user, group
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, start_time(pid)
+
+
+def signal_process(pid: int, started: int | None, number: int) -> None:
+    """Send a signal to the process that had this ID and started then, if it still lives."""
+    if started is not None and start_time(pid) == started:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or is somebody else's
+            os.kill(pid, number)
 
 
 def ended_child() -> int | None:

@@ -2,8 +2,9 @@
 
 Run as `python -m attnfuzz.isolation.zygote SOCKET --service module:attribute`. Forking a process that has torch loaded
 takes milliseconds, importing torch seconds. It never initialises CUDA, which does not survive a fork, so each executor
-may still choose its device. It lives as long as its standard input is open: the driver holds the other end. (Android
-and Chromium call such a process a zygote.)
+may still choose its device. It lives as long as its standard input is open: the driver holds the other end. One that
+code under test has stopped goes on when the driver ends, and so ends too. (Android and Chromium call such a process a
+zygote.)
 """
 
 import argparse
@@ -36,7 +37,7 @@ from attnfuzz.isolation.messages import (
     ForkFailed,
     Signal,
 )
-from attnfuzz.isolation.process import adopt_orphans, child_pids, ended_child, kill_group
+from attnfuzz.isolation.process import adopt_orphans, child_pids, ended_child, kill_group, wake_with_parent
 from attnfuzz.isolation.serve import ExecutorDescriptors, load_service, run_executor
 from attnfuzz.own_files import OwnFolder
 from attnfuzz.triton_compat.compiling import compute_compiler_key
@@ -105,6 +106,7 @@ class ForkServer:
     def run(self) -> None:
         """Serve until the lifeline ends, then kill all executors."""
         adopt_orphans()
+        wake_with_parent()
         self._watch_children()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._lifeline, selectors.EVENT_READ)

@@ -17,7 +17,7 @@ from typing import IO, Literal, Self
 from attnfuzz import safe_start
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
-from attnfuzz.isolation.process import why_no_proc
+from attnfuzz.isolation.process import is_stopped, why_no_proc
 from attnfuzz.untrusted_text import only_printable
 
 __all__ = ["DEFAULT_PRELOAD", "Zygote", "ZygoteProcess"]
@@ -83,9 +83,11 @@ class ZygoteProcess:
         )
 
     def connect(self) -> socket.socket | None:
-        """A new control connection; None if the process has ended."""
+        """A new control connection; None if the process has ended. One that is stopped is made to go on."""
         if self.process.poll() is not None:
             return None
+        if is_stopped(self.process.pid):
+            self.process.send_signal(signal.SIGCONT)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(os.fspath(self._socket_path))
@@ -105,6 +107,7 @@ class ZygoteProcess:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+        self.process.send_signal(signal.SIGCONT)  # in case that it is stopped
         try:
             self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

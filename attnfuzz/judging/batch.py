@@ -23,6 +23,7 @@ from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.checksums import CHANGED, checksum
 from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations
 from attnfuzz.trials.observation import KernelRaised, Observation, call
@@ -30,7 +31,7 @@ from attnfuzz.trials.symptoms import Seen, Symptoms, look
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Timing
 
-__all__ = ["Asked", "Batch", "Candidate", "Entry", "asked_of", "entries_of"]
+__all__ = ["Asked", "Batch", "Candidate", "Entry", "ReferenceChanged", "asked_of", "entries_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,10 @@ def _placed(runs: Sequence[Changed]) -> list[Contents]:
     return contents
 
 
+class ReferenceChanged(Exception):  # noqa: N818 - says what happened
+    """A run has changed what the expected results come from, perhaps those of another case."""
+
+
 @dataclass
 class _Run:
     """What a run left on the device."""
@@ -185,6 +190,7 @@ class Batch:
         self._expectations: dict[int, Expectation] = {}
         self._distant: DistantExpectations | None = None
         self._build_s = self._expect_s = 0.0
+        self._before = 0
 
     def launch(self) -> None:
         """Build the inputs of all entries, run the kernel on each, start to copy back."""
@@ -197,6 +203,7 @@ class Batch:
                 tensors = {name: tensor[:1] for name, tensor in tensors.items()}
             self._problem.write(entry.case, tensors, entry.contents.values, entry.contents.placement)
         self._image.send()
+        self._before = self._checksum()
         self._build_s = time.perf_counter() - started
         self._attempts = [_Attempt() for _ in self._entries]
         for i in range(len(self.candidates)):
@@ -204,8 +211,10 @@ class Batch:
         self._start_copies()
 
     def expect(self) -> None:
-        """Work out what should come back, beside the device's work."""
+        """Work out what should come back, beside the device's work. Raises `ReferenceChanged`."""
         started = time.perf_counter()
+        if self._checksum() != self._before:
+            raise ReferenceChanged(CHANGED)
         entries = (self._entries[i] for i in self._drawn)
         requests = [(self.kernel.declaration, entry.case, entry.contents.values) for entry in entries]
         one_copy = self.device == "cpu"
@@ -271,6 +280,10 @@ class Batch:
             kernel_s=sum(run.kernel_s for run in runs + later),
             reference_s=self._expect_s / len(self.candidates),
         )
+
+    def _checksum(self) -> int:
+        """Of what the expected results are computed from."""
+        return checksum(entry.contents.values for entry in self._entries)
 
     def _look_on_host(self) -> dict[int, Symptoms]:
         chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]

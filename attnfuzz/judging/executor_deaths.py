@@ -106,7 +106,7 @@ def _cause_of_death(died: Died) -> str:
     if died.reason == "channel":
         return "the kernel closed or overwrote file descriptors that are not its own"
     if died.reason == "zygote":
-        return "the process that kernels are forked from was killed each time the kernel ran"
+        return "the process that kernels are forked from was killed or stopped each time the kernel ran"
     if died.signal_name == "SIGKILL":
         return "the kernel's process was killed with SIGKILL (the system may have run out of memory)"
     if died.signal_name is not None:

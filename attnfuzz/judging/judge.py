@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.judging.batch import Asked, Batch, Candidate
+from attnfuzz.judging.batch import Asked, Batch, Candidate, ReferenceChanged
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
@@ -287,6 +287,8 @@ class _Judge:
         started = time.perf_counter()
         try:
             verdicts = self._of_batch(candidates, home)
+        except ReferenceChanged as changed:
+            raise BatchLost(str(changed)) from changed
         except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
             raise BatchLost(text_of(error).strip().partition("\n")[0]) from error
         except RuntimeError as error:

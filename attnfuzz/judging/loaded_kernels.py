@@ -78,13 +78,22 @@ class LoadedKernels:
     ``prepared`` are the targets that need no preparing any more; what is prepared here is added.
     """
 
-    def __init__(self, executor: Executor, device: Device, prepared: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        device: Device,
+        prepared: set[str] | None = None,
+        *,
+        import_patience_s: float = LOAD_TIMEOUT_S,
+    ) -> None:
         self._executor = executor
         self._device = device
         self._loaded: tuple[int | None, dict[str, Contract]] = (None, {})
         self._on_device: int | None = None
         self._stuck: str | None = None
         self.prepared = set() if prepared is None else prepared
+        self.import_patience_s = min(import_patience_s, LOAD_TIMEOUT_S)
+        """How long an import may do nothing; one that computes has ``LOAD_TIMEOUT_S``."""
         self.give_up: GiveUp = never
         """Which builds are not waited for; those of imports always are."""
         self.built_s = 0.0
@@ -154,9 +163,11 @@ class LoadedKernels:
         reply: type[Answered],
         timeout_s: float,
         give_up: GiveUp = never,
+        longest_s: float | None = None,
     ) -> Answered | Died | TimedOut:
+        payload = msgspec.json.encode(request)
         try:
-            outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s, give_up=give_up)
+            outcome = self._executor.call(method, payload, timeout_s=timeout_s, give_up=give_up, longest_s=longest_s)
         except ServiceError:  # what kernels have written into this process may be behind it
             self._executor.restart()
             raise
@@ -185,16 +196,24 @@ class LoadedKernels:
     def _load(self, request: DeclarationsRequest) -> list[Declaration]:
         """See `declarations`. A process may die of what a kernel did to it before; then a fresh one is asked."""
         had_kernels = bool(self._contracts)
-        reply = self._call("declarations", request, DeclarationsReply, LOAD_TIMEOUT_S)
+        reply = self._import(request)
         if isinstance(reply, Died) and had_kernels:
             self.start_device()
-            reply = self._call("declarations", request, DeclarationsReply, LOAD_TIMEOUT_S)
+            reply = self._import(request)
+        if isinstance(reply, TimedOut):
+            raise KernelLoadError(
+                f"importing {', '.join(request.targets)} does not end: {failure_of(reply).message}; repair what it "
+                "waits for, or give it more time with a larger --budget"
+            )
         if not isinstance(reply, DeclarationsReply):
             raise KernelLoadError(f"importing {', '.join(request.targets)} failed: {failure_of(reply).message}")
         if reply.error is not None:
             raise KernelLoadError(reply.error)
         self._contracts.update((declaration.target, _contract(declaration)) for declaration in reply.kernels)
         return reply.kernels
+
+    def _import(self, request: DeclarationsRequest) -> DeclarationsReply | Died | TimedOut:
+        return self._call("declarations", request, DeclarationsReply, self.import_patience_s, longest_s=LOAD_TIMEOUT_S)
 
     @property
     def _contracts(self) -> dict[str, Contract]:

@@ -107,7 +107,9 @@ class PrepareReply(_Message, frozen=True):
 class JudgeRequest(_Message, frozen=True):
     """Judge each of `cases`, the JSON of cases of its problem, on the kernel `target`.
 
-    `together`: as a batch, which takes a fraction of the time on a GPU. Otherwise there is one case.
+    `together`: as a batch, which takes a fraction of the time on a GPU. Otherwise there is one case. `watched`: a
+    kernel that has replaced what judges or times it fails, whatever else comes of it; without, only if attnfuzz fails
+    of that.
     """
 
     target: str
@@ -117,6 +119,7 @@ class JudgeRequest(_Message, frozen=True):
     thorough: bool = True
     relations: Relations = None
     together: bool = False
+    watched: bool = False
 
 
 class JudgeReply(_Message, frozen=True):

@@ -64,6 +64,8 @@ class Runner:
         zygote: Zygote | None = None,
         prepared: set[str] | None = None,
         python: Path | None = None,
+        watching: bool = False,
+        import_patience_s: float = LOAD_TIMEOUT_S,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
@@ -71,7 +73,9 @@ class Runner:
         initialised: that of a `DeviceLease` pins it to one GPU. `zygote`: where executors come from, started with
         `service=SERVICE` and for `device`; the caller closes it. `prepared`: targets of kernels that another runner has
         prepared. `python`: the interpreter of executors, see `Zygote.start`; of a `zygote` it is what that was started
-        with. Raises `ExecutorUnavailable`, also for "cuda" without a GPU.
+        with. `watching`: kernels fail that replace what judges or times them (`JudgeRequest.watched`).
+        `import_patience_s`: how long the import of a kernel may do nothing. Raises `ExecutorUnavailable`, also for
+        "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'auto', 'cpu' or 'cuda'")
@@ -84,10 +88,11 @@ class Runner:
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
         self.lost: Failure | None = None
         self._python = python
+        self._watching = watching
         self.zygote = zygote or self._start_zygote(likely_device(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
-        self._kernels = LoadedKernels(self._executor, self.device, prepared)
+        self._kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
 
     @cached_property
@@ -300,6 +305,8 @@ class Runner:
             environment=self._executor_environment,
             zygote=self.zygote,
             prepared=self._kernels.prepared,
+            watching=self._watching,
+            import_patience_s=self._kernels.import_patience_s,
         )
         made.give_up_builds(self._kernels.give_up)
         return made
@@ -357,7 +364,8 @@ class Runner:
         for case in cases:
             check_size(case)
         encoded = [msgspec.Raw(encode_case(case)) for case in cases]
-        return JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, **how)
+        target, watched = declaration.target, self._watching
+        return JudgeRequest(target, encoded, self.oracles, self.tolerance, watched=watched, **how)
 
     def _ask(
         self, declaration: Declaration, request: JudgeRequest, timeout_s: float

@@ -1,8 +1,10 @@
 """The service that executors run: loads kernels and judges cases on them, one at a time or many at once."""
 
+import contextlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
@@ -34,18 +37,23 @@ from attnfuzz.judging.messages import (
     to_wire,
 )
 from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
-from attnfuzz.judging.tampering import watch_if_asked
+from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.problems.cases import Case, decode_case
+from attnfuzz.problems.limits import case_nbytes
 from attnfuzz.problems.open_cases import ProblemError
+from attnfuzz.project import working_folder
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
 from attnfuzz.untrusted_text import printable, text_of, type_name
-from attnfuzz.verdict import Failure, OracleName, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 __all__ = ["JudgingService"]
 
 _LIBRARIES = ("torch", "triton", "numpy")
+
+_WEAR_PART = 0.25
+_MOST_WEAR_S = 1.0
 
 _GPU_SHARE = 0.1
 _LEAST_GPU_BYTES = 4 << 30
@@ -63,8 +71,10 @@ class JudgingService:
         self._compile_times.start_listening()
         self._device: str | None = None
         self._growth: tuple[tuple[str, bytes], GrowthTrial] | None = None
-        self._watch = watch_if_asked()  # before any kernel is imported
+        self._folder = working_folder()
+        self._watch = Watch()  # before any kernel is imported
         self._has_judged = False
+        self._worn: dict[str, tuple[int, GrowthTrial]] = {}
         self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
             "cause_lines": (CauseLinesRequest, self._cause_lines),
             "declarations": (DeclarationsRequest, self._declarations),
@@ -108,7 +118,7 @@ class JudgingService:
         return DeclarationsReply([kernel.declaration for kernel in kernels])
 
     def _load(self, target: str, within: str | None = None) -> list[Kernel]:
-        kernels = load_kernels(target, within=None if within is None else Path(within))
+        kernels = load_kernels(target, within=None if within is None else Path(within), folder=self._folder)
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
 
@@ -122,9 +132,10 @@ class JudgingService:
         return PrepareReply()
 
     def _judge(self, request: JudgeRequest) -> JudgeReply:
+        began = time.perf_counter()
         try:
             verdicts = self._verdicts(request)
-            replaced = self._replaced(request.oracles)
+            objection = self._objection(request)
         except (EnvironmentProblem, ProblemError) as problem:
             return JudgeReply(environment=str(problem))
         except BatchLost as lost:
@@ -134,12 +145,16 @@ class JudgingService:
         except Exception as error:
             if full := gpu_memory_ran_out(text_of(error)):
                 return JudgeReply(lost=full)
-            if (replaced := self._replaced(request.oracles, at_once=True)) is None:
+            if (objection := self._watch.behind(error)) is None:
                 raise
-        if replaced is not None and request.together:  # each case by itself tells that again
-            return JudgeReply(lost=replaced.message)
-        if replaced is not None:
-            verdicts = [Verdict(failure=replaced, fatal=True)]
+        if objection is not None and request.together:  # each case by itself tells that again
+            return JudgeReply(lost=objection.message)
+        if objection is not None and objection.oracle not in request.oracles:
+            return JudgeReply(environment=objection.message)
+        if objection is not None:
+            verdicts = [Verdict(failure=objection, fatal=True)]
+        elif request.watched and all(verdict.failure is None for verdict in verdicts):
+            self._wear(request, time.perf_counter() - began)
         return JudgeReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
 
     def _verdicts(self, request: JudgeRequest) -> list[Verdict]:
@@ -158,22 +173,57 @@ class JudgingService:
             return judge_many(kernel, cases, **settings)
         return [judge(kernel, case, **settings) for case in cases]
 
-    def _replaced(self, oracles: Sequence[OracleName], *, at_once: bool = False) -> Failure | None:
-        """An objection to what the kernel has replaced in this process; always looked for after its first cases."""
-        if self._watch is None or "red_zone" not in oracles:
+    def _wear(self, request: JudgeRequest, judging_s: float) -> None:
+        """Call the kernel without a look at results, on the smallest case so far, for a part of the time of judging.
+
+        So one process sees thousands of calls within a minute, and what it judges later shows what a kernel does that
+        was right as often as checkers call it. What is raised here is for judged runs to tell.
+        """
+        kernel = self._kernel(request.target)
+        cases = [decode_case(kernel.declaration.problem, bytes(case)) for case in request.cases]
+        smallest = min(cases, key=case_nbytes)
+        known = self._worn.get(request.target)
+        if known is None or case_nbytes(smallest) < known[0]:
+            known = case_nbytes(smallest), GrowthTrial(kernel, smallest, device=self.device)
+            self._worn[request.target] = known
+        until = time.perf_counter() + min(_MOST_WEAR_S, _WEAR_PART * judging_s)
+        with contextlib.suppress(Exception):
+            while time.perf_counter() < until:
+                known[1].call()
+
+    def _objection(self, request: JudgeRequest) -> Failure | None:
+        """To what a kernel has replaced in this process that is watched; always looked for after its first cases."""
+        if not request.watched or "red_zone" not in request.oracles:
             return None
-        at_once, self._has_judged = at_once or not self._has_judged, True
+        at_once, self._has_judged = not self._has_judged, True
         return self._watch.objection(at_once=at_once)
 
     def _explain(self, request: ExplainRequest) -> ExplainReply:
         kernel, case = self._kernel_and_case(request)
-        found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
+        try:
+            found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
+        except Exception as error:
+            if (unexplained := self._unexplained(error)) is None:
+                raise
+            return unexplained
         return ExplainReply(found, last=self.device == "cuda")
+
+    def _unexplained(self, error: Exception) -> ExplainReply | None:
+        """What there is to tell where the kernel is behind an ``error``; None where that is attnfuzz's own."""
+        if (failure := self._watch.behind(error)) is None:
+            return None
+        return ExplainReply(Explanation(lines=(f"nothing can be measured: {failure.message}",)), last=True)
 
     def _cause_lines(self, request: CauseLinesRequest) -> ExplainReply:
         kernel, case = self._kernel_and_case(request)
         compiled = self._compile_times.ttir_files
-        return ExplainReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
+        try:
+            found = cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled)
+        except Exception as error:
+            if (unexplained := self._unexplained(error)) is None:
+                raise
+            return unexplained
+        return ExplainReply(found)
 
     def _growth_after(self, request: GrowthRequest) -> GrowthReply:
         try:

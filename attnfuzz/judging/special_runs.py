@@ -55,7 +55,7 @@ class GrowthTrial:
     def use_after(self, calls: int) -> MemoryUse:
         """Call the kernel `calls` more times. Raises what it raises."""
         for _ in range(calls):
-            self._call()
+            self.call()
         if self._device == "cuda":
             torch.cuda.synchronize()
         gc.collect()
@@ -64,7 +64,8 @@ class GrowthTrial:
         on_gpu = torch.cuda.memory_allocated() if self._device == "cuda" else 0
         return MemoryUse((resident_bytes(pid) or 0) + descendant_bytes(pid), on_gpu)
 
-    def _call(self) -> None:
+    def call(self) -> None:
+        """Call the kernel once, without a look at what comes of it. Raises what it raises."""
         arena = Arena(self._device, poison="nan", prefill="nan", capacity=tensor_nbytes(self._case))
         inputs = self._problem.build(self._case, arena, self._kernel.declaration.supports, self._values)
         self._kernel(inputs, **call_options(self._kernel, self._case))

@@ -8,9 +8,11 @@ comparison of attnfuzz that finds no error, a clock that runs slowly.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import math
 import operator
-import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +20,11 @@ from types import ModuleType
 
 import torch
 
+from attnfuzz.oracles import exception
+from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import REPLACED, Failure
 
-__all__ = ["Watch", "watch_if_asked"]
-
-_ASKED = "ATTNFUZZ_WATCH"
-"""Set by `attnfuzz verify` for the processes that it starts. Elsewhere a library that replaces `torch.full`, as those
-for some accelerators do, is nobody's trick."""
+__all__ = ["Watch"]
 
 _OWN = "attnfuzz."
 _NOT_JUDGING = ("attnfuzz.kernels", "attnfuzz.adapters")
@@ -56,9 +56,7 @@ _EVENT = ("elapsed_time", "query", "record", "synchronize")
 Read = Callable[[], list[object]]
 
 
-def watch_if_asked() -> Watch | None:
-    """In the processes of `attnfuzz verify`."""
-    return Watch() if os.environ.get(_ASKED) == "1" else None
+_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 
 
 class Watch:
@@ -66,6 +64,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._groups = [*_of_attnfuzz(), *_of_libraries()]
+        self._limits = _soft_limits()
         self._again_at = 0.0
         self._found: Failure | None = None
 
@@ -76,6 +75,24 @@ class Watch:
             if not all(map(operator.is_, now, before)):
                 changed = next(i for i, (one, other) in enumerate(zip(now, before, strict=True)) if one is not other)
                 return f"{place}.{names[changed]}"
+        return None
+
+    def behind(self, error: BaseException) -> Failure | None:
+        """What code under test has done to this process that an ``error`` of attnfuzz's own comes from; None unknown.
+
+        It has replaced something, has taken away what the process needs, or has itself raised when its call was over.
+        """
+        return self.objection(at_once=True) or self._lowered_limit(error) or exception.raised_outside(error)
+
+    def _lowered_limit(self, error: BaseException) -> Failure | None:
+        for name, now in _soft_limits().items():
+            if now < self._limits[name]:
+                return Failure(
+                    oracle="red_zone",
+                    kind=f"{name} lowered",
+                    message=f"the kernel, or its module, has lowered {name} to {now}, and the process that it shares "
+                    f"with those who judge it cannot go on ({type_name(error)}: {text_of(error)})",
+                )
         return None
 
     def objection(self, *, at_once: bool = False) -> Failure | None:
@@ -97,6 +114,11 @@ class Watch:
         return self._found
 
 
+def _soft_limits() -> dict[str, float]:
+    soft = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
+    return {name: math.inf if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
+
+
 _Group = tuple[str, tuple[str, ...], Read, list[object]]
 """A place, names in it, how to read what they are now, and what they were."""
 
@@ -114,6 +136,7 @@ def _of_libraries() -> Iterator[_Group]:
     yield from _attributes("torch", torch, _COMPARING)
     yield from _attributes("torch.Tensor", torch.Tensor, _OF_TENSORS)
     yield from _attributes("torch.cuda.Event", torch.cuda.Event, _EVENT)
+    yield _group("gc", ("callbacks",), _num_gc_callbacks)
     for name, wanted in _ELSEWHERE.items():
         if name in sys.modules:
             yield from _attributes(name, importlib.import_module(name), wanted)
@@ -141,6 +164,11 @@ def _read_items(namespace: Mapping[str, object], names: tuple[str, ...]) -> list
 
 def _read_attributes(owner: object, names: tuple[str, ...]) -> list[object]:
     return [getattr(owner, name, None) for name in names]
+
+
+def _num_gc_callbacks() -> list[object]:
+    """Called at any moment, in the middle of a comparison too. Small numbers are the same object each time."""
+    return [len(gc.callbacks)]
 
 
 def _is_code(value: object) -> bool:

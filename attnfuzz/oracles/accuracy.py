@@ -14,8 +14,9 @@ from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.wording import element, number, ratio
+from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
-from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Blame, Failure
 
@@ -26,7 +27,10 @@ def check(trial: Trial) -> Failure | None:
     """The first of out and lse that is beyond its bound, with what it points to."""
     if trial.symptoms.error_ratio <= 1:
         return None
-    return objection(trial.reference, trial.comparison, trial.first.poison, nearby=lambda: _nearby(trial))
+    found = objection(trial.reference, trial.comparison, trial.first.poison, nearby=lambda: _nearby(trial))
+    if found is None:  # it was beyond its bound when it was looked at first
+        raise KernelRaised(ResultError(CHANGED), trial.first.poison, fatal=True)
+    return found
 
 
 def objection(

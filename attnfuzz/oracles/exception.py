@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import torch
 
 from attnfuzz.environment import interpreter_problem
@@ -11,7 +12,7 @@ from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import RESULT, Failure, OracleName, Verdict
 
-__all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
+__all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "raised_outside", "verdict"]
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
@@ -37,7 +38,7 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     error = raised.error
     if raised.is_a(ResultError):
         failure = Failure(oracle="exception", kind=RESULT, message=text_of(error))
-        return Verdict(failure=failure if "exception" in oracles else None)
+        return Verdict(failure=failure if "exception" in oracles else None, fatal=raised.fatal)
     what = context_lost(error)
     if what is not None:
         return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
@@ -46,6 +47,18 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
         return Verdict(not_runnable=limit)
     fatal = raised.fatal or raised.is_a(torch.OutOfMemoryError)
     return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=fatal)
+
+
+def raised_outside(error: BaseException) -> Failure | None:
+    """What code under test raised that had not been called: a signal handler or a hook; None if it was not its code."""
+    if not _kernel_frames(error):
+        return None
+    failure = _failure(error)
+    return msgspec.structs.replace(
+        failure,
+        kind=RESULT,  # no refusal of the case
+        message=f"{failure.message} outside of its call, from a timer, a signal handler or a hook that it left behind",
+    )
 
 
 def _raise_if_environment(error: BaseException) -> None:

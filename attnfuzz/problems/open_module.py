@@ -45,10 +45,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class OpenValues:
-    """Worked out once for a case: what is to come of it by a tolerance, and ``where`` in each result that counts."""
+    """Worked out once for a case: what is to come of it by a tolerance, and ``where`` in each result that counts.
+
+    ``origin``: the tensors that the targets are made from.
+    """
 
     targets: Callable[[Tolerance], list[Target]]
     where: Mapping[str, Tensor | None]
+    origin: tuple[Any, ...] = ()
 
 
 _LATEST: list[tuple[Problem, OpenCase, OpenValues]] = []
@@ -89,7 +93,7 @@ def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
             found.append(Target(name, value, bound if one.where is None else torch.where(one.where, bound, 0.0)))
         return found
 
-    return OpenValues(targets, {name: one.where for name, one in expected.items()})
+    return OpenValues(targets, {name: one.where for name, one in expected.items()}, origin=(expected, bounds))
 
 
 def filled(case: OpenCase) -> dict[str, Tensor]:

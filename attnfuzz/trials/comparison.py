@@ -18,6 +18,7 @@ from attnfuzz.problems.reference import ExactResult
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.problems.wording import element, number, ranges
+from attnfuzz.trials.checksums import checksum
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 from attnfuzz.trials.observation import Observation
 from attnfuzz.values.tokens import values_on
@@ -127,6 +128,10 @@ class Reference:
     def values_on(self, device: str) -> Any:
         """`values` in the memory of `device`."""
         return values_on(self.values, device)
+
+    def checksum(self) -> int:
+        """Of all tensors that have been computed so far."""
+        return checksum(vars(self).get(name) for name in ("values", "values_on_cpu", "expectation"))
 
     @property
     def expected(self) -> ExactResult:

@@ -10,6 +10,7 @@ takes a hundred launches and more, of which processes that share a GPU get throu
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,6 +144,29 @@ def check_finished(results: Mapping[str, Tensor], before: Collection[Thread]) ->
     _check_equal(returned, results, "a thread that it has started; join it before returning")
 
 
+_TIMERS = {
+    "ITIMER_REAL": signal.ITIMER_REAL,
+    "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL,
+    "ITIMER_PROF": signal.ITIMER_PROF,
+}
+
+
+def _running_timers() -> set[str]:
+    return {name for name, timer in _TIMERS.items() if any(signal.getitimer(timer))}
+
+
+def _check_timers(before: Collection[str]) -> None:
+    """Raise `ResultError` if a timer runs that did not `before` the call, and stop it: it would interrupt others."""
+    left = sorted(_running_timers().difference(before))
+    for name in left:
+        signal.setitimer(_TIMERS[name], 0.0)
+    if left:
+        raise ResultError(
+            f"the kernel has returned with a timer running ({left[0]}), whose signal would interrupt its caller; stop "
+            "it before returning"
+        )
+
+
 def check_joined(returned: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
     """Raise `ResultError` if copies that the caller's stream made of `results` are not what they are at last."""
     _check_equal(returned, results, "a stream that the current one does not wait for; have it wait before returning")
@@ -271,7 +295,7 @@ def call(
 
     `wait` for a GPU to be done: then it also shows whether the kernel gave work to a stream that it does not wait for.
     """
-    threads = living_threads()
+    threads, timers = living_threads(), _running_timers()
     is_awaited = wait and allocations.arena.device.type == "cuda"
     try:
         if is_awaited:
@@ -280,6 +304,7 @@ def call(
             returned = kernel(inputs, **call_options(kernel, case))
         results = (_after_waiting if is_awaited else results_of_call)(kernel, case, inputs, returned)
         check_finished(results, threads)
+        _check_timers(timers)
         return results
     except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
         raise KernelRaised(error, allocations.arena.poison) from error

@@ -15,8 +15,9 @@ from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, holds_prefill
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.trials.observation import Observation, observe, observe_guarded
+from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, observe, observe_guarded
 from attnfuzz.trials.symptoms import Symptoms, elements_differ
 
 __all__ = ["Cause", "Trial", "cause_of_difference"]
@@ -179,15 +180,17 @@ class Trial:
         """The second run in guarded memory; None if it is to be an ordinary one."""
         if self.guard is None or self.alone.any():
             return None
+        values, before = self.reference.values_on(self.device), self.reference.checksum()
         seen = observe_guarded(
             self.kernel,
             self.case,
-            self.reference.values_on(self.device),
+            values,
             guard=self.guard,
             poison="finite",
             prefill="finite",
             compile_clock=self.compile_clock,
         )
+        self._check_reference(before, "finite")
         if seen is None:
             return None
         self.observations.append(seen)
@@ -196,17 +199,24 @@ class Trial:
         self._clean_in_guard = seen
         return seen
 
+    def _check_reference(self, before: int, poison: Fill) -> None:
+        """Raise `KernelRaised` if a run has changed what it is compared with, whose checksum was ``before``."""
+        if self.reference.checksum() != before:
+            raise KernelRaised(ResultError(CHANGED), poison, fatal=True)
+
     def _observe(self, poison: Fill, prefill: Fill) -> Observation:
+        values, before = self.reference.values_on(self.device), self.reference.checksum()
         seen = observe(
             self.kernel,
             self.case,
-            self.reference.values_on(self.device),
+            values,
             device=self.device,
             poison=poison,
             prefill=prefill,
             wait=self.wait,
             compile_clock=self.compile_clock,
         )
+        self._check_reference(before, poison)
         seen = seen if self.reference.device == self.device else seen.on_host()
         self.observations.append(seen)
         return seen

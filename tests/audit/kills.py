@@ -1,4 +1,4 @@
-"""Processes of campaigns killed at random moments, and signals to the driver: nothing is lost, nothing is left."""
+"""Processes of campaigns killed or stopped at random moments, and signals to the driver: nothing is lost or left."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _KILLS = 270
 _SIGNALS = 36
 _PAUSES_S: dict[Role, float] = {"executor": 0.25, "worker": 2.0, "zygote": 7.0}
 """On average between two kills of a role: a campaign with nothing left alive has nothing to lose."""
+_STOPPABLE: tuple[Role, ...] = ("worker", "zygote")
+"""Whoever else is stopped is late, as a kernel that hangs is."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _UNLIKELY_S = 120.0
 
@@ -98,5 +100,6 @@ def _kill_at_random(family: Family, kills: int, dice: random.Random, campaign: C
         time.sleep(max(0.0, due[role] - time.monotonic()))
         due[role] = time.monotonic() + dice.expovariate(1 / _PAUSES_S[role])
         members = family.members(role)
-        killed += bool(members) and dice.choice(members).kill()
+        number = signal.SIGSTOP if role in _STOPPABLE and dice.random() < 0.3 else signal.SIGKILL
+        killed += bool(members) and dice.choice(members).kill(number)
     return killed

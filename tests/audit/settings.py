@@ -196,7 +196,16 @@ def _in_ci() -> list[Tried]:
     ]  # fmt: skip
 
 
-SETTINGS: tuple[Tried, ...] = (*_HARM_DONE, *_options(), *_toml(), *_environments(), *_in_ci())
+_HOSTILE = (
+    *(Tried(("explore", f"hostile.py:{name}", "--workers", "1", "--budget", "15s"), "work")
+      for name in ("stops_its_parent", "stops_it_at_last", "leaves_a_timer", "replaces_where", "leaves_no_file")),
+    Tried(("explore", "goes_away.py", "mine.py:right", "--workers", "1", "--budget", "4s"), "work"),
+    Tried(("explore", "waits_for_itself.py", "--budget", "4s"), "refuse"),
+    Tried(("verify", "waits_for_itself.py", "--budget", "4s"), "refuse"),
+)  # fmt: skip
+"""Kernels that stop processes, or take from them what they need."""
+
+SETTINGS: tuple[Tried, ...] = (*_HARM_DONE, *_options(), *_toml(), *_environments(), *_in_ci(), *_HOSTILE)
 """The first are kernels whose words ended a campaign, and campaigns that judged nothing."""
 
 _SPEAKS = """
@@ -252,6 +261,46 @@ def never(inputs):
 """
 
 
+_HOSTILE_KERNELS = """
+import os, resource, signal
+
+import torch
+
+import attnfuzz
+from attnfuzz.kernels import eager
+
+SUPPORTS = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,), strides="contiguous")
+calls = []
+
+
+def after(harm):
+    @attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+    def kernel(inputs):
+        calls.append(None)
+        found = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+        harm()
+        return found
+
+    return kernel
+
+
+def late(number, frame):
+    raise ValueError("too late")
+
+
+def timer():
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.004, 0.004)
+
+
+stops_its_parent = after(lambda: os.kill(os.getppid(), signal.SIGSTOP))
+stops_it_at_last = after(lambda: len(calls) > 40 and os.kill(os.getppid(), signal.SIGSTOP))
+leaves_a_timer = after(timer)
+replaces_where = after(lambda: setattr(torch, "where", None))
+leaves_no_file = after(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)))
+"""
+
+
 class Settings(Part):
     inputs: ClassVar[int] = len(SETTINGS)
     patience_s: ClassVar[float] = 400.0
@@ -277,6 +326,9 @@ def _furnish(project: Path) -> None:
     (project / "empty").mkdir()
     (project / "mine.py").write_text(_MINE)
     (project / "speaks.py").write_text(_SPEAKS)
+    (project / "hostile.py").write_text(_HOSTILE_KERNELS)
+    (project / "goes_away.py").write_text("import os\n\nos.chdir('/')\n" + _MINE)
+    (project / "waits_for_itself.py").write_text("import threading\nlock = threading.Lock()\n" + "lock.acquire()\n" * 2)
     (project / "binary.py").write_bytes(bytes(range(256)))
     (project / "exits.py").write_text("raise SystemExit(3)\n")
     (project / "b.json").write_bytes(spliced(TINY))

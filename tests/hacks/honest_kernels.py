@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.kernels.eager import paged_decode
 
-__all__ = ["SUPPORTS", "attend", "honest"]
+__all__ = ["SUPPORTS", "attend", "attend_eagerly", "honest"]
 
 SUPPORTS = attnfuzz.Supports(layouts=("NHD",))
 
@@ -68,6 +69,11 @@ def attend(i: Any, out: Tensor | None = None, lse: Tensor | None = None) -> tupl
         PAGE=i.block_size, BLOCK=16, DIM=head_size, PADDED=triton.next_power_of_2(head_size),
     )  # fmt: skip
     return out, lse
+
+
+def attend_eagerly(i: Any) -> tuple[Tensor, Tensor]:
+    """The same by torch alone, which takes a small part of the time of Triton's interpreter."""
+    return paged_decode(i.q, i.k_cache, i.v_cache, i.block_table, i.seq_lens, i.scale, i.block_size, "NHD")
 
 
 @attnfuzz.kernel("paged_decode", supports=SUPPORTS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,9 +14,10 @@ import torch
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.problems.cases import Case
 from attnfuzz.trials.trial import Trial
+from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Verdict
 
 Judged = Callable[[Any, Case], Verdict]
@@ -163,3 +165,59 @@ def test_without_a_guard_nothing_changes(plant: Any, dense: Case) -> None:
     assert not trial.symptoms.any()
     assert runs == [False, False]
     assert torch.equal(trial.runs[0].results["out"], trial.runs[1].results["out"])
+
+
+@pytest.fixture
+def only_new_objects() -> Iterator[None]:
+    """What there is before a test is not found in it, nor spoiled for the tests after it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def float64_tensors() -> list[torch.Tensor]:
+    """All that a look through the process finds."""
+    return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.float64]
+
+
+def values_of_cases() -> list[LogicalAttention]:
+    return [one for one in gc.get_objects() if type(one) is LogicalAttention]
+
+
+@pytest.mark.usefixtures("only_new_objects")
+@pytest.mark.parametrize("judged", [alone, in_a_batch, large_in_a_batch])
+def test_expected_results_that_a_kernel_zeroes_are_told(plant: Any, dense: Case, judged: Judged) -> None:
+    """Zeros would be right where the kernel makes zeros of what it is compared with."""
+
+    def cheat(inputs: Any, out: torch.Tensor, lse: torch.Tensor) -> Any:
+        for one in float64_tensors():
+            one.zero_()
+        return torch.zeros_like(out), torch.zeros_like(lse)
+
+    kernel = plant(after=cheat)
+    if judged is not alone:  # which judges each case of a lost batch
+        with pytest.raises(BatchLost, match="has changed tensors that it was not given"):
+            judged(kernel, dense)
+        return
+    verdict = judged(kernel, dense)
+    assert verdict.fatal
+    assert verdict.failure is not None
+    assert "has changed tensors that it was not given" in verdict.failure.message
+
+
+@pytest.mark.usefixtures("only_new_objects")
+def test_numbers_that_a_kernel_zeroes_before_the_result_is_worked_out_are_told(plant: Any, dense: Case) -> None:
+    """In a batch all runs are made before anything is expected of them."""
+
+    def cheat(inputs: Any, out: torch.Tensor, lse: torch.Tensor) -> Any:
+        for one in values_of_cases():
+            one.v.zero_()
+        return torch.zeros_like(out), lse
+
+    kernel = plant(after=cheat)
+    with pytest.raises(BatchLost, match="has changed tensors that it was not given"):
+        judge_many(kernel, [dense, dense], device="cpu", relations=())
+    verdict = judge(kernel, dense, device="cpu", relations=())
+    assert verdict.fatal
+    assert verdict.failure is not None
+    assert "has changed tensors that it was not given" in verdict.failure.message

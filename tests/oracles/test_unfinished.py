@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -86,3 +87,32 @@ def test_a_subclass_of_tensor_is_no_result(dense: Any, plant: Any) -> None:
     assert failure.message.startswith("out is a Subclass, a subclass of torch.Tensor")
     parameter = plant(after=lambda i, out, lse: (torch.nn.Parameter(out, requires_grad=False), lse))
     assert judge(parameter, dense, device="cpu").failure is None
+
+
+def test_a_timer_that_runs_on_after_the_call_is_told_and_stopped(dense: Any, plant: Any) -> None:
+    """Its signal would interrupt whatever the process does next, and pass for an error of attnfuzz."""
+
+    def arms(inputs: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 1000.0)
+
+    failure = judge(plant(before=arms), dense, device="cpu").failure
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("exception", "result")
+    assert "returned with a timer running (ITIMER_REAL)" in failure.message
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_timers_that_are_stopped_or_others_are_nobody_s_business(dense: Any, plant: Any) -> None:
+    """A kernel with a time limit of its own would be accused, or one that is called under that of a test."""
+
+    def limits_itself(inputs: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 1000.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    assert judge(plant(before=limits_itself), dense, device="cpu").failure is None
+    signal.setitimer(signal.ITIMER_PROF, 1000.0)
+    try:
+        assert judge(plant(), dense, device="cpu").failure is None
+        assert signal.getitimer(signal.ITIMER_PROF) != (0.0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)

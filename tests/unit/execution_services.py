@@ -74,6 +74,14 @@ class Rogue:
             time.sleep(60.0)
         return "done before"
 
+    def stop_parent(self, _: object) -> str:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        return "stopped it"
+
+    def stop_parent_and_spin(self, _: object) -> None:
+        self.stop_parent(None)
+        self.spin(None)
+
     def spin(self, _: object) -> None:
         while True:
             pass

@@ -75,6 +75,9 @@ class Worker:
                 if isinstance(message, kind):
                     return message
 
+    def end_if_stopped(self) -> None:
+        return
+
     def stop(self) -> None:
         try:
             self.channel.send(Stop())

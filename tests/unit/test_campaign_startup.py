@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from attnfuzz.campaign import startup
+from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.startup import CampaignRequest, choose_workers, load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import Gpu
@@ -129,3 +132,22 @@ def test_a_kernel_that_cannot_be_prepared_is_refused_in_one_sentence(tmp_path: P
     assert done.returncode == 2
     assert "failed: RuntimeError: no compiler is installed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_import_that_takes_long_is_told_and_one_that_does_not_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would be heard for as long as a module waits for itself."""
+    told, heard = list[str](), threading.Event()
+
+    class Listening(Reporter):
+        def note(self, text: str) -> None:
+            told.append(text)
+            heard.set()
+
+    request = CampaignRequest(kernels=("slow.py",), started=0.0, budget_s=60.0, save_folder=Path("found"))
+    with startup._saying_what_is_imported(request, Listening()):
+        pass
+    assert told == []
+    monkeypatch.setattr(startup, "_SAY_AFTER_S", 0.0)
+    with startup._saying_what_is_imported(request, Listening()):
+        assert heard.wait(60)
+    assert told == ["slow.py is still being imported; if it does nothing for 1m00s, it is given up"]

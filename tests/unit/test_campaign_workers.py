@@ -37,6 +37,9 @@ class Worker:
         mine, self.other = socket.socketpair()
         self.channel: Channel[FromWorker] = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
 
+    def end_if_stopped(self) -> None:
+        return
+
     def stop(self) -> None:
         return
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any, TextIO
 import click
 import pytest
 
+from attnfuzz.campaign import startup
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.verdict import Failure
 from tests.unit.in_process import attnfuzz
@@ -219,3 +222,33 @@ def test_a_failure_that_could_not_be_confirmed_is_no_pass(tmp_path: Path, monkey
     run = verify("mine.py", "--json", cwd=tmp_path)
     assert (run.returncode, document(run)["verdict"]) == (2, "error")
     assert "could not be confirmed: the kernel's process was killed by SIGKILL" in run.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_is_128_and_the_signal(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops a judge would be told that the kernel cannot be judged."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    result = a_result(stop_reason="interrupted", signal=int(number))
+    monkeypatch.setattr(startup, "run_campaign", lambda *_, **__: result)
+    run = verify("mine.py", "--json", cwd=tmp_path)
+    assert run.returncode == 128 + number
+    assert "interrupted before there was a verdict" in run.stderr
+    assert document(run)["verdict"] == "error"
+
+
+def test_the_environment_of_a_kernel_does_not_say_that_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel would behave where it is judged, and nowhere else."""
+    before, seen = dict(os.environ), []
+
+    def look(*_: object, **__: object) -> object:
+        seen.append(dict(os.environ))
+        return a_result(stop_reason="interrupted", signal=2)
+
+    monkeypatch.setattr(startup, "run_campaign", look)
+    (tmp_path / "mine.py").write_text(KERNEL)
+    verify("mine.py", cwd=tmp_path)
+    assert [{name for name in one if name not in before} for one in seen] == [set()]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.isolation import Died, Executor, Reply, Zygote
-from attnfuzz.isolation.process import child_pids
+from attnfuzz.isolation import Died, Executor, Reply, TimedOut, Zygote, zygote_client
+from attnfuzz.isolation import executor as executor_module
+from attnfuzz.isolation.link import Link
+from attnfuzz.isolation.process import child_pids, is_stopped
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 
@@ -35,6 +38,21 @@ if __name__ == "__main__":
     pids["daemon"] = call(busy, "start_daemon", None)
     print(json.dumps(pids), flush=True)
     call(busy, "spin", None, timeout_s=600)
+"""
+
+DRIVER_OF_A_STOPPED_ZYGOTE = """
+import json, os, signal, sys, threading
+from attnfuzz.isolation import Executor, Zygote
+
+if __name__ == "__main__":
+    started = []
+    thread = threading.Thread(target=lambda: started.append(Zygote.start(service=sys.argv[1], preload=())))
+    thread.start()  # as the threads do that lend a zygote to workers, and which end before the campaign does
+    thread.join()
+    executor = Executor(started[0])
+    os.kill(started[0].pid, signal.SIGSTOP)
+    print(json.dumps([started[0].pid, executor.pid]), flush=True)
+    threading.Event().wait()
 """
 
 
@@ -130,6 +148,80 @@ def test_driver_killed_with_its_zygote_leaves_no_executor(
     finally:  # started by exec, these have no one: the documented limit of the isolation
         for name in ("program", "session", "daemon"):
             os.kill(pids[name], signal.SIGKILL)
+
+
+def test_killed_driver_leaves_no_stopped_zygote(tmp_path: Path) -> None:
+    """A kernel that stops its parent would leave 300 MB of it and its executors with every campaign that is killed."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER_OF_A_STOPPED_ZYGOTE)
+    with subprocess.Popen([sys.executable, script, f"{SERVICES}:Rogue"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = json.loads(process.stdout.readline())
+        wait_until(lambda: is_stopped(pids[0]), "the zygote is not stopped")
+        process.kill()
+        assert_gone(pids)
+
+
+def test_a_stopped_zygote_goes_on_when_it_is_needed(zygote: Zygote) -> None:
+    """Whoever needs another process would wait minutes for it, past the budget of a campaign, and then give up."""
+    with Executor(zygote) as executor:
+        replaced = call(executor, "pid")
+        os.kill(zygote.pid, signal.SIGSTOP)
+        wait_until(lambda: is_stopped(zygote.pid), "the zygote is not stopped")
+        executor.restart()
+        assert call(executor, "echo", 1) == 1
+        assert isinstance(replaced, int)
+        assert_gone([replaced])
+
+
+def test_a_zygote_that_says_nothing_is_replaced(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a debugger holds, or that hangs, would keep whoever needs another process waiting."""
+    monkeypatch.setattr(Link, "wake_zygote", lambda link: False)
+    monkeypatch.setattr(executor_module, "_FORK_WAIT_S", 0.5)
+    silent = zygote.pid
+    os.kill(silent, signal.SIGSTOP)
+    monkeypatch.setattr(zygote_client, "is_stopped", lambda pid: False)
+    with Executor(zygote) as executor:
+        assert call(executor, "echo", 1) == 1
+        assert_gone([silent])
+
+
+def test_a_call_that_stops_the_zygote_each_time_is_to_blame(zygote: Zygote) -> None:
+    """A kernel that stops its parent would pass."""
+    with Executor(zygote) as executor:
+        outcome = call(executor, "stop_parent")
+        assert isinstance(outcome, Died)
+        assert outcome.reason == "zygote"
+        assert call(executor, "echo", 1) == 1
+        assert zygote.restarts == 0
+
+
+def test_a_call_that_stops_the_zygote_and_hangs_can_be_ended(zygote: Zygote) -> None:
+    """It would pass for a process that cannot be killed, and end the campaign as if its device were lost."""
+    with Executor(zygote) as executor:
+        outcome = executor.call("stop_parent_and_spin", b"null", timeout_s=1)
+        assert isinstance(outcome, TimedOut)
+        assert not outcome.still_alive
+
+
+def test_a_zygote_stopped_once_is_not_charged_to_the_call(zygote: Zygote) -> None:
+    """Whatever runs while another kernel of the campaign stops the zygote would be blamed for it."""
+    with Executor(zygote) as executor:
+        stopper = threading.Timer(0.3, os.kill, [zygote.pid, signal.SIGSTOP])
+        stopper.start()
+        assert call(executor, "sleep", 2) == "slept"
+        stopper.join()
+        assert zygote.restarts == 0
+
+
+def test_closing_a_stopped_zygote_leaves_nothing(zygote: Zygote) -> None:
+    """What executors have started in sessions of their own is the zygote's to end, also if a kernel has stopped it."""
+    with Executor(zygote) as executor:
+        pids = offspring(executor)
+        os.kill(zygote.pid, signal.SIGSTOP)
+        wait_until(lambda: is_stopped(zygote.pid), "the zygote is not stopped")
+        zygote.close()
+        assert_gone(pids)
 
 
 def test_ended_driver_leaves_nothing(tmp_path: Path) -> None:

@@ -330,3 +330,24 @@ def test_driver_stays_light() -> None:
     script = "import attnfuzz.judging.runner, sys; print({'torch', 'triton', 'hypothesis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
+
+
+def test_an_import_that_does_nothing_is_given_up(tmp_path: Path) -> None:
+    """A module that waits for itself would keep a search of seconds for minutes."""
+    path = tmp_path / "waits_for_itself.py"
+    path.write_text("import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\n")
+    with Runner(device="cpu", import_patience_s=0.5) as impatient, pytest.raises(KernelLoadError) as error:
+        impatient.declarations([str(path)])
+    assert str(error.value).startswith(f"importing {path} does not end: the kernel did not finish within 0.5 s")
+    assert f"it was at {path}:4" in str(error.value)
+
+
+def test_an_import_that_computes_is_waited_for(tmp_path: Path) -> None:
+    """An engine takes longer to import than many a search; its kernels could not be searched for seconds."""
+    path = tmp_path / "computes.py"
+    path.write_text(
+        KERNELS.read_text()
+        + "\n\nimport time\nuntil = time.process_time() + 1.5\nwhile time.process_time() < until:\n    pass\n"
+    )
+    with Runner(device="cpu", import_patience_s=0.5) as impatient:
+        assert impatient.declarations([f"{path}:correct"])[0].name == "correct"

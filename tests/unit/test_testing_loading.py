@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,15 @@ def test_a_name_of_nothing_is_no_name_of_every_kernel(target: str) -> None:
     """An empty variable of a CI script would have all bundled kernels searched, and the user's own never."""
     with pytest.raises(KernelLoadError, match="names no kernel"):
         load_kernels(target)
+
+
+def test_a_kernel_in_a_folder_that_is_not_utf8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be told as an error of attnfuzz: nothing that is saved or sent could name the kernel."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    (folder / "mine.py").write_text("")
+    monkeypatch.chdir(folder)
+    with pytest.raises(
+        KernelLoadError, match=r"^kernel file 'mine.py' lies in .*, which is not UTF-8; rename the folder"
+    ):
+        load_kernels("mine.py")

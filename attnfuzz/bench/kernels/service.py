@@ -43,6 +43,7 @@ from attnfuzz.environment import installed
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.judging.tampering import Watch
+from attnfuzz.project import working_folder
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
 
 __all__ = ["TimingService"]
@@ -56,6 +57,7 @@ class TimingService:
 
     def __init__(self) -> None:
         set_up_interpreter()
+        self._folder = working_folder()
         self._kernels: dict[str, Kernel] = {}
         self._is_spoiled = False
         self._watch = Watch()  # before any contender is imported
@@ -116,7 +118,7 @@ class TimingService:
         return DeclarationsReply([kernel.declaration for kernel in found])
 
     def _load(self, target: str) -> list[Kernel]:
-        kernels = load_kernels(target)
+        kernels = load_kernels(target, folder=self._folder)
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
 

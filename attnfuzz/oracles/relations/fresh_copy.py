@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels, parts_of
+from attnfuzz.overlay import original_of
 
 __all__ = ["fresh_copy"]
 
@@ -27,10 +28,17 @@ def fresh_copy(kernel: Kernel) -> Kernel | None:
         return None
     with _forgotten(Path(source).resolve().parent):
         try:
-            found = load_kernels(kernel.declaration.target)
+            found = load_kernels(_target_in(source, kernel.declaration.target))
         except KernelLoadError:  # modules that cannot be imported twice
             return None
     return found[0] if len(found) == 1 else None
+
+
+def _target_in(source: str, target: str) -> str:
+    """``target``; one that is relative, which code under test may have left, with its ``source`` as the file."""
+    place, _, name = target.rpartition(":")
+    is_relative = place.endswith(".py") and not Path(place).is_absolute() and parts_of(target) is None
+    return f"{original_of(source)}:{name}" if is_relative else target
 
 
 @contextmanager

@@ -85,3 +85,14 @@ def test_a_fresh_copy_needs_no_working_directory(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert fresh_copy(kernel) is not None
+
+
+def test_a_copy_is_had_of_a_relative_target_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel remembers could not be told once it has changed the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import attnfuzz\n\n@attnfuzz.kernel('dense_decode')\ndef k(i): ...\n")
+    (kernel,) = load_kernels("mine.py:k")
+    monkeypatch.chdir("/")
+    copy = fresh_copy(kernel)
+    assert copy is not None
+    assert copy.function is not kernel.function

@@ -1,0 +1,44 @@
+"""A number that changes with the tensors of a reference, which lie in the process that a kernel runs in.
+
+Whoever looks through a process for tensors finds expected results too, and can make them say what a wrong kernel gives.
+A number, unlike a copy, is no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from attnfuzz.memory.patterns import bits
+
+__all__ = ["CHANGED", "checksum"]
+
+CHANGED = (
+    "the kernel has changed tensors that it was not given, of the reference that it is compared with: what kernels are "
+    "judged with is not its own to change"
+)
+
+
+def checksum(things: Iterable[Any]) -> int:
+    """Of all tensors in ``things``: in dataclasses, mappings and sequences too. Waits for the device that they are on.
+
+    A sum of their bits as integers, each tensor's times its place, in 64 bits.
+    """
+    sums = (int(bits(tensor).sum()) for thing in things for tensor in _tensors(thing) if tensor.numel())
+    return sum(place * one for place, one in enumerate(sums, 1)) % (1 << 64)
+
+
+def _tensors(thing: Any) -> Iterator[Tensor]:
+    if isinstance(thing, Tensor):
+        yield thing
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            yield from _tensors(getattr(thing, field.name))
+    elif isinstance(thing, Mapping):
+        yield from _tensors(list(thing.values()))
+    elif isinstance(thing, list | tuple):
+        for one in thing:
+            yield from _tensors(one)
