@@ -6,6 +6,7 @@ at most u relatively, truncation by at most 2u (Higham, Accuracy and Stability o
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -155,7 +156,8 @@ class Arithmetic(NamedTuple):
       `query_floor` and `key_floor`, over the scale or its root, a rounded operand errs by as much as there.
     - `copies`: 1.0 if threads may hold copies of a score that were rounded differently, else 0.0
       (`score_copies_error`). `score`: of each score and of each copy of it, by a product with a scale of K or because
-      it is stored; then `score_absolute`, too. `tanh`: of that of a soft cap, beyond `TANH_ERROR`.
+      it is stored; then `score_absolute`, too. `score_limit`: from which on what is stored of a score is no number:
+      then nothing is promised of its row. `tanh`: of that of a soft cap, beyond `TANH_ERROR`.
     - `exponential`: of exp, and `exponent`: of its argument, beyond float32.
     - `weight`, `weight_absolute`: of the softmax weights before they multiply V. `sums_rounded`: 1.0 if they are summed
       so, else 0.0. `value`: of V itself.
@@ -171,6 +173,7 @@ class Arithmetic(NamedTuple):
     copies: Number = 0.0
     score: Number = 0.0
     score_absolute: Number = 0.0
+    score_limit: Number = math.inf
     query_floor: Number = 0.0
     key_floor: Number = 0.0
     exponential: Number = 0.0
@@ -265,7 +268,7 @@ def attention_arithmetic(
         tanh=APPROXIMATE_TANH_ERROR if numerics.tanh == "approximate" else 0.0,
     )
     if is_short:
-        arithmetic = _in_short_numbers(arithmetic, numerics, *_rounding_to(in_dtype))
+        arithmetic = _in_short_numbers(arithmetic, numerics, *_rounding_to(in_dtype), torch.finfo(in_dtype).max)
     if smallest_kv is not None:
         of_k, of_v = (_dequantising(numerics, in_dtype, smallest) for smallest in smallest_kv)
         arithmetic = arithmetic._replace(
@@ -301,8 +304,13 @@ def _weights(numerics: Numerics, in_dtype: torch.dtype) -> tuple[float, float]:
     return _rounding_to(in_dtype)
 
 
-def _in_short_numbers(arithmetic: Arithmetic, numerics: Numerics, unit: float, absolute: float) -> Arithmetic:
-    """What is declared to be kept in the 16-bit dtype of q, of which `unit` and `absolute` are the roundings."""
+def _in_short_numbers(
+    arithmetic: Arithmetic, numerics: Numerics, unit: float, absolute: float, limit: float
+) -> Arithmetic:
+    """What is declared to be kept in the 16-bit dtype of q, of which `unit` and `absolute` are the roundings.
+
+    `limit` is its largest number.
+    """
     of_query = {"float32": 0.0, "scaled": unit, "scaled_both": 2 * unit + unit**2}[numerics.query]
     roundings = _ROUNDINGS_OF_TILE[numerics.tile_sums]
     stores_scores, has_short_exp = numerics.scores == "input", numerics.exponential == "input"
@@ -319,6 +327,7 @@ def _in_short_numbers(arithmetic: Arithmetic, numerics: Numerics, unit: float, a
         key_floor=absolute / unit if numerics.query == "scaled_both" else 0.0,
         score=2 * unit + unit**2 if stores_scores else 0.0,
         score_absolute=absolute if stores_scores else 0.0,
+        score_limit=limit if stores_scores else math.inf,
         tile=(1 + unit) ** roundings - 1,
         tile_absolute=absolute if roundings else 0.0,
     )

@@ -68,9 +68,9 @@ operand of this size make up for that, and each product has more (`dot_product_e
 class RowUnits:
     """Per row, each `[rows 1 1]`.
 
-    - `scale`: of the scores. Of their errors (`ScoreError`) `score_product` (times |scale|), `per_score`,
-      `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what copies of a score
-      differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
+    - `scale`: of the scores; `score_limit`: as in `Arithmetic`. Of their errors (`ScoreError`) `score_product` (times
+      |scale|), `per_score`, `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what
+      copies of a score differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
     - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
       error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
     - `weight`, `weight_absolute`, `sums_rounded`: as in `Arithmetic`.
@@ -89,6 +89,7 @@ class RowUnits:
     score_constant: Float64[Tensor, "3 rows 1 1"]
     unmoved: Float64[Tensor, "rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
+    score_limit: Float64[Tensor, "rows 1 1"]
     query_floor: Tensor
     key_floor: Tensor
     weight: Tensor
@@ -139,10 +140,11 @@ def attention_units(
     log_num_tokens, arithmetic = num_tokens.log(), arithmetic.of_rows(num_tokens)
     common = dot_product_error(head_size, arithmetic) + split_exponent_error(log_num_tokens) * arithmetic.is_split
     common += declared_exponent_error(scale, arithmetic)
+    copies = score_copies_error(head_size, log_num_tokens, arithmetic)
     return _columns(
         arithmetic,
         scale=scale,
-        of_scores=(common + _OUT_EXPONENT, common + _LSE_EXPONENT, score_copies_error(head_size, log_num_tokens, arithmetic)),
+        of_scores=(common + _OUT_EXPONENT, common + _LSE_EXPONENT, copies),
         num_tokens=num_tokens,
         num_stages=1 + arithmetic.is_split,
     )
@@ -206,6 +208,7 @@ def _columns(
     units: dict[str, Number] = {  # in the order of RowUnits, where it goes on
         "unmoved": EXP_ERROR + in_splits.constant + arithmetic.exponential,
         "scale": scale,
+        "score_limit": arithmetic.score_limit,
         "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled,
         "key_floor": _SMALLEST_OPERAND + arithmetic.key_floor / scaled,
         "weight": arithmetic.weight,

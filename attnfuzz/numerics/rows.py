@@ -39,7 +39,7 @@ _LARGEST_EXPONENT = 88.0
 
 @dataclass(frozen=True)
 class RowResult:
-    """The exact result of each row and how far a kernel's may be from it."""
+    """The exact result of each row and how far a kernel's may be from it; NaN where nothing is promised of it."""
 
     out: Float64[Tensor, "rows group v_head_size"]
     lse: Float64[Tensor, "rows group"]
