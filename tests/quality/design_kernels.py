@@ -25,7 +25,9 @@ __all__ = [
     "short_exp",
     "short_weights",
     "splits_by_option",
+    "stored_scores",
     "sum_of_rounded_weights",
+    "sums_of_eight",
 ]
 
 halves = Supports(dtypes=("float16", "bfloat16"), empty_sequences=False)
@@ -81,6 +83,16 @@ def short_exp(inputs: Any) -> Result:
 @attnfuzz.kernel("dense_decode", supports=halves)
 def short_weights(inputs: Any) -> Result:
     return run(inputs, DESIGN["weights in e4m3"])
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def stored_scores(inputs: Any) -> Result:
+    return run(inputs, DESIGN["scores in 16 bits"])
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def sums_of_eight(inputs: Any) -> Result:
+    return run(inputs, DESIGN["eight keys in 16 bits"])
 
 
 @attnfuzz.kernel("dense_decode", supports=halves)

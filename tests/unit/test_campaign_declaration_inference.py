@@ -90,6 +90,8 @@ def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: S
         ("scaled_query_in_base_2", Numerics(query="scaled")),
         ("scaled_both", Numerics(query="scaled_both")),
         ("short_weights", Numerics(probabilities="float8_e4m3fn")),
+        ("stored_scores", Numerics(scores="input")),
+        ("sums_of_eight", Numerics(tile_sums="input")),
     ],
 )
 def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: str, numerics: Numerics) -> None:
