@@ -102,6 +102,25 @@ def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: st
     assert len(found.left_out) == len(numerics.declared())
 
 
+class OnGpu:
+    """A runner of this machine's CPU that says it is a GPU's."""
+
+    device = "cuda"
+
+    def __init__(self, runner: Runner) -> None:
+        self.judge = runner.judge
+
+
+@pytest.mark.parametrize(
+    ("kernel", "numerics"),
+    [("tf32_in_tiles", Numerics(matmul="tf32")), ("scaled_tf32", Numerics(query="scaled", matmul="tf32"))],
+)
+def test_tf32_is_a_design_on_a_gpu(runner: Runner, kernel: str, numerics: Numerics) -> None:
+    """`tl.dot` of float32 inputs takes it by default, and right kernels would have two findings each."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
+    assert infer(OnGpu(runner), declaration).numerics == numerics  # type: ignore[arg-type]  # judges alike
+
+
 SUM = {"row_sum": "float32"}
 WEIGHTS = {"probabilities": "float32", "partials": "float32"}
 
