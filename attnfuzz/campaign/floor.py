@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnfuzz.campaign.counts import KernelStatistics
@@ -12,11 +13,12 @@ from attnfuzz.problems.cases import CASE_TYPES
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, layouts_of, options_of
 from attnfuzz.problems.open_cases import OpenProblem
 
-__all__ = ["TooFew", "floor_of", "too_few"]
+__all__ = ["TooFew", "floor_of", "sentences_of", "too_few"]
 
 _LEAST = 4
 _MOST = 16
 """A kernel that names hundreds of sizes is told of what they have in common by fewer cases."""
+_MOST_SENTENCES = 3
 _ROOM = 1.5
 """By which a budget that would do exceeds the time for as many cases: not all of it goes into cases."""
 
@@ -49,6 +51,18 @@ class TooFew:
             f"only {cases} judged of {self.target}, and a round of its formats takes {self.floor}; a case takes "
             f"{format_duration(self.case_s)} here: --budget {math.ceil(self.budget_s)}s would do"
         )
+
+
+def sentences_of(kernels: Sequence[TooFew]) -> tuple[str, ...]:
+    """What is told of ``kernels``: each by itself, or many in one sentence."""
+    if len(kernels) <= _MOST_SENTENCES:
+        return tuple(map(str, kernels))
+    names = ", ".join(f"{one.target} {one.cases} of {one.floor}" for one in kernels)
+    budget_s = math.ceil(max(one.budget_s for one in kernels))
+    return (
+        f"{len(kernels)} kernels were judged on fewer cases than a round of their formats takes ({names}): "
+        f"--budget {budget_s}s would do",
+    )
 
 
 def too_few(kernel: KernelStatistics, *, budget_s: float) -> TooFew | None:

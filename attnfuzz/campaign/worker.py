@@ -25,6 +25,7 @@ from hypothesis.strategies import SearchStrategy
 from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.long_cases import LONG_SIZES, LongCases, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
+from attnfuzz.campaign.floor import floor_of
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Patience, Pipeline, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
@@ -158,7 +159,7 @@ class WorkerLoop:
         """Search a kernel from now on, within what is built of it."""
         declaration, target = join.kernel, join.kernel.target
         self._meter.joins(declaration)
-        self._schedule.add(target)
+        self._schedule.add(target, floor=-(-floor_of(declaration) // self._setup.num_workers))
         if join.built:
             within = msgspec.structs.replace(declaration.supports, where=join.built)
             declaration = msgspec.structs.replace(declaration, supports=within)

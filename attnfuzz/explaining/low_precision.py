@@ -35,6 +35,7 @@ _MOST_PRODUCTS = 1 << 17
 _CHUNKS = (2, 4, 8)
 """How many neighbouring products a thread may add up before threads exchange their sums."""
 TILES = (1, 16, 32, 64, 128)
+_EIGHT = 8
 _MOST_STEPS = 256
 """Roundings of a sum, one after the other, that are replayed."""
 _SPLITS = (2, 3, 4, 8, 16, 32)
@@ -92,6 +93,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
         yield from _weights_of_another_type(row)
         yield from _weights_rounded(row, name, rounded)
         yield from _sums_rounded(row, name, rounded)
+        yield from _tiles_rounded(row, name, rounded)
         yield from _states_rounded(row, name, rounded)
         yield from _cut_off(row, name)
     if row.case.dtype == "float16":
@@ -114,8 +116,7 @@ def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: boo
     q, k = row.q, row.k[heaviest]
     root = math.sqrt(abs(scale))
 
-    def made(which: str, words: str, ways: list[Scores], *, query: str = "", copies: bool = False) -> Rounding:
-        numerics = {"query": query} if query else {}
+    def made(which: str, words: str, ways: list[Scores], *, copies: bool = False, **numerics: str) -> Rounding:
         return _of_scores(row, heaviest, which, words, ways, copies=copies, numerics=numerics)
 
     yield made(
@@ -145,6 +146,14 @@ def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: boo
         "scores",
         f"the scores are rounded to {name}",
         [*_scaled(rounded(k @ q), scale, rounded), *_scaled(k @ q, scale, rounded)[1:]],
+        scores="input",
+    )
+    yield made(
+        "scores of a scaled query",
+        f"q x scale is rounded to {name} before it is multiplied with k, and so are the scores",
+        [rounded(k @ rounded(scale * q)), rounded(k @ rounded(scale * math.log2(math.e) * q)) / math.log2(math.e)],
+        query="scaled",
+        scores="input",
     )
     yield made(
         "products and sums",
@@ -236,10 +245,44 @@ def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Roun
         yield _rounding("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
 
 
-def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, "2 sums"]:
+def _tiles_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
+    """Weights x V of each tile by themselves: in a product that returns 16 bits, or summed in these by eights."""
+    exact = _in_tiles(row, row.num_tokens, torch.clone, rounded)[0]
+    tiles = [tile for tile in TILES[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    lse = _top(row) + exact[-1].log()
+    outs = [
+        way[:-1] / exact[-1] for tile in tiles for way in _in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)
+    ]
+    words = f"weights x V are rounded to {name}, summed over each tile"
+    yield _rounding("sums_rounded", "tile sums", words, [(out, lse) for out in outs], {"tile_sums": "rounded"})
+    words = f"weights x V are multiplied and summed in {name}, eight keys at a time"
+    ways = [(out, lse) for out in _by_eights(row, rounded)]
+    yield _rounding("sums_rounded", "sums of eight", words, ways, {"tile_sums": "input"})
+
+
+def _by_eights(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
+    """As vLLM's `dot` of eight weights and values in four registers of two: of float16; of bfloat16, products alone.
+
+    Of weights beside the row's maximum or, as it has them, divided by their sum.
+    """
+    padding = -row.num_tokens % _EIGHT
+    values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, 4, 2, row.v.shape[1])
+    largest = (row.log_weights - _top(row)).exp()
+    total = largest.sum() + (row.sink - _top(row)).exp()
+    for weights, end in ((largest / total, 1.0), (largest, total)):
+        shares = torch.nn.functional.pad(rounded(weights), (0, padding)).reshape(-1, 4, 2)
+        products = rounded(shares[..., None] * values)
+        yield products.sum((0, 1, 2)) / end
+        yield _in_order(products.movedim(1, -1), rounded)[..., 0].sum((0, 1)) / end
+
+
+def _in_tiles(
+    row: AttentionRow, tile: int, rounded: Round, of_weights: Round, *, of_tile: Round = torch.clone
+) -> Float64[Tensor, "2 sums"]:
     """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each.
 
-    The second time ``of_weights`` is that of weights before they multiply V, as most kernels have it.
+    The second time ``of_weights`` is that of weights before they multiply V, as most kernels have it. ``of_tile`` is
+    that of what a tile adds.
     """
     padding = -len(row.log_weights) % tile
     tiled = torch.nn.functional.pad(row.log_weights, (0, padding), value=-torch.inf).reshape(-1, tile)
@@ -247,7 +290,7 @@ def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -
     finite = tops.clamp(min=torch.finfo(torch.float64).min)
     values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, tile, row.v.shape[1])
     weights = (tiled - finite[:, None]).exp()
-    averages = torch.einsum("wtn,tnd->wtd", torch.stack((weights, of_weights(weights))), values)
+    averages = of_tile(torch.einsum("wtn,tnd->wtd", torch.stack((weights, of_weights(weights))), values))
     sums = weights.sum(1, keepdim=True).expand(2, -1, -1)
     rescale = (torch.cat((tops[:1], tops[:-1])) - finite).exp()
     total = torch.zeros_like(averages[:, 0])

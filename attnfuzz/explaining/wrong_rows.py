@@ -142,12 +142,12 @@ class WrongRows:
             and not all(row.is_finite for row in self.rows)
         ):
             words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
-        same = all(rounding.numerics == first.numerics for rounding in found)
+        common = set(first.numerics.items()).intersection(*(rounding.numerics.items() for rounding in found))
         return Diagnosis(
             words,
             first.cause,
             maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
-            numerics=first.numerics if same else {},
+            numerics={name: value for name, value in first.numerics.items() if (name, value) in common},
             replays=tuple(fitting),
         )
 

@@ -369,8 +369,6 @@ class Batch:
         results = call(self.kernel, case, inputs, allocations, wait=wait)
         compile_s = self._compile_clock() - compiled
         kernel_s = time.perf_counter() - started - compile_s
-        for name, result in results.items():
-            allocations.arena.rename(result, name)
         return _Run(results, allocations.arena, compile_s, kernel_s)
 
     def _start_copies(self) -> None:

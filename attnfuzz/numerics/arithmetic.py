@@ -4,6 +4,9 @@ Unit roundoff u is half the distance from 1 to the next larger number; rounding 
 at most u relatively, truncation by at most 2u (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §2.1).
 """
 
+from __future__ import annotations
+
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -153,12 +156,16 @@ class Arithmetic(NamedTuple):
       `query_floor` and `key_floor`, over the scale or its root, a rounded operand errs by as much as there.
     - `copies`: 1.0 if threads may hold copies of a score that were rounded differently, else 0.0
       (`score_copies_error`). `score`: of each score and of each copy of it, by a product with a scale of K or because
-      it is stored; then `score_absolute`, too. `tanh`: of that of a soft cap, beyond `TANH_ERROR`.
+      it is stored; then `score_absolute`, too. `score_limit`: from which on what is stored of a score is no number:
+      then nothing is promised of its row. `tanh`: of that of a soft cap, beyond `TANH_ERROR`.
     - `exponential`: of exp, and `exponent`: of its argument, beyond float32.
     - `weight`, `weight_absolute`: of the softmax weights before they multiply V. `sums_rounded`: 1.0 if they are summed
       so, else 0.0. `value`: of V itself.
+    - `tile`: of every product of a weight and V, because sums over a tile of keys are rounded; then `tile_absolute`
+      for each, too.
     - `partial`, `partial_absolute`: of stored partial results, which are combined in `is_split` stages, one after the
-      other; 0.0 for none. `stored`, `stored_absolute`: of the result.
+      other, and stored after each; 0.0 for none. `by_lse`: 1.0 if they may have weights exp(lse_s - lse) that nothing
+      is divided by, else 0.0 (`normaliser_error`). `stored`, `stored_absolute`: of the result.
     """
 
     addition: Number = FLOAT32_ROUNDOFF
@@ -166,6 +173,7 @@ class Arithmetic(NamedTuple):
     copies: Number = 0.0
     score: Number = 0.0
     score_absolute: Number = 0.0
+    score_limit: Number = math.inf
     query_floor: Number = 0.0
     key_floor: Number = 0.0
     exponential: Number = 0.0
@@ -174,12 +182,26 @@ class Arithmetic(NamedTuple):
     weight_absolute: Number = 0.0
     sums_rounded: Number = 0.0
     value: Number = 0.0
+    tile: Number = 0.0
+    tile_absolute: Number = 0.0
     is_split: Number = 0.0
+    by_lse: Number = 0.0
     partial: Number = 0.0
     partial_absolute: Number = 0.0
     stored: Number = 0.0
     stored_absolute: Number = 0.0
     tanh: Number = 0.0
+
+    def of_rows(self, num_tokens: Float64[Tensor, " rows"]) -> Arithmetic:
+        """That of rows of so many tokens, with `partial` and `partial_absolute` of all stages together.
+
+        Each partial result has a token of its own, or nothing is rounded when it is merged: the other state has all
+        the weight, and was stored before.
+        """
+        stages = torch.minimum(torch.as_tensor(self.is_split).to(num_tokens), (num_tokens - 1).clamp(min=1))
+        return self._replace(
+            is_split=stages, partial=stages * self.partial, partial_absolute=stages * self.partial_absolute
+        )
 
 
 def side_by_side(rows: list[Arithmetic]) -> Arithmetic:
@@ -209,7 +231,12 @@ def attention_arithmetic(
     each product; scores that are stored, by as much before the scale and once more after it.
 
     Partial results that are merged in pairs, each result stored again, are rounded as often as the longest chain has
-    merges, `num_partials` less one.
+    merges, `num_partials` less one, or one for each further token (`Arithmetic.of_rows`).
+
+    A sum over a tile of keys that is rounded once errs by u |sum|, and all of them together by u sum_i p_i |v_i|. Where
+    eight products are made and added in 16 bits, as vLLM does (`dot` in its `dtype_float16.cuh`: one rounding of each
+    product, two numbers to a register, three additions of registers, the last one in float32), each has four. What lies
+    below the normal range errs by eta for each sum or product, weights being at most 1.
 
     With an 8-bit cache, its numbers are exact in every dtype, and a scale s of K is multiplied in with
 
@@ -241,7 +268,7 @@ def attention_arithmetic(
         tanh=APPROXIMATE_TANH_ERROR if numerics.tanh == "approximate" else 0.0,
     )
     if is_short:
-        arithmetic = _in_short_numbers(arithmetic, numerics, *_rounding_to(in_dtype))
+        arithmetic = _in_short_numbers(arithmetic, numerics, *_rounding_to(in_dtype), torch.finfo(in_dtype).max)
     if smallest_kv is not None:
         of_k, of_v = (_dequantising(numerics, in_dtype, smallest) for smallest in smallest_kv)
         arithmetic = arithmetic._replace(
@@ -251,13 +278,13 @@ def attention_arithmetic(
         )
     stored, stored_absolute = _rounding_to(out_dtype)
     if partial_merge:
-        return arithmetic._replace(is_split=1.0, partial=stored, partial_absolute=stored_absolute)
+        return arithmetic._replace(is_split=1.0, by_lse=1.0, partial=stored, partial_absolute=stored_absolute)
     if is_split:
         partials = torch.float32 if numerics.partials == "float32" else in_dtype
         partial, partial_absolute = _rounding_to(partials)
         stages = float(max(1, num_partials - 1)) if numerics.partials == "chained" else 1.0
         arithmetic = arithmetic._replace(
-            is_split=stages, partial=stages * partial, partial_absolute=stages * partial_absolute
+            is_split=stages, by_lse=1.0, partial=partial, partial_absolute=partial_absolute
         )
     return arithmetic._replace(stored=stored, stored_absolute=stored_absolute)
 
@@ -266,7 +293,7 @@ def attention_arithmetic(
 def merge_arithmetic(out_dtype: torch.dtype) -> Arithmetic:
     """Units of a merge in float32 that stores its output in `out_dtype`. Raises `ValueError` for an unknown dtype."""
     stored, stored_absolute = _rounding_to(out_dtype)
-    return Arithmetic(stored=stored, stored_absolute=stored_absolute)
+    return Arithmetic(by_lse=1.0, stored=stored, stored_absolute=stored_absolute)
 
 
 def _weights(numerics: Numerics, in_dtype: torch.dtype) -> tuple[float, float]:
@@ -277,9 +304,15 @@ def _weights(numerics: Numerics, in_dtype: torch.dtype) -> tuple[float, float]:
     return _rounding_to(in_dtype)
 
 
-def _in_short_numbers(arithmetic: Arithmetic, numerics: Numerics, unit: float, absolute: float) -> Arithmetic:
-    """What is declared to be kept in the 16-bit dtype of q, of which `unit` and `absolute` are the roundings."""
+def _in_short_numbers(
+    arithmetic: Arithmetic, numerics: Numerics, unit: float, absolute: float, limit: float
+) -> Arithmetic:
+    """What is declared to be kept in the 16-bit dtype of q, of which `unit` and `absolute` are the roundings.
+
+    `limit` is its largest number.
+    """
     of_query = {"float32": 0.0, "scaled": unit, "scaled_both": 2 * unit + unit**2}[numerics.query]
+    roundings = _ROUNDINGS_OF_TILE[numerics.tile_sums]
     stores_scores, has_short_exp = numerics.scores == "input", numerics.exponential == "input"
     if has_short_exp:
         arithmetic = arithmetic._replace(
@@ -294,7 +327,14 @@ def _in_short_numbers(arithmetic: Arithmetic, numerics: Numerics, unit: float, a
         key_floor=absolute / unit if numerics.query == "scaled_both" else 0.0,
         score=2 * unit + unit**2 if stores_scores else 0.0,
         score_absolute=absolute if stores_scores else 0.0,
+        score_limit=limit if stores_scores else math.inf,
+        tile=(1 + unit) ** roundings - 1,
+        tile_absolute=absolute if roundings else 0.0,
     )
+
+
+_ROUNDINGS_OF_TILE = {"float32": 0, "rounded": 1, "input": 4}
+"""To 16 bits, of each weight times V."""
 
 
 def _dequantising(numerics: Numerics, in_dtype: torch.dtype, smallest: float) -> float:

@@ -34,13 +34,14 @@ def error_ratio(
 ) -> Float64[Tensor, "*shape"]:
     """`|got - expected| / bound`, elementwise, never NaN.
 
-    0 where both are equal (the same infinity included); infinite where `got` is NaN, where only one is infinite or
-    their signs differ, where a bound of 0 is exceeded, and where the bound itself is NaN.
+    0 where both are equal (the same infinity included), and where NaN is expected: of such an element nothing is
+    promised. Else infinite where `got` is NaN, where only one is infinite or their signs differ, where a bound of 0 is
+    exceeded, and where the bound itself is NaN.
     """
     exact = got.to(torch.float64)
     ratio = (exact - expected).abs() / bound
     ratio = torch.where(torch.isnan(ratio), torch.inf, ratio)
-    return torch.where(exact == expected, 0.0, ratio)
+    return torch.where((exact == expected) | expected.isnan(), 0.0, ratio)
 
 
 _LARGEST_CHUNK = 2**19
@@ -82,6 +83,9 @@ def attention_bound(
 
     `smallest_kv`: of an 8-bit cache, of which `k` and `v` are the numbers times their scales, the smallest magnitudes
     other than 0 that these products can have; None without.
+
+    Where scores are declared to be stored in float16, which holds none above 65504, rows with larger ones have an
+    infinite bound: such a kernel makes NaN of them (`RowResult` says so).
 
     Assumes that no intermediate overflows float32: head_size * max|q k| * |scale| and seq_len * max|v| below 3e38.
     Returns a `Bound` with `out [num_q_heads, v_head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
@@ -163,14 +167,31 @@ def largest_chunk(device: torch.device) -> int:
 def _attention_rows(
     q: Tensor, k: Tensor, v: Tensor, present: Tensor, units: RowUnits, variant: VariantRows | None
 ) -> RowResult:
-    scores = units.scale * (q @ k.mT)
+    dots = q @ k.mT
+    scores = units.scale * dots
     magnitudes = q.abs()
     products = magnitudes.add(units.query_floor).where(magnitudes > 0, 0.0) @ k.abs().add_(units.key_floor).mT
     if variant is None or units.variant is None:
-        return bound_rows(scores, products, v, present, units, rescales=True)
+        return _where_stored(bound_rows(scores, products, v, present, units, rescales=True), dots, products, units)
     dot_errors = units.score_product * products
     found = variant_scores(scores, dot_errors, variant, units.variant, units.per_score, units.score_constant)
-    return bound_scored_rows(found.scores, found.errors, v, present, units, rescales=True, shift=found.shift)
+    rows = bound_scored_rows(found.scores, found.errors, v, present, units, rescales=True, shift=found.shift)
+    return _where_stored(rows, dots, products, units)
+
+
+def _where_stored(rows: RowResult, dots: Tensor, products: Tensor, units: RowUnits) -> RowResult:
+    """NaN is expected where a score may be stored as infinity, before the scale or after it, its error included."""
+    if not bool(units.score_limit.isfinite().any()):
+        return rows
+    stored = torch.addcmul(dots.abs(), products, units.score_product[0] / units.scale.abs())
+    largest = (stored * units.scale.abs().clamp(min=1.0)).amax(-1)
+    is_lost = largest * (1 + units.per_score[0, :, 0]) >= units.score_limit[:, 0]
+    return RowResult(
+        out=rows.out.masked_fill(is_lost.unsqueeze(-1), torch.nan),
+        lse=rows.lse.masked_fill(is_lost, torch.nan),
+        out_error=rows.out_error.masked_fill(is_lost.unsqueeze(-1), torch.inf),
+        lse_error=rows.lse_error.masked_fill(is_lost, torch.inf),
+    )
 
 
 def _joined(parts: list[RowResult], dim: int) -> RowResult:

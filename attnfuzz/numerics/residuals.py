@@ -92,6 +92,7 @@ def spread_of_row(
     """
     num_tokens, num_kv_heads, head_size = k.shape
     units = _units(arithmetic, scale, head_size, num_tokens)
+    arithmetic = arithmetic.of_rows(torch.tensor(float(num_tokens), dtype=torch.float64, device="cpu"))
     queries, keys, values = q.view(num_kv_heads, -1, head_size), k.transpose(0, 1), v.transpose(0, 1)
     scores = scale * (queries @ keys.mT)
     products = (queries.abs() + units.query_floor) @ (keys.abs() + units.key_floor).mT
@@ -115,16 +116,18 @@ def spread_of_row(
     moved = weighted * on_weights.square()
     of_scores = moved @ square + 2 * out.abs() * (moved @ values.abs()) + out.square() * moved.sum(-1, keepdim=True)
     of_sums = (weighted @ square).sqrt()
+    lse = scores.logsumexp(-1, keepdim=True)
+    logarithm = units.logarithm + units.lse * lse.abs()
     fixed = of_scores.sqrt() + additions * (of_sums + out.abs()) + _PER_PRODUCT * (p @ values.abs() + out.abs())
+    fixed = fixed + units.by_lse * logarithm * out.abs()
     of_values = each @ square
     of_deviations = of_values - 2 * out * (each @ values) + out.square() * each.sum(-1, keepdim=True)
     half_ulp = units.stored * (out.abs() * (1 + 2.0**-6)).clamp(min=2.0**smallest_exponent).log2().floor().exp2()
-    partial = (arithmetic.partial * of_sums + arithmetic.partial_absolute).square()
+    partial = ((arithmetic.tile + arithmetic.partial) * of_sums + arithmetic.partial_absolute).square()
     varying = ((torch.maximum(of_values, of_deviations) + half_ulp.square()) / 3 + partial).sqrt()
 
-    lse = scores.logsumexp(-1, keepdim=True)
     lse_fixed = (p * of_lse).sum(-1, keepdim=True) + rescales + additions
-    lse_fixed = lse_fixed + units.logarithm + units.lse * lse.abs() + LOG_ERROR
+    lse_fixed = lse_fixed + logarithm + LOG_ERROR
     of_rounded_sum = units.sums_rounded * (each.sum(-1, keepdim=True) - each.amax(-1, keepdim=True)).clamp(min=0) / 3
     beside = torch.where(distance < 2 * units.weight, p, 0.0).sum(-1, keepdim=True) - heaviest
     return Spread(

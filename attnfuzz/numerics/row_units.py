@@ -6,6 +6,7 @@ each has units of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -27,6 +28,7 @@ from attnfuzz.numerics.scores import (
     declared_exponent_error,
     dot_product_error,
     exponent_error,
+    normaliser_error,
     score_copies_error,
     split_exponent_error,
     variant_score_errors,
@@ -66,16 +68,16 @@ operand of this size make up for that, and each product has more (`dot_product_e
 class RowUnits:
     """Per row, each `[rows 1 1]`.
 
-    - `scale`: of the scores. Of their errors (`ScoreError`) `score_product` (times |scale|), `per_score`,
-      `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what copies of a score
-      differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
+    - `scale`: of the scores; `score_limit`: as in `Arithmetic`. Of their errors (`ScoreError`) `score_product` (times
+      |scale|), `per_score`, `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what
+      copies of a score differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
     - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
       error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
     - `weight`, `weight_absolute`, `sums_rounded`: as in `Arithmetic`.
     - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
       `numerator_sum` times the largest partial sum, and `numerator_absolute`.
     - `denominator_sum`: relative error of sum_i p_i by its additions.
-    - `stored`, `stored_absolute`: as in `Arithmetic`.
+    - `by_lse`, `stored`, `stored_absolute`: as in `Arithmetic`.
     - Of the LSE: `lse` times |lse|, and `logarithm`.
     - `variant`: None where no row has a soft cap, ALiBi or a sink. Else `score_product` and `per_score` mean what
       `attnfuzz.numerics.scores` says.
@@ -87,6 +89,7 @@ class RowUnits:
     score_constant: Float64[Tensor, "3 rows 1 1"]
     unmoved: Float64[Tensor, "rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
+    score_limit: Float64[Tensor, "rows 1 1"]
     query_floor: Tensor
     key_floor: Tensor
     weight: Tensor
@@ -97,6 +100,7 @@ class RowUnits:
     numerator_sum: Tensor
     numerator_absolute: Tensor
     denominator_sum: Tensor
+    by_lse: Tensor
     stored: Tensor
     stored_absolute: Tensor
     lse: Tensor
@@ -133,13 +137,14 @@ def attention_units(
 
     Raises `ValueError` for so many tokens that a float32 sum of them means nothing.
     """
-    log_num_tokens = num_tokens.log()
+    log_num_tokens, arithmetic = num_tokens.log(), arithmetic.of_rows(num_tokens)
     common = dot_product_error(head_size, arithmetic) + split_exponent_error(log_num_tokens) * arithmetic.is_split
     common += declared_exponent_error(scale, arithmetic)
+    copies = score_copies_error(head_size, log_num_tokens, arithmetic)
     return _columns(
         arithmetic,
         scale=scale,
-        of_scores=(common + _OUT_EXPONENT, common + _LSE_EXPONENT, score_copies_error(head_size, arithmetic)),
+        of_scores=(common + _OUT_EXPONENT, common + _LSE_EXPONENT, copies),
         num_tokens=num_tokens,
         num_stages=1 + arithmetic.is_split,
     )
@@ -157,6 +162,7 @@ def variant_units(
     has_sink: Float64[Tensor, " rows"],
 ) -> Float64[Tensor, "units rows"]:
     """`RowUnits` of rows with variants. `num_tokens` counts a sink; for the others see `VariantUnits`."""
+    arithmetic = arithmetic.of_rows(num_tokens)
     of_scores, per_dot = variant_score_errors(
         arithmetic, scale=scale, head_size=head_size, num_tokens=num_tokens, soft_cap=soft_cap, is_biased=is_biased
     )
@@ -171,7 +177,7 @@ def merge_units(arithmetic: Arithmetic, *, lse_unit: Float64[Tensor, " rows"]) -
     return _columns(
         arithmetic,
         scale=lse_unit,
-        of_scores=(_MERGED_OUT_EXPONENT, _MERGED_LSE_EXPONENT, ScoreError()),  # nothing is summed for a score
+        of_scores=(_MERGED_OUT_EXPONENT, _MERGED_LSE_EXPONENT, normaliser_error(math.log(2), arithmetic)),
         num_tokens=torch.full_like(lse_unit, 2),
         num_stages=1,
     )
@@ -192,14 +198,17 @@ def _columns(
     log_num_tokens = num_tokens.log()
     num_operations = num_tokens + _ROUNDINGS_PER_SUM
     additions = gamma(num_operations, arithmetic.addition)
-    second_order = 1 + arithmetic.weight + arithmetic.value
+    second_order = 1 + arithmetic.weight + arithmetic.value + arithmetic.tile
     is_root = torch.as_tensor(arithmetic.key_floor, dtype=torch.float64, device="cpu") > 0
     scaled = torch.where(is_root, scale.abs().sqrt(), scale.abs()).clamp(min=_SMALLEST_OPERAND)
-    per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + arithmetic.partial
+    of_sums = arithmetic.tile + arithmetic.partial
+    per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + of_sums
+    absolute = arithmetic.partial_absolute + arithmetic.tile_absolute * num_tokens
     in_splits = split_exponent_error(log_num_tokens) * arithmetic.is_split
     units: dict[str, Number] = {  # in the order of RowUnits, where it goes on
         "unmoved": EXP_ERROR + in_splits.constant + arithmetic.exponential,
         "scale": scale,
+        "score_limit": arithmetic.score_limit,
         "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled,
         "key_floor": _SMALLEST_OPERAND + arithmetic.key_floor / scaled,
         "weight": arithmetic.weight,
@@ -208,8 +217,9 @@ def _columns(
         "product": second_order * per_product,
         "rescale": second_order * FLOAT32_ROUNDOFF,
         "numerator_sum": second_order * additions,
-        "numerator_absolute": arithmetic.partial_absolute + 4 * SMALLEST_NORMAL_FLOAT32 * num_operations,
+        "numerator_absolute": absolute + 4 * SMALLEST_NORMAL_FLOAT32 * num_operations,
         "denominator_sum": additions,
+        "by_lse": arithmetic.by_lse,
         "stored": arithmetic.stored,
         "stored_absolute": arithmetic.stored_absolute,
         "lse": num_stages * 3 * FLOAT32_ROUNDOFF,

@@ -23,7 +23,9 @@ from attnfuzz.numerics.softmax_error import (
     denominator_error,
     log_sum_exp_error,
     log_totals,
+    logarithm_error,
     logsumexp_shift,
+    normalised_by_lse,
     perturbed_softmax,
     rounded_weights_error,
     weighted_average_error,
@@ -37,7 +39,7 @@ _LARGEST_EXPONENT = 88.0
 
 @dataclass(frozen=True)
 class RowResult:
-    """The exact result of each row and how far a kernel's may be from it."""
+    """The exact result of each row and how far a kernel's may be from it; NaN where nothing is promised of it."""
 
     out: Float64[Tensor, "rows group v_head_size"]
     lse: Float64[Tensor, "rows group"]
@@ -100,8 +102,9 @@ def bound_scored_rows(
     sum_error = denominator_error(softmax, num_rescales, units)
     copies_apart = of_copies.clamp(max=_LARGEST_EXPONENT).expm1()
     given = WeightedAverage(values, out, present, num_rescales, copies_apart)
-    out_error = weighted_average_error(softmax, given, sum_error, units)
     stored = lse if shift is None else lse.abs() + shift
+    normaliser = normalised_by_lse(sum_error, units.by_lse * logarithm_error(stored, units))
+    out_error = weighted_average_error(softmax, given, normaliser, units)
     rounded_sum_error = sum_error + rounded_weights_error(softmax, log_p, score_errors[1], units)
     lse_error = log_sum_exp_error(stored, logsumexp_shift(totals[1]), rounded_sum_error, units)
     return RowResult(

@@ -42,6 +42,7 @@ __all__ = [
     "declared_exponent_error",
     "dot_product_error",
     "exponent_error",
+    "normaliser_error",
     "score_copies_error",
     "split_exponent_error",
     "variant_score_errors",
@@ -114,8 +115,11 @@ def declared_exponent_error(scale: Float64[Tensor, " rows"], arithmetic: Arithme
     return ScoreError(per_distance=arithmetic.exponent, constant=arithmetic.exponential + of_small_scores)
 
 
-def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
-    """Largest difference between two exponents made from copies of one score that threads rounded differently.
+def score_copies_error(head_size: Number, log_num_tokens: Number, arithmetic: Arithmetic) -> ScoreError:
+    """Largest difference between the exponent of a weight in the numerator and that of the same in the denominator.
+
+    Of scores that threads rounded differently and, where the numerator may have exponentials of its own, of these
+    (`normaliser_error`).
 
     A score that several threads need is summed in all of them at once: each adds to its part what another one holds,
     and the other way round (a butterfly of shuffles). Where a part is a single product, compilers fuse it with the
@@ -132,8 +136,13 @@ def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     matrix product sums in, the score is written to memory, and the maximum, the sum and the weights read it there.
     Torch's own fused attention on CPUs does likewise, tile by tile.
     """
-    one = dot_copy_error(head_size, arithmetic) + exponent_error(of_score=2, of_difference=3)
-    return one * (2 * arithmetic.copies)
+    one = dot_copy_error(head_size, arithmetic) + _copy_exponent_error(arithmetic)
+    return one * (2 * arithmetic.copies) + normaliser_error(log_num_tokens, arithmetic)
+
+
+def _copy_exponent_error(arithmetic: Arithmetic) -> ScoreError:
+    """What comes after a score is summed, for one copy; nothing where `normaliser_error` has it for both."""
+    return exponent_error(of_score=2, of_difference=3) * (1 - arithmetic.by_lse)
 
 
 def dot_copy_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
@@ -141,6 +150,37 @@ def dot_copy_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     head_size = torch.as_tensor(head_size, dtype=torch.float64, device="cpu")
     half = gamma(head_size.log2().ceil(), arithmetic.addition) / 2
     return ScoreError(per_product=half + arithmetic.addition, per_score=half + arithmetic.score)
+
+
+def normaliser_error(log_num_tokens: Number, arithmetic: Arithmetic) -> ScoreError:
+    """What a weight exp(s_i - lse) of the numerator may differ by from those that the float32 lse has summed.
+
+    Nothing divides by the sum then, so that no error of exponents is common to both: FlashAttention 2 combines splits
+    with the weights exp(lse_s - lse) (`combine_attn_seqk_parallel`), vLLM the ranks of its decode context parallelism,
+    and a kernel of two passes may weigh its tokens with exp(s_i - lse). The lse's own error counts against the
+    denominator (`logarithm_error`). Here are the roundings that exponents have apart from each other:
+
+    - in the sum, exp(s_i - max s): the score's products with scale and log2(e) (2, on |s_i|), the difference, its
+      product with log2(e), a maximum that is scaled separately (3, on max s - s_i), and exp;
+    - in the numerator as many, where the difference is |s_i - lse| <= (max s - s_i) + log n; and those of lse to base 2
+      and of that constant (2, on |lse| <= |s_i| + (max s - s_i) + log n).
+
+    Where splits are combined there are as many with an lse_s in place of s_i, |lse_s| <= |s_i| + (max s - s_i) + log n;
+    and a split that weighs its own tokens so has the error of lse_s in its output besides (`split_exponent_error`).
+
+    All of it only where a kernel may combine states (`Arithmetic.by_lse`): one that makes no parts divides by the sum.
+    """
+    logarithm = FLOAT32_ROUNDOFF * log_num_tokens
+    of_tokens = _per_exponent(of_score=6, of_difference=8, constant=5 * logarithm)
+    of_states = _per_exponent(of_score=6, of_difference=12, constant=12 * logarithm)
+    of_states += split_exponent_error(log_num_tokens)
+    return (of_tokens + of_states * arithmetic.is_split) * arithmetic.by_lse
+
+
+def _per_exponent(*, of_score: int, of_difference: int, constant: Number) -> ScoreError:
+    """Of two exponents, each with an exp of its own."""
+    error = exponent_error(of_score=of_score, of_difference=of_difference)
+    return error + ScoreError(constant=EXP_ERROR + constant)
 
 
 def split_exponent_error(log_num_tokens: Number) -> ScoreError:
@@ -190,7 +230,6 @@ def count_rescales(
 
 _BEFORE_CAP = 7
 _OF_SCORE, _OF_DIFFERENCE = 5, 7  # as for the LSE of plain attention
-_COPY_OF_SCORE, _COPY_OF_DIFFERENCE = 2, 3  # as in `score_copies_error`
 _OF_BIAS = 3
 
 
@@ -285,12 +324,13 @@ def variant_score_errors(
     result = exponent + cap + addition + split_exponent_error(num_tokens.log()) * arithmetic.is_split
     result += declared_exponent_error(scale, arithmetic)
     result += ScoreError(per_product=dot.per_product, per_score=arithmetic.score)
-    copy = exponent_error(of_score=_COPY_OF_SCORE, of_difference=_COPY_OF_DIFFERENCE) + cap + addition
+    copy = _copy_exponent_error(arithmetic) + cap + addition
     copy += ScoreError(per_product=dot_copy.per_product, per_score=arithmetic.score)
     twice = 2 * arithmetic.copies
+    copies = copy * twice + normaliser_error(num_tokens.log(), arithmetic)
     per_dot = (dot.per_score + before, dot.per_score + before, (dot_copy.per_score + before) * twice)
     columns = (torch.as_tensor(each, dtype=torch.float64, device="cpu").expand_as(num_tokens) for each in per_dot)
-    return (result, result, copy * twice), torch.stack(list(columns))
+    return (result, result, copies), torch.stack(list(columns))
 
 
 def variant_scores(

@@ -40,7 +40,9 @@ __all__ = [
     "denominator_error",
     "log_sum_exp_error",
     "log_totals",
+    "logarithm_error",
     "logsumexp_shift",
+    "normalised_by_lse",
     "perturbed_softmax",
     "rounded_weights_error",
     "weighted_average_error",
@@ -148,15 +150,36 @@ def log_sum_exp_error(
     - Scores (`shift`): each counts as much as its token weighs (`logsumexp_shift`). Unlike `out`, LSE is not invariant
       under a shift of all scores, so their errors include roundings of the scale and of the maximum.
     - The sum l: a relative error f = `sum_error` moves log l by at most -log(1 - f).
+    - log l and max s + log l: `logarithm_error`.
+
+    Storing lse in base 2 changes nothing: its rounding is relative, so it converts to the same error in natural
+    logarithms.
+    """
+    return shift - torch.log1p(-sum_error) + logarithm_error(lse, units)
+
+
+def logarithm_error(lse: Float64[Tensor, "rows group 1"], units: RowUnits) -> Float64[Tensor, "rows group 1"]:
+    """How far max s + log l may be from what the sum l makes of it, whatever error l has.
+
     - log l: `LOG_ERROR (1 + log l)`, and 1 <= l <= n.
     - max s + log l: rounded once, and once more in base 2 for each of the products with log 2 and that constant: three
       units of |lse| <= |max s| + log n, or of max s and log l each, where |max s| <= |lse| + log n.
 
-    The last two come once for each stage: a split kernel takes a second logarithm. Storing lse in base 2 changes
-    nothing: its rounding is relative, so it converts to the same error in natural logarithms.
+    Both come once for each stage: a split kernel takes a second logarithm.
     """
-    logarithm = torch.addcmul(units.logarithm, units.lse, lse.abs())
-    return shift - torch.log1p(-sum_error) + logarithm
+    return torch.addcmul(units.logarithm, units.lse, lse.abs())
+
+
+def normalised_by_lse(
+    denominator: Float64[Tensor, "rows group 1"], logarithm: Float64[Tensor, "rows group 1"]
+) -> Float64[Tensor, "rows group 1"]:
+    """Relative error of sum_i p_i where exp(-lse) stands for one over it.
+
+    With f that of the sum (`denominator_error`) and d that of its logarithm (`logarithm_error`), the result is divided
+    by (1 + t) exp(e) for some |t| <= f and |e| <= d, which is at least 1 - f' = (1 - f) exp(-d); above 1, it takes
+    no more than 1 - 1 / ((1 + f) exp(d)) <= f' off. What weights have apart from the sum: `scores.normaliser_error`.
+    """
+    return 1 - (1 - denominator) * (-logarithm).exp()
 
 
 _NEGLIGIBLE_WEIGHT = 1e-8

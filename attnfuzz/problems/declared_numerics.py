@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from attnfuzz.problems.promises import Declared
 
-__all__ = ["Exponential", "Matmul", "Numerics", "Partials", "Precision", "Probabilities", "Query", "Tanh"]
+__all__ = ["Exponential", "Matmul", "Numerics", "Partials", "Precision", "Probabilities", "Query", "Tanh", "TileSums"]
 
 Precision = Literal["float32", "input"]
 Query = Literal["float32", "scaled", "scaled_both"]
@@ -13,6 +13,7 @@ Probabilities = Literal["float32", "input", "float8_e4m3fn"]
 Partials = Literal["float32", "input", "chained"]
 Matmul = Literal["ieee", "tensor_core", "tf32"]
 Tanh = Literal["float32", "approximate"]
+TileSums = Literal["float32", "rounded", "input"]
 
 
 class Numerics(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -20,7 +21,7 @@ class Numerics(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     The defaults are the loosest arithmetic that engines ship as their normal path. What costs decimal digits that
     others keep must be declared: multiplying float32 inputs in TF32, rounding what an 8-bit cache stands for, scores,
-    queries times the scale or exponentials in 16 bits, weights in 8, and an approximate `tanh`.
+    queries times the scale, exponentials or weights times V in 16 bits, weights in 8, and an approximate `tanh`.
 
     - `query`: what q is in the product with k: `"float32"` (itself, or times the scale in float32), `"scaled"` (q times
       the scale, with log2(e) or without, rounded to the dtype of q, as FlexAttention's `PRESCALE_QK`) or
@@ -33,8 +34,12 @@ class Numerics(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
       `"float8_e4m3fn"` (as FlashAttention 3 with an 8-bit cache).
     - `row_sum`, where `probabilities` rounds: whether the sum that divides is one of rounded weights, `"input"`, as in
       FlashInfer, or of those before, `"float32"`.
+    - `tile_sums`: what weights times V are summed in over a tile of keys, before tiles are added up in float32:
+      `"float32"`, `"rounded"` (so, and each sum is rounded to the dtype of q, as a 16-bit matrix product returns it) or
+      `"input"` (products and their sums in 16 bits, eight keys to a tile, as in vLLM's CUDA paged attention).
     - `partials`: what split results are stored as before they are combined: `"input"`, `"float32"`, or `"chained"`:
-      as `"input"`, and combined in pairs, one after the other, where each result is stored again.
+      as `"input"`, and combined in pairs, one after the other, where each result is stored again. An option
+      `num_splits` says how many there are at most; without one, there may be as many as keys.
     - `matmul`: `"ieee"` (float32 additions rounded to nearest), `"tensor_core"` (float32 accumulation that
       truncates) or `"tf32"` (float32 operands also lose their low 13 bits; implies truncating accumulation).
     - `dequantised`, where the cache has 8 bits: what K and V times their scales are kept in before they are multiplied:
@@ -51,6 +56,7 @@ class Numerics(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     exponential: Exponential = "float32"
     probabilities: Probabilities = "input"
     row_sum: Precision = "input"
+    tile_sums: TileSums = "float32"
     partials: Partials = "input"
     matmul: Matmul = "tensor_core"
     dequantised: Precision = "float32"
@@ -73,6 +79,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "exponential": get_args(Exponential),
     "probabilities": get_args(Probabilities),
     "row_sum": get_args(Precision),
+    "tile_sums": get_args(TileSums),
     "partials": get_args(Partials),
     "matmul": get_args(Matmul),
     "dequantised": get_args(Precision),

@@ -20,6 +20,7 @@ __all__ = [
     "Pages",
     "StateRecipe",
     "StrideKind",
+    "ValueRecipe",
     "Values",
     "check_range",
 ]

@@ -9,6 +9,7 @@ import msgspec
 
 from attnfuzz.campaign.counts import Count
 from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_versions
+from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
@@ -149,7 +150,7 @@ def summarise(result: CampaignResult) -> Summary:
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
-        too_few=tuple(map(str, result.too_few)),
+        too_few=sentences_of(result.too_few),
         idle_oracles=result.idle_oracles,
         environments=_environments(result),
     )

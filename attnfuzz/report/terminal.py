@@ -16,6 +16,7 @@ from rich.text import Text
 
 from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.environments import name_of
+from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
@@ -127,7 +128,7 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
     yield from (f"{target} {why}" for target, why in result.never_returned.items())
     if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
         yield _unreached(result, unreached)
-    yield from map(str, result.too_few)
+    yield from sentences_of(result.too_few)
     for oracle in result.idle_oracles:
         cases = count(result.statistics.cases, "case")
         yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"

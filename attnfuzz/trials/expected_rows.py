@@ -56,12 +56,16 @@ def _smallest_kv(case: AttentionCase) -> tuple[float, float] | None:
 
 
 def _num_partials(declaration: Declaration, case: AttentionCase) -> int:
-    """A kernel that does not say into how many parts it splits a sequence may split it: the looser bound."""
+    """A kernel that does not say into how many parts it splits a sequence may split it: the looser bound.
+
+    One that chains their merges then has as many as there are tokens, a sink among them, since each rounds once more.
+    """
     if case.partial_states:
         return case.partial_states
+    most = max(case.seq_lens, default=0) + 1 if declaration.numerics.partials == "chained" else 2
     choices = declaration.options.get("num_splits")
-    num_splits = case.options.get("num_splits", choices[0] if choices else 2)
-    return num_splits if isinstance(num_splits, int) and num_splits >= 1 else 2
+    num_splits = case.options.get("num_splits", choices[0] if choices else most)
+    return num_splits if isinstance(num_splits, int) and num_splits >= 1 else most
 
 
 Request = tuple[Declaration, AttentionCase, LogicalAttention]

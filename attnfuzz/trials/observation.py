@@ -271,8 +271,6 @@ def observe(
     seen.results = call(kernel, case, inputs, allocations, wait=wait)
     seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
     seen.kernel_s = time.perf_counter() - built - seen.compile_s
-    for name, result in seen.results.items():
-        seen.allocated.rename(result, name)
     return seen
 
 
@@ -291,8 +289,10 @@ Longer than a call takes to launch a few kernels; processes that share a GPU wai
 def call(
     kernel: Kernel, case: Case, inputs: Any, allocations: TrackedAllocations, *, wait: bool = False
 ) -> dict[str, Tensor]:
-    """Run `kernel` on `inputs`; its results by name. Raises `KernelRaised`.
+    """Run `kernel` on `inputs`; its results by name, as they are when it returns. Raises `KernelRaised`.
 
+    What lies elsewhere than in the memory of `inputs` is copied: a kernel may keep the buffers that it returns, and
+    then a later call overwrites them. Arenas still know the originals, by the names of the results.
     `wait` for a GPU to be done: then it also shows whether the kernel gave work to a stream that it does not wait for.
     """
     threads, timers = living_threads(), _running_timers()
@@ -305,12 +305,20 @@ def call(
         results = (_after_waiting if is_awaited else results_of_call)(kernel, case, inputs, returned)
         check_finished(results, threads)
         _check_timers(timers)
-        return results
+        for name, result in results.items():
+            allocations.arena.rename(result, name)
+        return {name: _kept(result, getattr(inputs, name)) for name, result in results.items()}
     except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
         raise KernelRaised(error, allocations.arena.poison) from error
     finally:
         if wait or allocations.arena.device.type == "cpu":
             run_is_over()
+
+
+def _kept(result: Tensor, offered: Tensor) -> Tensor:
+    """`result`, in memory that no later call of the kernel is given; that of what was `offered` is such."""
+    is_offered = result.untyped_storage().data_ptr() == offered.untyped_storage().data_ptr()
+    return result if is_offered else result.clone()
 
 
 def _after_waiting(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:

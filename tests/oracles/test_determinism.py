@@ -22,6 +22,19 @@ def test_bits_that_change_between_runs(plant: Any, dense: Case, failure_of: Any)
     assert "on identical memory" in failure.message
 
 
+def test_bits_that_change_between_runs_in_a_buffer_that_the_kernel_keeps(
+    plant: Any, dense: Case, failure_of: Any
+) -> None:
+    """Both runs would be looked at in the same memory, as what the last call left there."""
+    calls, kept = itertools.count(), dict[str, Tensor]()
+
+    def store(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        return out, kept.setdefault("lse", torch.empty_like(lse)).copy_(lse * (1 + 2**-23 * next(calls)))
+
+    failure = failure_of(plant(after=store), dense)
+    assert (failure.oracle, failure.kind) == ("determinism", "lse")
+
+
 def test_a_nan_is_a_nan_whatever_its_bits(plant: Any, dense: Case, failure_of: Any) -> None:
     """What lies in memory that nobody owns is another NaN each time, and "nan, then nan" would be told of it."""
     calls = itertools.count()

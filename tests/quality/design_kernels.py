@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,10 +23,14 @@ __all__ = [
     "scaled_both",
     "scaled_query",
     "scaled_query_in_base_2",
+    "scaled_tf32",
     "short_exp",
     "short_weights",
     "splits_by_option",
+    "stored_scores",
     "sum_of_rounded_weights",
+    "sums_of_eight",
+    "tf32_in_tiles",
 ]
 
 halves = Supports(dtypes=("float16", "bfloat16"), empty_sequences=False)
@@ -81,6 +86,44 @@ def short_exp(inputs: Any) -> Result:
 @attnfuzz.kernel("dense_decode", supports=halves)
 def short_weights(inputs: Any) -> Result:
     return run(inputs, DESIGN["weights in e4m3"])
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def stored_scores(inputs: Any) -> Result:
+    return run(inputs, DESIGN["scores in 16 bits"])
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def sums_of_eight(inputs: Any) -> Result:
+    return run(inputs, DESIGN["eight keys in 16 bits"])
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """As a matrix unit reads float32: without its low 13 bits."""
+    return x if x.dtype != torch.float32 else (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def _tf32_design(prescaled: bool) -> Design:
+    def scores(q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        factor = scale * math.log2(math.e) if prescaled else torch.ones(())
+        made = (q.float() * factor).to(q.dtype)
+        dots = torch.einsum("hd,hnd->hn", _tf32(made).float(), _tf32(k).float())
+        return dots / math.log2(math.e) if prescaled else dots * scale
+
+    def tile_sum(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("hn,hnd->hd", _tf32(weights), _tf32(v).float())
+
+    return Design("", "", scores=scores, tile_sum=tile_sum)
+
+
+@attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
+def tf32_in_tiles(inputs: Any) -> Result:
+    return run(inputs, _tf32_design(prescaled=False))
+
+
+@attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
+def scaled_tf32(inputs: Any) -> Result:
+    return run(inputs, _tf32_design(prescaled=True))
 
 
 @attnfuzz.kernel("dense_decode", supports=halves)

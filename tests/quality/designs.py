@@ -76,13 +76,34 @@ def _exp(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.exp()
 
 
+def _tile_sum(weights: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("hn,hnd->hd", weights, v.float())
+
+
+def _rounded_tile_sum(weights: Tensor, v: Tensor) -> Tensor:
+    return _tile_sum(weights, v).to(v.dtype).float()
+
+
+def _sum_of_eights(weights: Tensor, v: Tensor) -> Tensor:
+    """Products of eight keys in four registers of two numbers, which are added one after the other."""
+    heads, tokens, size = v.shape
+    padding = -tokens % 8
+    values = torch.nn.functional.pad(v, (0, 0, 0, padding)).reshape(heads, -1, 4, 2, size)
+    shares = torch.nn.functional.pad(weights, (0, padding)).to(v.dtype).reshape(heads, -1, 4, 2)
+    total, *registers = (shares[..., None] * values).unbind(2)
+    for register in registers:
+        total = total + register
+    return total.float().sum((1, 2))
+
+
 @dataclass(frozen=True)
 class Design:
     """Online softmax over tiles. ``numerics``: what it has to declare; the default if nothing.
 
     ``weights_dtype``: of weights before they multiply V, None for the dtype of q. ``sums_rounded``: these are summed.
-    ``splits``: how many states are made, each stored in the dtype of q, and merged in a chain. ``unit``: the tensor
-    cores that multiply matrices.
+    ``tile_sum``: of a tile's weights and V, without tensor cores. ``splits``: how many states are made, each stored in
+    the dtype of q, and merged in a chain; or in float32 with weights exp(lse_s - lse), if ``lse`` makes that number of
+    the exact one. ``unit``: the tensor cores that multiply matrices.
     """
 
     name: str
@@ -92,6 +113,8 @@ class Design:
     exp: Callable[[Tensor, torch.dtype], Tensor] = _exp
     weights_dtype: torch.dtype | None = None
     sums_rounded: bool = False
+    tile_sum: Callable[[Tensor, Tensor], Tensor] = _tile_sum
+    lse: Callable[[Tensor], Tensor] | None = None
     splits: int = 1
     unit: Unit | None = None
 
@@ -102,6 +125,10 @@ class Design:
             self._state(q, k[:, start : start + per_split], v[:, start : start + per_split], scale, tile)
             for start in range(0, k.shape[1], per_split)
         ]
+        if self.lse is not None:
+            outs, lses = (torch.stack(parts) for parts in zip(*states, strict=True))
+            total = self.lse(lses.logsumexp(0))
+            return ((lses - total).exp()[..., None] * outs).sum(0).to(q.dtype), total
         out, lse = states[0]
         for other, other_lse in states[1:]:
             out, lse = _merged(out, lse, other, other_lse, q.dtype)
@@ -131,7 +158,7 @@ class Design:
     def _added(self, out: Tensor, weights: Tensor, v: Tensor) -> Tensor:
         """``out [heads, v_head_size]`` and, added to it, the values of a tile times their ``weights``."""
         if self.unit is None:
-            return out + torch.einsum("hn,hnd->hd", weights, v.float())
+            return out + self.tile_sum(weights, v)
         return self.unit.total((weights.double()[..., None] * v.double()).transpose(1, 2), start=out).float()
 
 
@@ -163,6 +190,9 @@ DESIGNS = (
         Numerics(probabilities="float8_e4m3fn"),
         weights_dtype=torch.float8_e4m3fn,
     ),
+    Design("tiles rounded", "eager online softmax", Numerics(tile_sums="rounded"), tile_sum=_rounded_tile_sum),
+    Design("eight keys in 16 bits", "vLLM's CUDA kernels", Numerics(tile_sums="input"), tile_sum=_sum_of_eights),
+    Design("weights of splits by LSE", "FlashAttention 2's combine, vLLM's DCP", lse=torch.clone, splits=4),
     Design("chain of five merges", "cascades, chunked prefill", Numerics(partials="chained"), splits=6),
 )
 """Those without ``numerics`` are normal paths of engines."""
@@ -221,7 +251,9 @@ def ratios(
         inputs, types = (q.double(), k.double(), v.double()), {"in_dtype": dtype, "out_dtype": dtype}
         partials = max(2, design.splits)
         bounds = [
-            attention_bound(*inputs, case.scale, **types, numerics=numerics, num_partials=partials)
+            attention_bound(
+                *inputs, case.scale, **types, numerics=numerics, num_partials=partials, one_copy=design.unit is None
+            )
             for numerics in declarations
         ]
         yield [

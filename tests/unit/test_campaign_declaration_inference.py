@@ -92,6 +92,8 @@ def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: S
         ("scaled_query_in_base_2", Numerics(query="scaled")),
         ("scaled_both", Numerics(query="scaled_both")),
         ("short_weights", Numerics(probabilities="float8_e4m3fn")),
+        ("stored_scores", Numerics(scores="input")),
+        ("sums_of_eight", Numerics(tile_sums="input")),
     ],
 )
 def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: str, numerics: Numerics) -> None:
@@ -100,6 +102,25 @@ def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: st
     found = infer(runner, declaration)
     assert (found.numerics, found.works) == (numerics, True)
     assert len(found.left_out) == len(numerics.declared())
+
+
+class OnGpu:
+    """A runner of this machine's CPU that says it is a GPU's."""
+
+    device = "cuda"
+
+    def __init__(self, runner: Runner) -> None:
+        self.judge = runner.judge
+
+
+@pytest.mark.parametrize(
+    ("kernel", "numerics"),
+    [("tf32_in_tiles", Numerics(matmul="tf32")), ("scaled_tf32", Numerics(query="scaled", matmul="tf32"))],
+)
+def test_tf32_is_a_design_on_a_gpu(runner: Runner, kernel: str, numerics: Numerics) -> None:
+    """`tl.dot` of float32 inputs takes it by default, and right kernels would have two findings each."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
+    assert infer(OnGpu(runner), declaration).numerics == numerics  # type: ignore[arg-type]  # judges alike
 
 
 SUM = {"row_sum": "float32"}
@@ -192,7 +213,7 @@ def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
     """It raises nothing, so each other size would be a finding of wrong numbers."""
     found = inferred(runner, "pages_of_16")
     assert found.supports.block_sizes == (16,), found
-    assert "it gives wrong numbers for page sizes 1, 8, 32, 128 and 24" in str(found)
+    assert [str(one) for one in found.questions] == ["it gives wrong numbers for page sizes 1, 8, 32, 128 and 24"]
 
 
 def test_what_a_triton_kernel_takes_is_found_out_and_only_what_was_tried_is_said_to_fail(runner: Runner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.campaign.floor import floor_of
+from attnfuzz.campaign.floor import TooFew, floor_of, sentences_of
 from attnfuzz.cli.outcome import outcome_of, why_not_judged
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import BundledProblem
@@ -50,6 +50,17 @@ def test_too_few_cases_are_no_success_and_told_with_the_budget_that_would_do(
     assert f"\n{sentence}\n" in capsys.readouterr().out
     assert why_not_judged(result) == sentence
     assert summarise(result).too_few == (sentence,)
+
+
+def test_many_kernels_are_told_in_one_sentence() -> None:
+    """The first run of a newcomer would end in a page of the same sentence."""
+    few = [TooFew(f"kernel_{number}", number, 13, 0.1, 20.0 + number) for number in range(1, 6)]
+    assert len(sentences_of(few[:3])) == 3
+    (sentence,) = sentences_of(few)
+    assert sentence.startswith(
+        "5 kernels were judged on fewer cases than a round of their formats takes (kernel_1 1 of"
+    )
+    assert sentence.endswith(": --budget 25s would do")
 
 
 def test_a_kernel_of_which_something_is_known_needs_no_more_cases() -> None:

@@ -33,6 +33,8 @@ INF, NAN = math.inf, math.nan
         (NAN, -INF, INF, INF),
         (2.0, 1.0, INF, 0.0),
         (2.0, 1.0, NAN, INF),
+        (NAN, NAN, INF, 0.0),
+        (1.0, NAN, INF, 0.0),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

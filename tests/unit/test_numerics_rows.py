@@ -66,8 +66,14 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
         positive = sum(x for x in products[i] if x > 0)
         negative = -sum(x for x in products[i] if x < 0)
         one = gamma(levels, unit.addition) * max(positive, negative) + unit.addition * (positive + negative)
-        one += U * (2 * abs(scores[i]) + 3 * distances[i]) + EXP_ERROR
-        return math.expm1(2 * unit.copies * one)
+        after = U * (2 * abs(scores[i]) + 3 * distances[i]) + EXP_ERROR
+        if not unit.by_lse:
+            return math.expm1(2 * unit.copies * (one + after))
+        by_lse = 2 * after + U * (2 * abs(scores[i]) + 2 * distances[i] + 5 * log_n)
+        if unit.is_split:  # of states: twice as they were, with |lse_s| for |s_i|
+            by_lse += 2 * after + U * (2 * abs(scores[i]) + 6 * distances[i] + 12 * log_n)
+            by_lse += U * (5 * abs(scores[i]) + 8 * distances[i] + 8 * log_n) + EXP_ERROR + LOG_ERROR * (1 + log_n)
+        return math.expm1(2 * unit.copies * one + by_lse)
 
     d = [score_error(i, 2, 6) for i in tokens]
     rescales = []
@@ -92,6 +98,8 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     first_order = [p[i] * math.expm1(d[i]) / lowest for i in tokens]
     weighted_rescales = sum(upper[i] * rescales[i] for i in tokens)
     of_sum = gamma(n + 8, unit.addition) + U * min(weighted_rescales, max(rescales))
+    stage = LOG_ERROR * (1 + log_n) + U * (3 * abs(lse) + 4 * log_n)
+    of_normaliser = 1 - (1 - of_sum) * math.exp(-unit.by_lse * (1 + unit.is_split) * stage)
 
     def out_error(column: Row) -> Any:
         average = dot(p, column)
@@ -106,19 +114,18 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
         error = min(dot(each, largest), unit.weight * max(largest) + unit.weight_absolute * sum(largest))
         signs = [max(x, 0.0) for x in column], [max(-x, 0.0) for x in column]
         partial_sum = max(min(dot(upper, sign), max(sign)) for sign in signs)
-        once = (10 * U + unit.value + unit.partial) * min(dot(upper, magnitudes), max(magnitudes))
-        second_order = 1 + unit.weight + unit.value
+        once = (10 * U + unit.value + unit.tile + unit.partial) * min(dot(upper, magnitudes), max(magnitudes))
+        second_order = 1 + unit.weight + unit.value + unit.tile
         on_weights = [copies_apart(i) + second_order * U * rescales[i] for i in tokens]
         weights = [upper[i] * on_weights[i] for i in tokens]
         error += min(dot(weights, magnitudes), max(on_weights) * max(magnitudes))
         error += second_order * (once + gamma(n + 8, unit.addition) * partial_sum)
-        error += unit.partial_absolute + SMALLEST_NORMAL_FLOAT32 * (4 * (n + 8) + sum(largest))
-        error = moved + (error + of_sum * (abs(average) + moved)) / (1 - of_sum)
+        error += unit.partial_absolute + n * unit.tile_absolute + SMALLEST_NORMAL_FLOAT32 * (4 * (n + 8) + sum(largest))
+        error = moved + (error + of_normaliser * (abs(average) + moved)) / (1 - of_normaliser)
         return error * (1 + unit.stored) + unit.stored * abs(average) + unit.stored_absolute
 
     highest = sum(p[i] * math.exp(d_lse[i]) for i in tokens)
     lse_error = max(math.log(highest), -math.log(sum(p[i] * math.exp(-d_lse[i]) for i in tokens)))
-    stage = LOG_ERROR * (1 + log_n) + U * (3 * abs(lse) + 4 * log_n)
     rounded = [min(max(unit.weight * w, unit.weight_absolute * max(p)), w) for w in upper]
     top = max(scores[i] + apart[i] for i in tokens)
     for i in tokens:
@@ -139,6 +146,7 @@ ARITHMETICS = [
     arithmetic(Numerics(), BF16, is_split=True, one_copy=True),
     arithmetic(Numerics(matmul="tf32"), F32, is_split=True),
     arithmetic(Numerics(), F16, partial_merge=True),
+    arithmetic(Numerics(tile_sums="input"), F16, is_split=True),
     arithmetic(Numerics(probabilities="float32", partials="float32", matmul="ieee"), F32),
 ]
 
@@ -203,7 +211,7 @@ def test_sums_without_information_are_refused() -> None:
 
 def test_a_merge_rounds_only_its_result() -> None:
     """Roundings that a merge does not make would hide mistakes in it."""
-    assert merge_arithmetic(F16) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
+    assert merge_arithmetic(F16) == Arithmetic(by_lse=1.0, stored=2.0**-11, stored_absolute=2.0**-25)
     assert merge_arithmetic(BF16).stored == 2.0**-8
 
 

@@ -21,7 +21,7 @@ def test_only_what_no_declaration_ends_is_a_bug(capsys: pytest.CaptureFixture[st
     paged, dense, _ = capsys.readouterr().out.split("\n\n")
     assert paged.startswith(f"{PAGED.target}:")
     assert "no bug was found in" in paged
-    assert "and 1 possibly out of contract, which a further declaration ends:" in paged
+    assert "1 question, which a further declaration answers:" in paged
     assert 'declare Supports(strides="contiguous")' in paged
     assert "within it, 1 bug, which no declaration ends:" in dense
     assert "out of contract" not in dense

@@ -129,5 +129,5 @@ def test_each_kind_says_what_it_is() -> None:
     """A reader would take what a declaration ends for one more bug, or a flaky failure for a certain one."""
     headings = [heading_of(one, a_result().statistics) for one in (BUG, UNDECLARED, FLAKY)]
     assert headings[0] == ""
-    assert headings[1].startswith("Possibly out of contract: ")
+    assert headings[1].startswith("Questions: ")
     assert headings[2].startswith("Flaky: ")

@@ -18,7 +18,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.findings import OUT_OF_CONTRACT
+from attnfuzz.report.findings import QUESTIONS
 from attnfuzz.report.html import Script, html_page, write_html
 from attnfuzz.verdict import Blame
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
@@ -231,16 +231,16 @@ def test_what_a_declaration_ends_stands_apart_and_is_not_counted() -> None:
     outside = a_finding(remedy=Supports(strides="contiguous"))
     shown = page(outside, a_finding(DENSE))
     titles = [data.strip() for path, data in shown.texts if path[-1:] == ("h1",)]
-    assert titles == ["1 finding, and 1 possibly out of contract"]
+    assert titles == ["1 finding; 1 question"]
     heads = [data.strip() for path, data in shown.texts if path[-1:] in (("h2",), ("h3",)) and data.strip()]
-    assert heads.index("dense") < heads.index(OUT_OF_CONTRACT) < heads.index(PAGED.target)
+    assert heads.index("dense") < heads.index(QUESTIONS) < heads.index(PAGED.target)
     assert shown.having("h1", "bad")
     alone = page(outside)
     assert not alone.having("h1", "bad")
     assert not alone.having("li", "bad")
     assert shown.having("li", "bad")
-    assert "Nothing found, and 1 possibly out of contract" in alone.text
-    assert {"#outside"} <= {one["href"] for tag, one in alone.tags if tag == "a"}
+    assert "Nothing found within what they were found to take; 1 question" in alone.text
+    assert {"#question"} <= {one["href"] for tag, one in alone.tags if tag == "a"}
 
 
 def test_known_and_new_findings_are_told_apart() -> None:
@@ -257,7 +257,7 @@ def test_known_and_new_findings_are_told_apart() -> None:
 
 def test_what_was_not_searched_is_told() -> None:
     """A kernel would seem to be right on what it was never tried on."""
-    left_out = LeftOut("strides", "contiguous", ("q",), "wrong", "it is wrong")
+    left_out = LeftOut("strides", "contiguous", ("q",), "raises", "it raised")
     inferred = Inferred(DENSE.target, Supports(strides="contiguous"), (left_out,), probes=9, works=True)
     result = a_result(inferred=(inferred,))
     result.statistics.kernels[PAGED.target].not_runnable["no <inline> assembly"] = 3

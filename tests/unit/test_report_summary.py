@@ -118,23 +118,45 @@ def test_a_flaky_finding_tells_its_rate(tmp_path: Path) -> None:
 
 def test_what_does_not_count_says_so(tmp_path: Path) -> None:
     """A script that takes every finding for a bug would fail where the command does not."""
-    outside = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, remedy=Supports(strides="contiguous"))
+    refusal = msgspec.structs.replace(FAILURE, oracle="exception", kind="ValueError in k")
+    outside = Finding("0-1", KERNEL, CASE, refusal, first_seen_s=1.0, remedy=Supports(empty_sequences=False))
     known = Finding("0-2", KERNEL, CASE, msgspec.structs.replace(FAILURE, oracle="crash"), first_seen_s=1.0)
     result = a_result(outside, known)
     result.statistics.against = Earlier("a.json", frozenset({("target", KERNEL.target, "cause", known.cause)}))
     entries = written(result, tmp_path)["kernels"][0]["findings"]
     assert [(one["oracle"], one["in_contract"], one.get("known", False)) for one in entries] == [
         ("crash", True, True),
-        ("accuracy", False, False),
+        ("exception", False, False),
     ]
     result.statistics.pedantic = True
     assert all(one["in_contract"] for one in written(result, tmp_path)["kernels"][0]["findings"])
 
 
+def test_what_only_an_author_can_say_is_a_question(tmp_path: Path) -> None:
+    """A script would count it among the findings, or never learn which declaration answers it."""
+    asked = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, remedy=Supports(strides="contiguous"))
+    asked.path = Path("regressions/a.json")
+    result = a_result(asked)
+    told = written(result, tmp_path)["kernels"][0]
+    assert told["questions"] == [
+        {
+            "field": "strides",
+            "declaration": 'Supports(strides="contiguous")',
+            "path": "regressions/a.json",
+            "message": FAILURE.message,
+        }
+    ]
+    assert told["findings"] == []
+    assert not result.fails
+    result.statistics.verifying = True
+    told = written(result, tmp_path)["kernels"][0]
+    assert (len(told["findings"]), "questions" in told, result.fails) == (1, False, True)
+
+
 def test_what_was_not_searched_is_told(tmp_path: Path) -> None:
     """Nothing found would be taken for all that the declaration promises, on every device."""
     result = a_result()
-    left_out = LeftOut("strides", "contiguous", ("q",), "wrong", "it is wrong")
+    left_out = LeftOut("strides", "contiguous", ("q",), "raises", "it raised")
     inferred = Inferred(OTHER.target, Supports(strides="contiguous"), (left_out,), probes=9, works=True)
     result = replace(result, inferred=(inferred,))
     result.statistics.kernels[OTHER.target].not_runnable["no inline assembly"] = 3

@@ -35,7 +35,8 @@ LONG_FOLDER = Path("a folder") / ("x" * 150)
 
 
 def a_finding(**fields: Any) -> Finding:
-    finding = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, path=LONG_FOLDER / "a.json", **fields)
+    failure = fields.pop("failure", FAILURE)
+    finding = Finding("0-1", KERNEL, CASE, failure, first_seen_s=1.0, path=LONG_FOLDER / "a.json", **fields)
     finding.failed = finding.runs = 3
     return finding
 
@@ -102,13 +103,23 @@ def test_the_table_has_a_row_for_every_kernel() -> None:
     assert row.split() == ["k", "dense_decode", "10", "0.5", "-", "0"]
 
 
+REFUSAL = Failure(oracle="exception", kind="ValueError in k", message="the kernel raised ValueError: no keys")
+
+
 @pytest.mark.parametrize(
     ("result", "words"),
     [
         (a_result(), "nothing found in 10 cases"),
         (a_result(a_finding(), a_finding()), "2 findings in 10 cases"),
         (a_result(stop_reason="interrupted"), "interrupted: nothing found in 10 cases"),
-        (a_result(a_finding(remedy=Supports(lse="none"))), "nothing found, and 1 possibly out of contract, in 10 "),
+        (
+            a_result(a_finding(remedy=Supports(lse="none"))),
+            "nothing found within what it was found to take; 1 question, in 10 ",
+        ),
+        (
+            a_result(a_finding(failure=REFUSAL, remedy=Supports(empty_sequences=False))),
+            "nothing found, and 1 possibly out of contract, in 10 ",
+        ),
         (a_result(unconfirmed=(a_finding(),)), "nothing confirmed in 10 cases"),
         (a_result(cases=0), "no case was judged in 1m00s; raise --budget"),
         (a_result(cases=0, troubles=("no workers",)), "no case was judged in 1m00s"),
@@ -243,11 +254,9 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     undeclared.case = strided
     bug = a_finding(steps=2, shrunk_s=2.0)
     text = printed(a_result(undeclared, bug))
-    order = [
-        text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "Possibly out of contract", "in 1 step")
-    ]
+    order = [text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "Questions: ", "in 1 step")]
     assert order == sorted(order)
-    assert text.rstrip().splitlines()[-1].startswith("1 finding, and 1 possibly out of contract, in 10 cases")
+    assert text.rstrip().splitlines()[-1].startswith("1 finding; 1 question, in 10 cases")
     assert "  findings\n" in text
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
 
@@ -287,7 +296,7 @@ def test_what_a_declaration_ends_counts_if_all_is_the_contract() -> None:
     result = a_result(a_finding(remedy=Supports(strides="contiguous")))
     result.statistics.pedantic = True
     text = printed(result)
-    assert "Possibly out of contract" not in text
+    assert "Questions" not in text
     assert text.rstrip().splitlines()[-1].startswith("1 finding in 10 cases")
 
 

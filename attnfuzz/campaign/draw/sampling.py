@@ -45,6 +45,7 @@ __all__ = [
 _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
 _PRICE_OF_FATAL = 2.0
+_PRICE_BELOW_FLOOR = 0.25
 
 
 @dataclass(slots=True)
@@ -52,6 +53,12 @@ class _Share:
     seconds: float = 0.0
     cases: int = 0
     rounds: int = 0
+    floor: int = 0
+
+    @property
+    def due(self) -> float:
+        """Seconds, of which those count less that went by before there were enough cases to say anything."""
+        return self.seconds * (_PRICE_BELOW_FLOOR if self.cases < self.floor else 1.0)
 
 
 class Schedule:
@@ -67,13 +74,13 @@ class Schedule:
         self._shares = {target: _Share() for target in (*targets[first:end], *reversed(others))}
         self._prices = dict[str, float]()
 
-    def add(self, target: str) -> None:
-        """A kernel joins that could not be searched before."""
-        self._shares.setdefault(target, _Share())
+    def add(self, target: str, *, floor: int = 0) -> None:
+        """A kernel can be searched, which is preferred until ``floor`` cases of it have been judged."""
+        self._shares.setdefault(target, _Share()).floor = floor
 
     def next_target(self) -> str:
         """The kernel that had the least time; among those with the same, the one with fewer cases."""
-        return min(self._shares, key=lambda target: (self._shares[target].seconds, self._shares[target].cases))
+        return min(self._shares, key=lambda target: (self._shares[target].due, self._shares[target].cases))
 
     def slice_s(self, target: str, remaining_s: float) -> float:
         """Seconds for the next round on ``target``: short while other kernels wait for their first.

@@ -122,3 +122,16 @@ def test_values_that_are_all_zero(plant: Any, dense: DenseDecodeCase) -> None:
     empty = msgspec.structs.replace(dense, seq_lens=(0, 1), values=Values(values="integers"))
     kernel = plant(average=lambda weights, v: torch.zeros_like(v[0]))
     assert judge(kernel, empty, device="cpu", oracles=NAMES).failure is None
+
+
+def test_results_in_buffers_that_the_kernel_keeps(plant: Any, dense: DenseDecodeCase) -> None:
+    """The first result would be compared when a later call has overwritten it, and a right kernel accused."""
+    kept: dict[Any, Tensor] = {}
+
+    def store(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        return tuple(
+            kept.setdefault((name, part.shape), torch.empty_like(part)).copy_(part)
+            for name, part in (("o", out), ("l", lse))
+        )
+
+    assert objection("value_affinity", plant(after=store), dense) is None
