@@ -87,8 +87,8 @@ def _rounded_tile_sum(weights: Tensor, v: Tensor) -> Tensor:
 def _sum_of_eights(weights: Tensor, v: Tensor) -> Tensor:
     """Products of eight keys in four registers of two numbers, which are added one after the other."""
     padding = -v.shape[1] % 8
-    values = torch.nn.functional.pad(v, (0, 0, 0, padding)).unflatten(1, (-1, 4, 2))
-    shares = torch.nn.functional.pad(weights, (0, padding)).to(v.dtype).unflatten(1, (-1, 4, 2))
+    values = torch.nn.functional.pad(v, (0, 0, 0, padding)).reshape(len(v), -1, 4, 2, v.shape[-1])
+    shares = torch.nn.functional.pad(weights, (0, padding)).to(v.dtype).reshape(len(v), -1, 4, 2)
     registers = (shares[..., None] * values).unbind(2)
     total = registers[0]
     for register in registers[1:]:

@@ -35,9 +35,10 @@ def combined(q: Tensor, k: Tensor, v: Tensor, splits: int) -> tuple[Tensor, Tens
 
 def ratio(logit_scale: float, splits: int, num_partials: int) -> float:
     inputs = drawn(logit_scale)
-    (got, _), (expected, _) = combined(*inputs, splits), combined(*(part.to(F64) for part in inputs), splits)
+    q, k, v = (part.to(F64) for part in inputs)
+    (got, _), (expected, _) = combined(*inputs, splits), combined(q, k, v, splits)
     bound = attention_bound(
-        *(part.to(F64) for part in inputs), 0.125, in_dtype=F32, out_dtype=F32, numerics=STRICT,
+        q, k, v, 0.125, in_dtype=F32, out_dtype=F32, numerics=STRICT,
         num_partials=num_partials, one_copy=True,
     )  # fmt: skip
     return float(error_ratio(got, expected, bound.out).max())
