@@ -33,6 +33,8 @@ _FEW_WAYS = 4
 _MOST_EXACT_WAYS = 12
 _BESIDE = 0.5
 """By how much of their spread a result may lie beside those of several orders."""
+_NEARLY_AS_LITTLE = 1.5
+"""Times what the best leaves: designs that round the same besides differ by more, where numbers are many."""
 _ROUNDINGS = 12
 """One after the other: eight in a thread, and as its sum meets those of others."""
 _LARGEST_EXPONENT = 700.0
@@ -114,7 +116,10 @@ class WrongRows:
 
     def left_open(self) -> float:
         """The largest part of an error, in bounds, that the first of the replays of `exactly` leaves open."""
-        replayed = next(one for one in self._replayed if one[0].name == self._exact[0].name)
+        return self._left_by(self._exact[0].name)
+
+    def _left_by(self, name: str) -> float:
+        replayed = next(one for one in self._replayed if one[0].name == name)
         return max(float(rounding.left_open(row).min()) for row, rounding in zip(self.rows, replayed, strict=True))
 
     def perhaps(self) -> tuple[str, ...]:
@@ -142,14 +147,20 @@ class WrongRows:
             and not all(row.is_finite for row in self.rows)
         ):
             words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
-        common = set(first.numerics.items()).intersection(*(rounding.numerics.items() for rounding in found))
         return Diagnosis(
             words,
             first.cause,
             maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
-            numerics={name: value for name, value in first.numerics.items() if (name, value) in common},
+            numerics=self._declared_by(found),
             replays=tuple(fitting),
         )
+
+    def _declared_by(self, found: Sequence[Rounding]) -> dict[str, str]:
+        """What declares the rounding that leaves least open; of several that leave nearly as little, what all have."""
+        left = {rounding.name: self._left_by(rounding.name) for rounding in found}
+        best = [one.numerics for one in found if left[one.name] <= _NEARLY_AS_LITTLE * min(left.values())]
+        common = set(best[0].items()).intersection(*(numerics.items() for numerics in best))
+        return {name: value for name, value in best[0].items() if (name, value) in common}
 
     @cached_property
     def _is_nothing(self) -> bool:
