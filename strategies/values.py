@@ -65,6 +65,8 @@ def decide_values(
     lowest = _exponent((_LOW_SCORE if kv is None else _LOW_SCORE_OF_TIES) / (_NEGATIVE_SCORE * reach))
     exponents = (0, lowest, lowest // 2, lowest) if keys == "negative" else _EXPONENTS
     exponent = min(decisions.pick(exponents), lowest if keys == "negative" else _exponent(_LARGEST_REACH / reach))
+    if kv is not None and kv.scales == "large":  # what the cache stands for stays in float16
+        keys, exponent = "normal" if keys == "negative" else keys, MIN_LOGIT_EXPONENT
     needles = decide_needles(
         decisions,
         seq_lens,

@@ -25,6 +25,7 @@ __all__ = [
     "KV_SCALE_RECIPES",
     "KV_SCALE_TENSORS",
     "LARGEST",
+    "LARGE_K_SCALE",
     "SMALLEST",
     "KvDtype",
     "KvGranularity",
@@ -36,7 +37,7 @@ __all__ = [
 
 KvDtype = Literal["float8_e4m3fn", "float8_e5m2"]
 KvGranularity = Literal["tensor", "head"]
-KvScaleRecipe = Literal["one", "powers", "scattered"]
+KvScaleRecipe = Literal["one", "powers", "scattered", "large"]
 
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 KV_GRANULARITIES: tuple[KvGranularity, ...] = get_args(KvGranularity)
@@ -46,6 +47,8 @@ KV_SCALE_TENSORS = ("k_scale", "v_scale")
 LARGEST: dict[KvDtype, float] = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 SMALLEST: dict[KvDtype, float] = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
 
+LARGE_K_SCALE = 2.0**15
+"""Times 2 it is more than float16 can hold: a kernel that multiplies it into a query keeps that in float32."""
 _K_SCALES, _V_SCALES = 12, 13  # hash streams of a case's seed, beside those of `attnfuzz.values.draws.Stream`
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)  # not 0, so that no scale can be left out unseen
 _FRACTION_BITS = 23
@@ -55,7 +58,8 @@ class QuantisedKv(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What a case asks for. ``per``: one scale for all of K and one for V, or one for each KV head of each.
 
     ``scales``: all 1 (``"one"``), powers of two other than 1 (``"powers"``) or float32 numbers with all bits of their
-    significand (``"scattered"``); the latter two differ between K and V and from head to head.
+    significand (``"scattered"``); these two differ between K and V and from head to head. ``"large"``: K's are 2^15, so
+    that most queries times them are beyond float16, and V's powers of two.
     """
 
     dtype: KvDtype
@@ -68,7 +72,7 @@ class QuantisedKv(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class KvScales(NamedTuple):
-    """One for each KV head: float32 numbers from 1/16 to 8."""
+    """One for each KV head: float32 numbers from 1/16 to 8, or 2^15."""
 
     k: tuple[float, ...]
     v: tuple[float, ...]
@@ -89,8 +93,10 @@ def smallest_magnitudes(kv: QuantisedKv, scales: KvScales) -> tuple[float, float
 def _scale(recipe: KvScaleRecipe, seed: int, stream: int, i: int) -> float:
     if recipe == "one":
         return 1.0
+    if recipe == "large" and stream == _K_SCALES:
+        return LARGE_K_SCALE
     word = fold(stream_key(seed, stream), i)
     exponent = _EXPONENTS[(word >> 24) % len(_EXPONENTS)]
-    if recipe == "powers":
+    if recipe in ("powers", "large"):
         return math.ldexp(1.0, exponent)
     return math.ldexp((1 << _FRACTION_BITS) + (word & ((1 << _FRACTION_BITS) - 1)), exponent - 1 - _FRACTION_BITS)

@@ -250,6 +250,8 @@ class CacheFormat(Facet[AttentionCase]):
             yield "scales"
         if kv.scales == "scattered":
             yield "scales not pow2"
+        if kv.scales == "large":
+            yield "large scale of K"
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         dtypes, per_each = kv_dtypes_of(domain.problem, domain.supports), domain.supports.kv_scales
