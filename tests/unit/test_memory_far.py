@@ -21,7 +21,7 @@ def test_pages_begin_where_they_are_told_to() -> None:
     first = FAR // 64
     memory = allocator(first_page=first)
     window = memory.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
-    cache = memory.caches["k_cache"]
+    cache = memory.whole["k_cache"]
     assert cache.shape == (first + 3, 4, 1, 16)
     assert cache[first:].data_ptr() == window.data_ptr() == cache.data_ptr() + 2 * FAR
     assert window.isnan().all()
@@ -32,7 +32,7 @@ def test_decoys_lie_where_short_offsets_and_ids_land() -> None:
     first = FAR // 64
     memory = allocator(first_page=first)
     memory.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
-    cache = memory.caches["k_cache"]
+    cache = memory.whole["k_cache"]
     assert len(set(cache[:3].flatten().tolist())) > 50  # 2^32 elements further down, and page id modulo 2^16
     assert cache[3:100].eq(0).all()
     assert first % (1 << 16) == 0
