@@ -1,8 +1,8 @@
 """A case's tensors with live elements beyond 2^32 elements, and decoys where offsets of 32 bits would look for them.
 
 Caches get so many pages before their first that it lies there, and a mask so many entries; of other tensors, one stride
-is so wide that the last row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below a tensor, where there is
-no decoy, nothing is mapped.
+is so wide that the last row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below
+a tensor, where there is no decoy, nothing is mapped.
 
 On a GPU memory comes in granules of megabytes. Decoys share one piece of it, as does all of a cache that does not live;
 and rows are so many granules apart that they share theirs, side by side as in a contiguous tensor.

@@ -27,6 +27,18 @@ def test_pages_begin_where_they_are_told_to() -> None:
     assert window.isnan().all()
 
 
+def test_a_mask_begins_where_it_is_told_to() -> None:
+    """Offsets into it would fit into 32 bits after all."""
+    first = (1 << 31) - 8
+    memory = allocator(first_entry=first)
+    window = memory.tensor("mask", (12,), torch.uint8, strides="contiguous", role="input")
+    mask = memory.whole["mask"]
+    assert mask.shape == (first + 12,)
+    assert mask[first:].data_ptr() == window.data_ptr() == mask.data_ptr() + first
+    assert window.eq(255).all()
+    assert mask[first - 100 : first].eq(0).all()
+
+
 def test_decoys_lie_where_short_offsets_and_ids_land() -> None:
     """A wrapped offset would read zeros, which are the right answer now and then."""
     first = FAR // 64

@@ -52,6 +52,18 @@ def test_decoys_below_the_cache_can_be_read(memory: CudaSparseMemory) -> None:
     assert permissions(made.whole["v_cache"].data_ptr() + 2 * lands).startswith("rw")
 
 
+def test_a_mask_reaches_past_2_31_entries(memory: CudaSparseMemory) -> None:
+    """Its entries would share memory on both sides of the limit, or a short offset cost the context."""
+    first = (1 << 31) - 8
+    made = allocator(memory, first_entry=first)
+    window = made.tensor("mask", (12,), torch.uint8, strides="contiguous", role="input")
+    window.copy_(torch.arange(12))
+    mask = made.whole["mask"]
+    assert window.tolist() == mask[first:].tolist() == list(range(12))
+    assert mask[first // 2] == 0
+    assert permissions(mask.data_ptr() - (1 << 31)).startswith("rw")
+
+
 @pytest.mark.parametrize("kind", ["outer_gap", "transposed"])
 def test_pages_end_with_the_cache(kind: Any, memory: CudaSparseMemory) -> None:
     """The gap behind the last page would be mapped behind the end of what is reserved: cuMemMap refuses that."""

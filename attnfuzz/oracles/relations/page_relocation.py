@@ -15,16 +15,16 @@ bug where the kernel declares to get no such gaps; where a case may have them it
 dimension, other oracles tell; else it is a failure of its own kind. On a GPU, where an access astray costs the process,
 the small gaps go first.
 
-The tables of a mask lie one behind the other in one tensor, so that those of the last sequences of a batch are at large
-offsets in production, though no stride is. `mask_indptr` holds 32 bits: the last table begins at the largest offset that
-fits, and all that follows in it lies past 2^31 elements. A kernel that is wrong with tables a few entries further on too
-has no narrow index, and is left alone: it knows without `mask_indptr` where they lie, or reads there where the last one
-ends, which does not fit.
+The tables of a mask lie one behind the other in one tensor, so that those of the last sequences of a large batch have
+large offsets though there is no stride. `mask_indptr` holds 32 bits: the last table begins at the largest offset that
+fits, and all else in it lies past 2^31 elements. A kernel that is wrong with tables a few entries further on too has no
+narrow index, and is left alone: it knows without `mask_indptr` where they lie, or reads there where the last one ends,
+which does not fit.
 
 Up to five runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
 decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
-wrong size among them. In the others, the tokens of a page or the heads of a cache are as far apart,
-or the mask is where it is in a large batch.
+wrong size among them. In two others, the tokens of a page or the heads of a cache are as far apart. In the last, the
+mask is.
 """
 
 from __future__ import annotations
@@ -423,7 +423,10 @@ _KIND = "page ids"
 
 _USE_STRIDE = "compute offsets with the strides of the tensor: its shape does not tell them"
 _WIDER_OFFSETS = "convert an index to 64 bits before it is multiplied with a stride (`.to(tl.int64)`, `int64_t`)"
-_WIDER_ENTRIES = "compute offsets into mask in 64 bits: convert what mask_indptr holds (`.to(tl.int64)`, `int64_t`)"
+_WIDER_ENTRIES = (
+    "convert what mask_indptr holds, and an index before it is multiplied with a length, to 64 bits "
+    "(`.to(tl.int64)`, `int64_t`)"
+)
 _FOLLOW_IDS = "read each page where its row of the block table says that it lies"
 _WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
