@@ -1,8 +1,8 @@
 """A case's tensors with live elements beyond 2^32 elements, and decoys where offsets of 32 bits would look for them.
 
-Caches get so many pages before their first that it lies there; of other tensors, one stride is so wide that the last
-row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below a tensor, where there is
-no decoy, nothing is mapped.
+Caches get so many pages before their first that it lies there, and a mask so many entries; of other tensors, one stride
+is so wide that the last row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below
+a tensor, where there is no decoy, nothing is mapped.
 
 On a GPU memory comes in granules of megabytes. Decoys share one piece of it, as does all of a cache that does not live;
 and rows are so many granules apart that they share theirs, side by side as in a contiguous tensor.
@@ -98,11 +98,11 @@ elements or bytes comes out beside the rows that are there."""
 class FarAllocator:
     """An `Allocator`; raises `SparseUnavailable` where there is no such memory.
 
-    ``first_page``: of the caches, where the case's pages begin. ``stretched``: the dimension of a tensor that gets a
-    wide stride; at most `MOST_ROWS` vectors lie apart then. ``near``: a gap as small as can be, in place of that. All
-    other tensors come from ``arena``. `caches` holds the whole caches, what `tensor` returns are the pages of the case.
-    Only with a ``fault_map``, which will tell of it, is
-    a touch below a tensor deadly; on a GPU, with ``on_gpu`` as the memory of such tensors, it always is.
+    ``first_page``: of the caches, where the case's pages begin. ``first_entry``: of the mask, where its tables do.
+    ``stretched``: the dimension of a tensor that gets a wide stride; at most `MOST_ROWS` vectors lie apart then.
+    ``near``: a gap as small as can be, in place of that. All other tensors come from ``arena``. `whole` holds the whole
+    caches or the whole mask, what `tensor` returns is the part of the case. Only with a ``fault_map``, which will tell
+    of it, is a touch below a tensor deadly; on a GPU, with ``on_gpu`` as the memory of such tensors, it always is.
     """
 
     def __init__(
@@ -110,15 +110,16 @@ class FarAllocator:
         arena: Arena,
         *,
         first_page: int = 0,
+        first_entry: int = 0,
         stretched: Mapping[str, int] | None = None,
         near: bool = False,
         fault_map: FaultMap | None = None,
         on_gpu: CudaSparseMemory | None = None,
     ) -> None:
         self.device = arena.device
-        self.caches: dict[str, Tensor] = {}
+        self.whole: dict[str, Tensor] = {}
         self._arena = arena
-        self._first_page = first_page
+        self._first = dict.fromkeys(CACHES, first_page) | {"mask": first_entry}
         self._stretched = stretched or {}
         self._near = near
         self._fault_map = fault_map
@@ -128,7 +129,7 @@ class FarAllocator:
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
     ) -> Shaped[Tensor, "..."]:
         """The live part of a tensor: poison, or pre-fill if its `role` is "output"."""
-        if name in CACHES and self._first_page:
+        if self._first.get(name):
             return self._pages(name, shape, dtype, strides)
         if name in self._stretched and self._near:
             gapped = gapped_strides(shape, self._stretched[name], dtype.itemsize)
@@ -142,7 +143,7 @@ class FarAllocator:
         self._arena.only_changes(name, where)
 
     def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind) -> Tensor:
-        first, count = self._first_page, shape[0]
+        first, count = self._first[name], shape[0]  # a mask has no pages: each entry stands for one
         whole = (first + count, *shape[1:])
         layout = strided_layout(whole, kind, dtype.itemsize)
         block, strips = layout.strides[0], list(_page_strips(shape, layout.strides, layout.offset))
@@ -164,7 +165,7 @@ class FarAllocator:
             live = _own_granules([(start + first * block, length) for start, length in strips], self._granule(dtype))
             memory = self._mapped(elements, dtype, live, decoys, below=below)
         cache = memory.as_strided(whole, layout.strides, layout.offset)
-        self.caches[name] = cache
+        self.whole[name] = cache
         window = cache.narrow(0, first, count)
         _poison(window)
         return window

@@ -155,9 +155,10 @@ class MaskedAttentionInputs:
 
     ``mask`` holds the tables of all sequences one after another: that of sequence s, with n query tokens and length L,
     begins at ``mask_indptr[s]`` and has n rows of L entries, so that query token j sees key t where
-    ``mask[mask_indptr[s] + j * L + t]`` is True. FlashInfer's ``custom_mask`` and SGLang's lie so. A query token that
-    sees no key has ``out = 0`` and ``lse = -inf``, or that of its sink. Keys that a query does not see are live memory:
-    they are finite numbers, and may be read. The last four are None unless the case asks for them.
+    ``mask[mask_indptr[s] + j * L + t]`` is True. FlashInfer's ``custom_mask`` and SGLang's lie so. In a large batch the
+    last table may begin before entry 2^31 and reach beyond: then ``mask_indptr`` does not say where it ends. A query
+    token that sees no key has ``out = 0`` and ``lse = -inf``, or that of its sink. Keys that a query does not see are
+    live memory: they are finite numbers, and may be read. The last four are None unless the case asks for them.
     """
 
     q: Float[Tensor, "num_tokens num_q_heads head_size"]

@@ -20,12 +20,24 @@ Torch-free.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import accumulate
 from typing import Literal, get_args
 
 import msgspec
 
-__all__ = ["ALL_HIDDEN", "CAUSAL_MASK", "MASK_KINDS", "PERIOD", "Mask", "MaskKind", "parents_of", "seen_keys"]
+__all__ = [
+    "ALL_HIDDEN",
+    "CAUSAL_MASK",
+    "MASK_KINDS",
+    "PERIOD",
+    "Mask",
+    "MaskKind",
+    "parents_of",
+    "seen_keys",
+    "table_starts",
+]
 
 MaskKind = Literal["causal", "full", "tree", "pages", "bits"]
 MASK_KINDS: tuple[MaskKind, ...] = get_args(MaskKind)
@@ -68,6 +80,12 @@ CAUSAL_MASK = Mask()
 def parents_of(numbers: tuple[int, ...], query_len: int) -> tuple[int, ...]:
     """The parent of each query token, all of which come before it; -1 for one that follows the context."""
     return tuple(min(numbers[j], j - 1) if j < len(numbers) else j - 1 for j in range(query_len))
+
+
+def table_starts(query_lens: Iterable[int], seq_lens: Iterable[int]) -> list[int]:
+    """Where the table of each sequence begins in a flat mask, in entries, and where the last one ends."""
+    sizes = (queries * keys for queries, keys in zip(query_lens, seq_lens, strict=True))
+    return [0, *accumulate(sizes)]
 
 
 @lru_cache(maxsize=64)

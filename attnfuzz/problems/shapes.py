@@ -14,6 +14,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     packed_width,
 )
+from attnfuzz.problems.masks import table_starts
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import StrideKind
@@ -103,7 +104,7 @@ def _query_starts(case: PagedDecodeCase) -> Specs:
     starts = {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
     if not case.hides_keys:
         return starts
-    size = sum(queries * keys for queries, keys in zip(case.query_counts, case.seq_lens, strict=True))
+    size = table_starts(case.query_counts, case.seq_lens)[-1]
     starts["mask_indptr"] = TensorSpec((case.num_seqs + 1,), "int32", "input")
     return starts | {"mask": TensorSpec((size,), "uint8", "input")}
 

@@ -5,8 +5,6 @@ Each tensor has the runs that it is written for as an additional first dimension
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -14,6 +12,7 @@ from torch import Tensor
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views, tokens_first, with_both_caches
+from attnfuzz.problems.masks import table_starts
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.values.attention import LogicalAttention
@@ -69,8 +68,8 @@ def write_pages(
 def _write_mask(case: PagedDecodeCase, rows_seen: tuple[bytes, ...], tensors: dict[str, Tensor]) -> None:
     if table := bytearray(b"".join(rows_seen)):
         tensors["mask"].copy_(torch.frombuffer(table, dtype=torch.uint8))
-    sizes = (queries * keys for queries, keys in zip(case.query_counts, case.seq_lens, strict=True))
-    tensors["mask_indptr"].copy_(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device="cpu"))
+    starts = table_starts(case.query_counts, case.seq_lens)
+    tensors["mask_indptr"].copy_(torch.tensor(starts, dtype=torch.int32, device="cpu"))
 
 
 def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tensor, " kept"] | None:

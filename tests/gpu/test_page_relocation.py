@@ -137,7 +137,7 @@ for turn in range(3):
         window = memory.tensor(name, (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
         assert window.isnan().all()
         window.fill_(turn)
-        cache = memory.caches[name]
+        cache = memory.whole[name]
         assert cache.numel() > 1 << 32
         assert cache[-1].eq(turn).all() and cache[0].ne(turn).all() and cache[:512].isfinite().all()
     q = memory.tensor("q", (5, 3, 16), torch.float32, strides="contiguous", role="output")

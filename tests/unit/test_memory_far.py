@@ -21,10 +21,22 @@ def test_pages_begin_where_they_are_told_to() -> None:
     first = FAR // 64
     memory = allocator(first_page=first)
     window = memory.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
-    cache = memory.caches["k_cache"]
+    cache = memory.whole["k_cache"]
     assert cache.shape == (first + 3, 4, 1, 16)
     assert cache[first:].data_ptr() == window.data_ptr() == cache.data_ptr() + 2 * FAR
     assert window.isnan().all()
+
+
+def test_a_mask_begins_where_it_is_told_to() -> None:
+    """Offsets into it would fit into 32 bits after all."""
+    first = (1 << 31) - 8
+    memory = allocator(first_entry=first)
+    window = memory.tensor("mask", (12,), torch.uint8, strides="contiguous", role="input")
+    mask = memory.whole["mask"]
+    assert mask.shape == (first + 12,)
+    assert mask[first:].data_ptr() == window.data_ptr() == mask.data_ptr() + first
+    assert window.eq(255).all()
+    assert mask[first - 100 : first].eq(0).all()
 
 
 def test_decoys_lie_where_short_offsets_and_ids_land() -> None:
@@ -32,7 +44,7 @@ def test_decoys_lie_where_short_offsets_and_ids_land() -> None:
     first = FAR // 64
     memory = allocator(first_page=first)
     memory.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
-    cache = memory.caches["k_cache"]
+    cache = memory.whole["k_cache"]
     assert len(set(cache[:3].flatten().tolist())) > 50  # 2^32 elements further down, and page id modulo 2^16
     assert cache[3:100].eq(0).all()
     assert first % (1 << 16) == 0

@@ -33,7 +33,7 @@ def test_pages_begin_where_they_are_told_to(memory: CudaSparseMemory) -> None:
     first = FAR // 64
     made = allocator(memory, first_page=first)
     window = made.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
-    cache = made.caches["k_cache"]
+    cache = made.whole["k_cache"]
     assert cache.shape == (first + 3, 4, 1, 16)
     assert cache[first:].data_ptr() == window.data_ptr() == cache.data_ptr() + 2 * FAR
     assert window.isnan().all()
@@ -49,7 +49,19 @@ def test_decoys_below_the_cache_can_be_read(memory: CudaSparseMemory) -> None:
     made.tensor("v_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
     lands = (first * 64 + (1 << 31)) % (1 << 32) - (1 << 31)
     assert lands < 0
-    assert permissions(made.caches["v_cache"].data_ptr() + 2 * lands).startswith("rw")
+    assert permissions(made.whole["v_cache"].data_ptr() + 2 * lands).startswith("rw")
+
+
+def test_a_mask_reaches_past_2_31_entries(memory: CudaSparseMemory) -> None:
+    """Its entries would share memory on both sides of the limit, or a short offset cost the context."""
+    first = (1 << 31) - 8
+    made = allocator(memory, first_entry=first)
+    window = made.tensor("mask", (12,), torch.uint8, strides="contiguous", role="input")
+    window.copy_(torch.arange(12))
+    mask = made.whole["mask"]
+    assert window.tolist() == mask[first:].tolist() == list(range(12))
+    assert mask[first // 2] == 0
+    assert permissions(mask.data_ptr() - (1 << 31)).startswith("rw")
 
 
 @pytest.mark.parametrize("kind", ["outer_gap", "transposed"])

@@ -15,9 +15,16 @@ bug where the kernel declares to get no such gaps; where a case may have them it
 dimension, other oracles tell; else it is a failure of its own kind. On a GPU, where an access astray costs the process,
 the small gaps go first.
 
-Up to four runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
+The tables of a mask lie one behind the other in one tensor, so that those of the last sequences of a large batch have
+large offsets though there is no stride. `mask_indptr` holds 32 bits: the last table begins at the largest offset that
+fits, and all else in it lies past 2^31 elements. A kernel that is wrong with tables a few entries further on too has no
+narrow index, and is left alone: it knows without `mask_indptr` where they lie, or reads there where the last one ends,
+which does not fit.
+
+Up to five runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
 decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
-wrong size among them. In the others, the tokens of a page or the heads of a cache are as far apart.
+wrong size among them. In two others, the tokens of a page or the heads of a cache are as far apart. In the last, the
+mask is.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -43,10 +50,11 @@ from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.problems.block_table import num_blocks, used_blocks
-from attnfuzz.problems.cases import BundledCase, Case, PagedDecodeCase
+from attnfuzz.problems.cases import BundledCase, Case, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
 from attnfuzz.problems.layouts import with_both_caches
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.masks import table_starts
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
@@ -63,6 +71,7 @@ __all__ = [
     "Far",
     "Overflow",
     "far_pages",
+    "far_table",
     "limits_of",
     "page_strides",
     "pages_to_same_alignment",
@@ -77,6 +86,8 @@ _SHORT_IDS = 1 << 16
 _MOST_IDS = 1 << 31
 _ALIGNMENT = 64
 """Bytes: libraries for CPUs may add in another order where the alignment of an operand differs."""
+_NEAR_ENTRY = 64
+"""Of a mask, where its first table begins in a run that merely has it elsewhere."""
 
 
 class Overflow(NamedTuple):
@@ -112,6 +123,24 @@ def far_pages(case: PagedDecodeCase) -> list[int]:
     wanted = (-(-multiple // max(strides)), -(-_HALF // min(strides)))
     found = (-(-first // step) * step for first in wanted)
     return [first for first in found if first + num_blocks(case) < _MOST_IDS]
+
+
+class Table(NamedTuple):
+    """The last table of a mask that has any entries: of which sequence, and where in the mask it begins and ends."""
+
+    seq: int
+    start: int
+    end: int
+
+
+def far_table(case: Case) -> Table | None:
+    """That of which entries can lie past 2^31, though it begins before; None if it has a single one."""
+    if not isinstance(case, MaskedAttentionCase):
+        return None
+    starts = table_starts(case.query_counts, case.seq_lens)
+    seq = max((seq for seq in range(case.num_seqs) if starts[seq] < starts[seq + 1]), default=0)
+    found = Table(seq, starts[seq], starts[seq + 1])
+    return found if found.end - found.start > 1 else None
 
 
 def limits_of(case: PagedDecodeCase) -> list[Overflow]:
@@ -269,12 +298,14 @@ _OUT_OF_MEMORY = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """What lies far away: pages from id ``first_page`` on, and what has high indices along an axis of a tensor.
+    """What lies far away: pages from id ``first_page`` on, a mask's tables from ``first_entry`` on, and what has high
+    indices along an axis of a tensor.
 
     ``near``: of the latter, not far, but merely further away than in a contiguous tensor.
     """
 
     first_page: int = 0
+    first_entry: int = 0
     stretched: Mapping[str, int] = field(default_factory=dict)
     near: bool = False
 
@@ -294,6 +325,7 @@ def run_far(trial: Trial, far: Far) -> Observation | None:
             memory = FarAllocator(
                 arena,
                 first_page=far.first_page,
+                first_entry=far.first_entry,
                 stretched=far.stretched,
                 near=far.near,
                 fault_map=fault_map,
@@ -313,16 +345,21 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
         if far.first_page:
             _move_ids(table, case, far.first_page)
 
+    def move_tables(starts: Tensor) -> None:
+        if far.first_entry and (table := far_table(case)) is not None:
+            starts.clamp_(max=table.start).add_(far.first_entry)  # where the last one ends may not fit into 32 bits
+
+    edits = {"block_table": move_ids, "mask_indptr": move_tables}
     if trial.device == "cpu":
         inputs = problem_of(case).build(case, memory, supports, trial.reference.values_on("cpu"))
-        if far.first_page:
-            move_ids(inputs.block_table)
+        for name, edit in edits.items():
+            if hasattr(inputs, name):
+                edit(getattr(inputs, name))
     else:
-        inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
-    if memory.caches:
-        caches = with_both_caches(case, memory.caches)
-        for name, cache in caches.items():
-            setattr(inputs, name, cache)
+        inputs = build_through_host(case, memory, supports, edit=edits)
+    if memory.whole:
+        for name, whole in with_both_caches(case, memory.whole).items():
+            setattr(inputs, name, whole.view(getattr(inputs, name).dtype))  # a mask's bytes are truth values
     return inputs
 
 
@@ -367,6 +404,8 @@ def _refuses(raised: KernelRaised) -> bool:
 
 def _words_of(case: Case, far: Far) -> str:
     moved = [f"page ids from {far.first_page} on"] if far.first_page else []
+    if far.first_entry:
+        moved.append(f"mask_indptr from {far.first_entry} on")
     if far.stretched:
         strides = "gaps" if far.near else "strides past 2^31 elements"
         moved.append(f"{strides} in {', '.join(sorted(far.stretched))}")
@@ -384,6 +423,10 @@ _KIND = "page ids"
 
 _USE_STRIDE = "compute offsets with the strides of the tensor: its shape does not tell them"
 _WIDER_OFFSETS = "convert an index to 64 bits before it is multiplied with a stride (`.to(tl.int64)`, `int64_t`)"
+_WIDER_ENTRIES = (
+    "convert what mask_indptr holds, and an index before it is multiplied with a length, to 64 bits "
+    "(`.to(tl.int64)`, `int64_t`)"
+)
 _FOLLOW_IDS = "read each page where its row of the block table says that it lies"
 _WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
@@ -408,12 +451,14 @@ def _check(trial: Trial) -> Failure | None:
             continue
         if far.first_page and not _heeds_page_strides(trial):
             far = Far(stretched=far.stretched)
+        if far.first_entry and not _is_right(trial, Far(first_entry=_NEAR_ENTRY)):
+            continue
         ignored = _ignored(trial, far)
         if failure := _told_of_ignored(trial, ignored):
             return None if _comes_and_goes(trial) else failure
         heeded = {name: axis for name, axis in far.stretched.items() if name not in ignored}
-        far = Far(far.first_page, heeded)
-        seen = _wrong(trial, far) if far.first_page or heeded else None
+        far = replace(far, stretched=heeded)
+        seen = _wrong(trial, far) if far != Far() else None
         if seen is not None:
             return None if _comes_and_goes(trial) else _explained(trial, far, seen)
     return None
@@ -488,12 +533,15 @@ def _is_right(trial: Trial, far: Far) -> bool:
 def _placements(declaration: Declaration, case: Any, most_rows: int = MOST_ROWS) -> Iterator[Far]:
     pages = far_pages(case) if case.page_size and used_blocks(case) else []
     for turn in range(_RUNS):
-        far = Far(pages[turn] if turn < len(pages) else 0, stretched_axes(declaration, case, turn, most_rows=most_rows))
+        axes = stretched_axes(declaration, case, turn, most_rows=most_rows)
+        far = Far(pages[turn] if turn < len(pages) else 0, stretched=axes)
         if far.first_page or far.stretched:
             yield far
     for turn in range(_RUNS):
         if axes := stretched_cache_axes(declaration, case, turn, most_rows=most_rows):
             yield Far(stretched=axes)
+    if (table := far_table(case)) is not None:
+        yield Far(first_entry=_HALF - 1 - table.start)
 
 
 def _wrong(trial: Trial, far: Far) -> Observation | None:
@@ -527,6 +575,8 @@ def _comes_and_goes(trial: Trial) -> bool:
 
 
 def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
+    if far.first_entry:
+        return _explained_by_tables(trial, far, seen)
     if far.first_page and (not far.stretched or _wrong(trial, Far(far.first_page)) is not None):
         return _explained_by_pages(trial, far, seen)
     for name, innermost in far.stretched.items():
@@ -585,6 +635,17 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
     words = f"with page ids from {far.first_page} on; with page ids up to {right_up_to} the result is right"
     found = _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
     return found and msgspec.structs.replace(found, maybe=(NARROW_OFFSETS,))
+
+
+def _explained_by_tables(trial: Trial, far: Far, seen: Observation) -> Failure | None:
+    if (table := far_table(trial.case)) is None:
+        return None
+    words = f"with mask_indptr from {far.first_entry} on, so that offsets into mask exceed 2^31 elements"
+    start, end = (far.first_entry + entry for entry in table[1:])
+    where = f"the table of sequence {table.seq} begins {start} elements into mask, and ends {end} elements into it"
+    return _failure(
+        trial, far, seen, "offsets into mask", words, where, _WIDER_ENTRIES, cause=NARROW_OFFSETS, tensor="mask"
+    )
 
 
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:

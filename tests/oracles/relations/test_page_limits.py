@@ -5,9 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from attnfuzz.oracles.relations.page_relocation import far_pages, limits_of, page_strides, pages_to_same_alignment
+from attnfuzz.oracles.relations.page_relocation import (
+    far_pages,
+    far_table,
+    limits_of,
+    page_strides,
+    pages_to_same_alignment,
+)
 from attnfuzz.problems.block_table import num_blocks
-from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.cases import MaskedAttentionCase, PagedDecodeCase
 
 CASE = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 3), scale=0.25, block_size=4)
 
@@ -66,3 +72,18 @@ def test_ids_that_do_not_fit_are_left_out() -> None:
     """The block table could not name such a page."""
     assert far_pages(changed(head_size=1, block_size=1)) == []
     assert len(far_pages(changed(head_size=2, block_size=1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "table"),
+    [((1, 2, 0), (1, 5, 11)), ((1, 0, 0), (0, 0, 5)), ((2, 1, 1), None), ((0, 0, 1), None)],
+)
+def test_the_last_table_that_has_entries_reaches_beyond(
+    query_lens: tuple[int, ...], table: tuple[int, int, int] | None
+) -> None:
+    """A later one would begin past 2^31, which `mask_indptr` cannot say; and a single entry cannot be beyond."""
+    case = MaskedAttentionCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 3, 1), query_lens=query_lens, scale=0.25, block_size=4
+    )
+    assert far_table(case) == table
+    assert far_table(CASE) is None

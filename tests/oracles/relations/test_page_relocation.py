@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ QUERIES = PagedAttentionCase(**ROWS, block_size=4, query_lens=tuple(min(1, n) fo
 MASKED = MaskedAttentionCase(
     **ROWS, block_size=4, query_lens=QUERIES.query_lens, mask=Mask(kind="bits", seqs=((2, 65535),))
 )
+TWO_ROWS = msgspec.structs.replace(MASKED, query_lens=(1, 1, 0, 2), mask=Mask())
 RIGHT: list[tuple[Case, list[str]]] = [
     (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
     (DENSE, ["dense_naive", "dense_eager"]),
@@ -60,6 +63,8 @@ RIGHT: list[tuple[Case, list[str]]] = [
 
 WALK = "paged/paged_walk.py"
 LOAD = ".to(tl.int64)  # [TILE]"
+MASK_ROW = "(i_token - query_begin) * seq_len\n    i_row = i_row.to(tl.int32)"
+MASK_ENTRY = "p_mask - i_row * stride_mask + (i_row + i_t).to(tl.int32) * stride_mask"
 K_OFFSET = "o_kt = i_block * stride_kb + i_off * stride_kt"
 PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
     "int32_page_offset": (
@@ -145,6 +150,20 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
         "strides of partial_out",
         "partial_out.stride(2) enlarged",
     ),
+    "row_of_a_mask": (
+        "masked_attention_naive",
+        TWO_ROWS,
+        Edit("masked/masked_attention.py", "(i_token - query_begin) * seq_len", MASK_ROW),
+        "offsets into mask",
+        "with mask_indptr from 2147483641 on, so that offsets into mask exceed 2^31 elements",
+    ),
+    "entry_of_a_mask": (
+        "masked_attention_naive",
+        msgspec.structs.replace(MASKED, mask=Mask()),
+        Edit("masked/masked_attention.py", "p_mask + i_t.to(tl.int64) * stride_mask", MASK_ENTRY),
+        "offsets into mask",
+        "offsets into mask exceed 2^31 elements",
+    ),
 }  # fmt: skip
 """By name: kernel, case, the edit of its source, kind of failure, and what the message says."""
 
@@ -180,6 +199,70 @@ def test_message_names_page_offset_and_limit(runner: Runner, tmp_path: Path) -> 
     assert "with page ids from 33554432 on, past 2^31 elements and 2^32 bytes" in failure.message
     assert "page 33554432 begins 2147483648 elements into k_cache, 4294967296 bytes" in failure.details
     assert any("64 bits before it is multiplied with a stride" in line for line in failure.details)
+
+
+def test_a_narrow_offset_into_a_mask_is_told_where_all_is_contiguous(tmp_path: Path) -> None:
+    """A mask has no stride that could be wide: its offsets grow with the sequences before, in any contract."""
+    _, case, edit, *_ = PLANTED["row_of_a_mask"]
+    target = plant(Mutant("mask", "masked_attention_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    (kernel,) = load_kernels(target)
+    supports = msgspec.structs.replace(kernel.declaration.supports, strides="contiguous")
+    failure = relocated(Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, supports=supports)), case)
+    assert failure is not None
+    assert (failure.cause, failure.tensor, failure.remedy) == ("narrow_offsets", "mask", {})
+    assert failure.details[-2:] == (
+        "the table of sequence 3 begins 2147483647 elements into mask, and ends 2147483651 elements into it",
+        "convert what mask_indptr holds, and an index before it is multiplied with a length, to 64 bits "
+        "(`.to(tl.int64)`, `int64_t`)",
+    )
+
+
+def tables(inputs: Any) -> Iterator[tuple[int, int]]:
+    """Of each sequence, query tokens times length, and where `mask_indptr` says that its table begins."""
+    counts = inputs.cu_seqlens_q.diff().tolist()
+    sizes = (count * length for count, length in zip(counts, inputs.seq_lens.tolist(), strict=True))
+    return zip(sizes, inputs.mask_indptr.tolist()[:-1], strict=True)
+
+
+def repacked(parts: Callable[[Any], list[torch.Tensor]]) -> Callable[[Any], None]:
+    """The mask as the eager kernel wants it, in few bytes."""
+
+    def change(inputs: Any) -> None:
+        found = parts(inputs)
+        starts = torch.tensor([0, *accumulate(map(len, found))], dtype=torch.int32)
+        inputs.mask, inputs.mask_indptr = torch.cat(found), starts
+
+    return change
+
+
+def test_a_kernel_that_finds_far_tables_is_left_alone() -> None:
+    """A false alarm on a kernel that heeds all that the contract says of a mask."""
+    begun = []
+
+    def by_starts(inputs: Any) -> list[torch.Tensor]:
+        begun.append(max(start for _, start in tables(inputs)))
+        return [inputs.mask[start : start + size] for size, start in tables(inputs)]
+
+    assert relocated(wrapped("masked_attention_eager", repacked(by_starts), strides="contiguous"), TWO_ROWS) is None
+    assert max(begun) == (1 << 31) - 1
+
+
+def by_sizes(inputs: Any) -> list[torch.Tensor]:
+    starts = accumulate((size for size, _ in tables(inputs)), initial=0)
+    return [inputs.mask[start : start + size] for start, (size, _) in zip(starts, tables(inputs), strict=False)]
+
+
+def by_ends(inputs: Any) -> list[torch.Tensor]:
+    found = [inputs.mask[start:end] for start, end in pairwise(inputs.mask_indptr.tolist())]
+    for part, (size, _) in zip(found, tables(inputs), strict=True):
+        assert len(part) == size
+    return found
+
+
+@pytest.mark.parametrize("parts", [by_sizes, by_ends])
+def test_who_knows_otherwise_where_tables_lie_has_no_narrow_offset(parts: Any) -> None:
+    """Tables begin at 0 in every batch, and where the last one ends fits into 32 bits: who relies on that is right."""
+    assert relocated(wrapped("masked_attention_eager", repacked(parts)), TWO_ROWS) is None
 
 
 def test_a_dimension_that_callers_keep_contiguous_can_be_declared(runner: Runner, tmp_path: Path) -> None:
