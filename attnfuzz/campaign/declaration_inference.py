@@ -38,7 +38,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -251,6 +251,11 @@ def with_declared(declaration: Declaration, supports: Supports, numerics: Numeri
         numerics=msgspec.structs.replace(declaration.numerics, **roundings),
         assumed=(*declaration.assumed, *fields, *roundings),
     )
+
+
+def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
+    """``numerics`` with what it leaves open as in ``named``."""
+    return msgspec.structs.replace(numerics, **{one: value for one, value in named.items() if numerics.leaves_open(one)})
 
 
 def infer(
@@ -546,29 +551,32 @@ class _Inference:
                 return
             self.probes.numerics = before
 
-    def _explained_by(self, point: Supports) -> _Seen | None:
-        """How the first of some telling cases failed, if none does with the roundings that replays have named."""
-        first = _PASSED
-        for _ in range(_MOST_ROUNDINGS):
-            failed = self._named_failure(point)
-            if failed.outcome == "passes":
-                return first
-            first = failed if first is _PASSED else first
-            named = {} if failed.failure is None else failed.failure.numerics or self._of_matrix_units(failed.failure)
-            new = {name: value for name, value in named.items() if self.probes.numerics.leaves_open(name)}
-            if not new:
-                return None
-            self.probes.numerics = msgspec.structs.replace(self.probes.numerics, **new)
+    def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _Seen | None:
+        """How the first of some telling cases failed, if none does with roundings that replays of them have named.
+
+        Of several that one may be, the likeliest that ends all.
+        """
+        failed = self._named_failure(point)
+        if failed.outcome == "passes":
+            return failed
+        before, failure = self.probes.numerics, failed.failure
+        if failure is None or not steps:
+            return None
+        for named in failure.designs or self._of_matrix_units(failure):
+            self.probes.numerics = adopting(before, named)
+            if self.probes.numerics != before and self._explained_by(point, steps - 1) is not None:
+                return failed
+        self.probes.numerics = before
         return None
 
-    def _of_matrix_units(self, failure: Failure) -> dict[str, str]:
+    def _of_matrix_units(self, failure: Failure) -> tuple[dict[str, str], ...]:
         """TF32, where a GPU's kernel is wrong in float32 alone, and no mistake accounts for it.
 
         Each tile's weights lose their low bits beside a maximum that is the kernel's own affair, so that replays give
         such errors in few orders. What is adopted must end every failure, as all that replays name.
         """
         is_likely = self.probes.is_on_gpu and failure.oracle == "accuracy" and not failure.cause
-        return {"matmul": "tf32"} if is_likely and self._fails_in == "float32" else {}
+        return ({"matmul": "tf32"},) if is_likely and self._fails_in == "float32" else ()
 
     def _named_failure(self, point: Supports) -> _Seen:
         """The first telling case that fails; of several, one whose replay names a rounding."""
@@ -579,7 +587,7 @@ class _Inference:
                 continue
             failures.append(seen)
             self._fails_in = case.dtype
-            if seen.failure.numerics:
+            if seen.failure.designs:
                 return seen
             if seen.failure.oracle != "accuracy" or len(failures) == _MOST_UNNAMED:
                 break
