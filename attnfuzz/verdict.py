@@ -227,7 +227,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``maybe``: causes that would give much the same, if they are known of the kernel;
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
-    - ``designs``: likewise those of `Numerics`, for each replayed rounding that a design makes on purpose, the likeliest
+    - ``designs``: likewise those of `Numerics`, for each replayed rounding that a kernel may make on purpose, likeliest
       first;
     - ``replays``: the names of all roundings that would give this result;
     - ``sources``: the lines of the kernel that its cause comes from, if they are known;

@@ -73,12 +73,12 @@ from attnfuzz.problems.choices import (
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind, ValueRecipe
+from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import REPLACED, RESULT, Failure, Verdict
 
-__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "infer", "roundings_told", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -255,7 +255,19 @@ def with_declared(declaration: Declaration, supports: Supports, numerics: Numeri
 
 def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
     """``numerics`` with what it leaves open as in ``named``."""
-    return msgspec.structs.replace(numerics, **{one: value for one, value in named.items() if numerics.leaves_open(one)})
+    return msgspec.structs.replace(
+        numerics, **{one: value for one, value in named.items() if numerics.leaves_open(one)}
+    )
+
+
+def roundings_told(before: Numerics, after: Numerics, how: Outcome, failure: Failure | None) -> list[LeftOut]:
+    """What ``after`` says that ``before`` leaves open, as the conventions of a kernel that failed so without it."""
+    said = "" if failure is None else failure.message
+    return [
+        LeftOut(name, value, (getattr(before, name),), how, said)
+        for name, value in after.declared().items()
+        if before.leaves_open(name)
+    ]
 
 
 def infer(
@@ -543,11 +555,7 @@ class _Inference:
             point = msgspec.structs.replace(self.point, lse=kind)
             first = self._explained_by(point)
             if first is not None:
-                for name, value in self.probes.numerics.declared().items():
-                    if before.leaves_open(name):
-                        said = "" if first.failure is None else first.failure.message
-                        default = getattr(before, name)
-                        self.left_out.append(LeftOut(name, value, (default,), first.outcome, said))
+                self.left_out += roundings_told(before, self.probes.numerics, first.outcome, first.failure)
                 return
             self.probes.numerics = before
 
@@ -594,19 +602,9 @@ class _Inference:
         return failures[0] if failures else _PASSED
 
     def _telling_cases(self, point: Supports) -> Iterator[Case]:
-        """Of numbers and scales that no rounding leaves as they are, in each dtype; of float16, in its lowest range."""
         for dtype in dtypes_of(self.supports):
-            kinds: list[tuple[ValueRecipe, int]] = [("normal", 1), ("normal", 3)]
-            kinds += [("small", 1)] if dtype == "float16" else []
-            for seed, case in enumerate(self._cases(msgspec.structs.replace(point, dtypes=(dtype,)))):
-                if not isinstance(case, AttentionCase):
-                    return
-                lengths = [4 * length for length in case.seq_lens]
-                for of_v, exponent in kinds:  # q times a power of 2 is exact, and exponents of small scores nearly so
-                    values = msgspec.structs.replace(
-                        case.values, keys="fine", values=of_v, logit_exponent=exponent, seed=seed
-                    )
-                    yield self._with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
+            of_dtype = msgspec.structs.replace(point, dtypes=(dtype,))
+            yield from ProbeCases(self.declaration, of_dtype, self.is_even).of_roundings()
 
     # What is not rounded
 
