@@ -570,21 +570,26 @@ class _Inference:
         before, failure = self.probes.numerics, failed.failure
         if failure is None or not steps:
             return None
-        for named in failure.designs or self._of_matrix_units(failure):
+        for named in failure.designs or self._of_matrix_units(failure, point):
             self.probes.numerics = adopting(before, named)
             if self.probes.numerics != before and self._explained_by(point, steps - 1) is not None:
                 return failed
         self.probes.numerics = before
         return None
 
-    def _of_matrix_units(self, failure: Failure) -> tuple[dict[str, str], ...]:
+    def _of_matrix_units(self, failure: Failure, point: Supports) -> tuple[dict[str, str], ...]:
         """TF32, where a GPU's kernel is wrong in float32 alone, and no mistake accounts for it.
 
         Each tile's weights lose their low bits beside a maximum that is the kernel's own affair, so that replays give
-        such errors in few orders. What is adopted must end every failure, as all that replays name.
+        such errors in few orders. What is adopted must end every failure, as all that replays name. And what TF32 can
+        hold it must leave: where that goes wrong, too, it is not the operands of products that lose bits.
         """
         is_likely = self.probes.is_on_gpu and failure.oracle == "accuracy" and not failure.cause
-        return ({"matmul": "tf32"},) if is_likely and self._fails_in == "float32" else ()
+        if not is_likely or self._fails_in != "float32":
+            return ()
+        exact = ProbeCases(self.declaration, msgspec.structs.replace(point, dtypes=("float32",)), self.is_even)
+        are_right = all(self.probes(case, point).outcome == "passes" for case in exact.of_few_bits())
+        return ({"matmul": "tf32"},) if are_right else ()
 
     def _named_failure(self, point: Supports) -> _Seen:
         """The first telling case that fails; of several, one whose replay names a rounding."""

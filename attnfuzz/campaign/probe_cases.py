@@ -33,6 +33,7 @@ __all__ = ["Pair", "ProbeCases", "behind_a_window", "infinite_pairs", "points", 
 Pair = tuple[Case, Case]
 """A case that a declaration keeps, and one that differs from it in what the declaration leaves out."""
 _LONG = 300
+_NEXT_TO_NOTHING = 2.0**-20
 _ONE_VALUE = {
     "dtypes": "dtype",
     "head_sizes": "head_size",
@@ -166,6 +167,17 @@ class ProbeCases:
                     case.values, keys="fine", values=of_v, logit_exponent=exponent, seed=seed
                 )
                 yield self.with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
+
+    def of_few_bits(self) -> Iterator[Case]:
+        """Of keys of one score, next to 0, and of values that have 8 bits: all weights are 1, and any operand is exact.
+
+        A query that is rounded has no part in the log-sum-exp then.
+        """
+        for seed, case in enumerate(self.ordinary()):
+            if isinstance(case, AttentionCase):
+                values = msgspec.structs.replace(case.values, keys="equal", values="normal", seed=seed)
+                lengths = [4 * length for length in case.seq_lens]
+                yield self.with_lengths(case, lengths, values=values, scale=_NEXT_TO_NOTHING * case.scale)
 
     def permitted(self, cases: Iterable[Case]) -> list[Case]:
         """Those of ``cases`` that the kernel declares to take."""

@@ -110,7 +110,7 @@ class OnGpu:
     device = "cuda"
 
     def __init__(self, runner: Runner) -> None:
-        self.judge = runner.judge
+        self.judge, self.restart = runner.judge, runner.restart
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,13 @@ def test_tf32_is_a_design_on_a_gpu(runner: Runner, kernel: str, numerics: Numeri
     """`tl.dot` of float32 inputs takes it by default, and right kernels would have two findings each."""
     (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
     assert infer(OnGpu(runner), declaration).numerics == numerics  # type: ignore[arg-type]  # judges alike
+
+
+@pytest.mark.parametrize("kernel", ["short_outputs", "short_constant"])
+def test_what_is_wrong_in_float32_alone_is_no_tf32(runner: Runner, kernel: str) -> None:
+    """Whatever loses fewer bits than TF32 does would be let off on a GPU, as if matrix units had lost them."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
+    assert infer(OnGpu(runner), declaration).numerics == Numerics()  # type: ignore[arg-type]  # judges alike
 
 
 SUM = {"row_sum": "float32"}
