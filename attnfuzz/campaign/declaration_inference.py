@@ -38,7 +38,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -78,7 +78,7 @@ from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import REPLACED, RESULT, Failure, Verdict
 
-__all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "infer", "roundings_told", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -258,6 +258,19 @@ def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
     return msgspec.structs.replace(
         numerics, **{one: value for one, value in named.items() if numerics.leaves_open(one)}
     )
+
+
+def designs_of(numerics: Numerics, designs: Iterable[Mapping[str, str]]) -> Iterator[Numerics]:
+    """What a kernel with ``numerics`` may be declared as of ``designs``, the likeliest first.
+
+    None that is less likely than one which is declared away: that is what the kernel does, and must not.
+    """
+    for named in designs:
+        declared = adopting(numerics, named)
+        if any(getattr(declared, name) != value for name, value in named.items()):
+            return
+        if declared != numerics:
+            yield declared
 
 
 def roundings_told(before: Numerics, after: Numerics, how: Outcome, failure: Failure | None) -> list[LeftOut]:
@@ -570,9 +583,8 @@ class _Inference:
         before, failure = self.probes.numerics, failed.failure
         if failure is None or not steps:
             return None
-        for named in failure.designs or self._of_matrix_units(failure, point):
-            self.probes.numerics = adopting(before, named)
-            if self.probes.numerics != before and self._explained_by(point, steps - 1) is not None:
+        for self.probes.numerics in designs_of(before, failure.designs or self._of_matrix_units(failure, point)):
+            if self._explained_by(point, steps - 1) is not None:
                 return failed
         self.probes.numerics = before
         return None

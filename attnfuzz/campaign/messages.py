@@ -284,7 +284,7 @@ class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):
 
 
 class Adopted(msgspec.Struct, tag="adopted", frozen=True, kw_only=True):
-    """The kernel makes roundings on purpose, as fields of `Numerics` say that it leaves open: it is searched so from now.
+    """The kernel rounds on purpose as fields of `Numerics` say that it leaves open: it is searched so from now on.
 
     A replay of a ``failure`` named them, and its case passes with them, as others do. ``finding``: what it was so far.
     """

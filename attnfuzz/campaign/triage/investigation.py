@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from attnfuzz.campaign.declaration_inference import adopting, with_declared
+from attnfuzz.campaign.declaration_inference import designs_of, with_declared
 from attnfuzz.campaign.identity.finding import FailingCase, Finding
 from attnfuzz.campaign.identity.signature import (
     NEEDS_PRECEDING,
@@ -170,14 +170,12 @@ class Investigation:
         before = now.declaration.numerics
         try:
             alone = self._failure_of(now.declaration, now.case)
-            for named in alone.designs if alone is not None else ():
-                numerics = adopting(before, named)
-                if numerics == before or not self._passes_with(numerics):
-                    continue
-                self.adopted = numerics
-                target, fields = now.declaration.target, {one: named[one] for one in named if before.leaves_open(one)}
-                self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding))
-                return True
+            for numerics in designs_of(before, () if alone is None else alone.designs):
+                if self._passes_with(numerics):
+                    self.adopted, target = numerics, now.declaration.target
+                    fields = {name: value for name, value in numerics.declared().items() if before.leaves_open(name)}
+                    self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding))
+                    return True
         except OutOfTime:
             return False
         return False
