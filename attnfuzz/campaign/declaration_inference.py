@@ -583,7 +583,8 @@ class _Inference:
         before, failure = self.probes.numerics, failed.failure
         if failure is None or not steps:
             return None
-        for self.probes.numerics in designs_of(before, failure.designs or self._of_matrix_units(failure, point)):
+        for numerics in designs_of(before, failure.designs or self._of_matrix_units(failure, point)):
+            self.probes.numerics = numerics
             if self._explained_by(point, steps - 1) is not None:
                 return failed
         self.probes.numerics = before
