@@ -304,10 +304,9 @@ class Coordinator:
     def _adopt(self, message: Adopted) -> None:
         """Search a kernel as the design that it has turned out to be; what told of that is no finding."""
         self._book.forget(message.finding)
-        if self._readiness is None:
-            return
         self._adopted[message.kernel] = message.numerics | self._adopted.get(message.kernel, {})
-        self._readiness.adopt(message)
+        if self._readiness is not None:
+            self._readiness.adopt(message)
         self._take_up(self._joined[message.kernel])
         told = as_call("Numerics", self._kernels[message.kernel].numerics.declared())
         self._reporter.note(f"{message.kernel} is searched with {told} from now on, as its numbers say")
