@@ -8,7 +8,8 @@ kernel's ordinary value passes; what that is taken for depends on how it fails (
   strides, padding tokens, or where there are no keys. What attnfuzz itself objects to in a result is no refusal.
 * A *convention* is what all evidence bears out: a log-sum-exp that is written in no row, or is right to base 2 in all,
   short and long ones by themselves; its axes; roundings that some designs make on purpose (`Numerics`): a replay of one
-  gives a wrong result, nothing else does, and no probe fails where it is declared.
+  gives a wrong result, no mistake gives it as nearly, and no probe fails where it is declared. The search tries those
+  in the same way that it comes upon itself (`attnfuzz.campaign.triage.investigation`).
 * A *question* is what is silently wrong: for a layout where layouts differ, for strides, without keys, for an LSE of
   +inf where -inf is merged rightly, where freed pages lie behind a window, for all page sizes but one. Only its author
   knows whether the kernel was ever meant for it. The rest is searched without, and the question told with its case.

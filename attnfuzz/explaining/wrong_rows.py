@@ -157,8 +157,7 @@ class WrongRows:
     def _declared_by(self, found: Sequence[Rounding]) -> tuple[Mapping[str, str], ...]:
         """What declares each of the roundings that leave less open than any mistake does; the one first of the least.
 
-        A design's own leaves what else it rounds, but so does one that is a part of it where that is more: which it is,
-        other cases tell.
+        A part of what a design rounds gives nearly the same where the other part matters less: other cases tell.
         """
         ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
         designs = list(itertools.takewhile(bool, (rounding.numerics for rounding in ordered)))
