@@ -168,6 +168,14 @@ def test_a_sum_of_rounded_weights_is_not_let_off_where_that_is_declared_away(run
     assert infer(runner, declared).numerics == declared.numerics
 
 
+def test_weights_that_are_rounded_although_that_is_declared_away_are_no_rounded_scores(runner: Runner) -> None:
+    """Those of some short sequence explain such errors as well, and a change would be let off by a wider bound."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:exact_products"])
+    declared = Numerics(probabilities="float32", partials="float32")
+    found = infer(runner, msgspec.structs.replace(declaration, numerics=declared))
+    assert found.numerics == declared
+
+
 @pytest.mark.night
 def test_a_change_that_sums_rounded_weights_is_found_and_named(tmp_path: Path) -> None:
     """What `declare` prints of a kernel would not be what it is held to from then on."""
