@@ -562,16 +562,25 @@ class _Inference:
     # What is rounded on purpose
 
     def _numerics(self) -> None:
-        """Roundings that explain all that is wrong with ordinary numbers, whichever logarithm the kernel returns."""
+        """Roundings that explain all that is wrong with ordinary numbers, whichever logarithm the kernel returns.
+
+        One that it returns is evidence, and not left out: what is wrong with weights alone is not rounded scores.
+        """
         kinds: tuple[LseKind, ...] = get_args(LseKind) if self._is_open("lse") else (self.supports.lse,)
         before = self.probes.numerics
         for kind in kinds:
             point = msgspec.structs.replace(self.point, lse=kind)
+            if kind == "none" and self._is_open("lse") and not self._writes_no_lse():
+                continue
             first = self._explained_by(point)
             if first is not None:
                 self.left_out += roundings_told(before, self.probes.numerics, first.outcome, first.failure)
                 return
             self.probes.numerics = before
+
+    def _writes_no_lse(self) -> bool:
+        failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]
+        return all(failure is not None and _lacks_lse(failure) for failure in failures)
 
     def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _Seen | None:
         """How the first of some telling cases failed, if none does with roundings that replays of them have named.

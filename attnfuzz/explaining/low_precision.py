@@ -82,7 +82,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
-        yield from _weights_in_sixteen_bits(row)
+        yield from _weights_of_another_type(row)
         for name in ("float16", "bfloat16"):
             yield from _sums_rounded(row, name, _rounding_to(name))
     else:
@@ -90,7 +90,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
         rounded = _rounding_to(name)
         yield from _scores_rounded(row, name, rounded, copies=not one_copy)
         yield _sum_of_rounded_weights(row, name, rounded)
-        yield from _weights_in_sixteen_bits(row)
+        yield from _weights_of_another_type(row)
         yield from _weights_rounded(row, name, rounded)
         yield from _sums_rounded(row, name, rounded)
         yield from _tiles_rounded(row, name, rounded)
@@ -191,15 +191,15 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[R
     )
 
 
-def _weights_in_sixteen_bits(row: AttentionRow) -> Iterator[Rounding]:
-    """Of the case's type, which some kernels declare that they do not do, or of the other: a cast for the models at hand."""
+def _weights_of_another_type(row: AttentionRow) -> Iterator[Rounding]:
+    """One of 16 bits that is not the case's: a cast that somebody wrote for the models at hand."""
     _, lse = row_weights(row.case, row.row, row.head, row.scores)
     total = (lse - _top(row)).exp()
     for name in ("float16", "bfloat16"):
-        words = f"weights are rounded to {name} before they are multiplied with V"
-        ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]
-        declared = {"probabilities": "input"} if name == row.case.dtype else {}
-        yield _rounding("weights_rounded", f"weights in {name}", words, ways, declared)
+        if name != row.case.dtype:
+            words = f"weights are rounded to {name} before they are multiplied with V"
+            ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]
+            yield _rounding("weights_rounded", f"weights in {name}", words, ways)
 
 
 def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rounding:
@@ -209,9 +209,7 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rou
         total = weights.sum() + (row.sink - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
     words = f"softmax weights are rounded to {name} before they are summed"
-    return _rounding(
-        "rounded_weights_summed", "sum of rounded weights", words, ways, {"probabilities": "input", "row_sum": "input"}
-    )
+    return _rounding("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
 
 
 def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
