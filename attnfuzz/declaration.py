@@ -96,6 +96,11 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(f"{name}={getattr(self, name)!r:.80} must be an attnfuzz.{kind.__name__}(...)")
         msgspec.structs.force_setattr(self, "supports", settled(self.problem, self.supports, self.options))
 
+    @property
+    def is_bundled(self) -> bool:
+        """Whether it comes with attnfuzz, and says all that there is to say of it."""
+        return ":" not in self.target
+
 
 class Kernel:
     """A callable with its declaration; ``kernel(inputs, **options)`` runs it, ``prepare()`` goes before its first."""

@@ -227,7 +227,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``maybe``: causes that would give much the same, if they are known of the kernel;
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
-    - ``numerics``: likewise those of `Numerics`, where a replayed rounding is one that a design makes on purpose;
+    - ``designs``: likewise those of `Numerics`, for each replayed rounding that a kernel may make on purpose, likeliest
+      first;
     - ``replays``: the names of all roundings that would give this result;
     - ``sources``: the lines of the kernel that its cause comes from, if they are known;
     - ``misuse``: what to write instead, where the kernel cannot be called as it is written, whatever the case.
@@ -245,7 +246,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     maybe: tuple[str, ...] = ()
     blame: Blame = Blame()
     remedy: dict[str, str] = {}
-    numerics: dict[str, str] = {}
+    designs: tuple[dict[str, str], ...] = ()
     replays: tuple[str, ...] = ()
     sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
     misuse: str = ""

@@ -11,10 +11,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from attnfuzz.campaign.declaration_inference import adopting, with_declared
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.messages import (
+    Adopted,
     Begin,
     Busy,
     Confirmed,
@@ -41,6 +43,8 @@ from attnfuzz.campaign.saved.state import CampaignState, StateWriter
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
 from attnfuzz.internal_errors import in_one_sentence
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.supports import Supports, as_call
 
 __all__ = ["Coordinator", "Orphans"]
 
@@ -132,6 +136,7 @@ class Coordinator:
         statistics.findings = self._book.findings
         self._workers = Workers(statistics.workers, launch=launch, setup_for=self._setup)
         self._orphans = Orphans()
+        self._adopted: dict[str, dict[str, str]] = {}
         self._known: list[Known] = []
         self._cut_off: set[Known] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {one: deque(maxlen=_FORMATS_KEPT) for one in self._kernels}
@@ -264,6 +269,7 @@ class Coordinator:
             device_id=self._device_ids[number],
             device_label=str(device_ids.index(self._device_ids[number])) if self._all_devices else "",
             sharing=-(-statistics.workers // len(device_ids)),
+            adopting=self._readiness is not None and not (request.pedantic or request.verifying),
         )
 
     def _listen(self, timeout_s: float) -> None:
@@ -285,10 +291,25 @@ class Coordinator:
         for unfinished in self._readiness.take_failures():
             self._orphans.add(unfinished)
         for join in self._readiness.take():
-            target = join.kernel.target
-            self._joined[target] = join
-            self._kernels[target] = self._statistics.kernels[target].declaration = join.kernel
-            self._workers.broadcast(join)
+            self._take_up(join)
+
+    def _take_up(self, join: Join) -> None:
+        """Have a kernel searched as ``join`` says, and as what the search has found out of it."""
+        target = join.kernel.target
+        kernel = with_declared(join.kernel, Supports(), adopting(Numerics(), self._adopted.get(target, {})))
+        self._joined[target] = join = msgspec.structs.replace(join, kernel=kernel)
+        self._kernels[target] = self._statistics.kernels[target].declaration = kernel
+        self._workers.broadcast(join)
+
+    def _adopt(self, message: Adopted) -> None:
+        """Search a kernel as the design that it has turned out to be; what told of that is no finding."""
+        self._book.forget(message.finding)
+        self._adopted[message.kernel] = message.numerics | self._adopted.get(message.kernel, {})
+        if self._readiness is not None:
+            self._readiness.adopt(message)
+        self._take_up(self._joined[message.kernel])
+        told = as_call("Numerics", self._kernels[message.kernel].numerics.declared())
+        self._reporter.note(f"{message.kernel} is searched with {told} from now on, as its numbers say")
 
     def _keep_house(self) -> None:
         self._have_join()
@@ -345,6 +366,9 @@ class Coordinator:
                 self._fail_fast_hit |= self._request.fail_fast and self._statistics.standing(finding) == "counts"
             case Duplicate():
                 self._announce(message, self._book.duplicate(message))
+            case Adopted():
+                self._adopt(message)
+                self._clear_busy(message.finding)
             case Trouble():
                 self._in_trouble.add(number)
                 self._note_trouble(message.message)

@@ -8,7 +8,8 @@ kernel's ordinary value passes; what that is taken for depends on how it fails (
   strides, padding tokens, or where there are no keys. What attnfuzz itself objects to in a result is no refusal.
 * A *convention* is what all evidence bears out: a log-sum-exp that is written in no row, or is right to base 2 in all,
   short and long ones by themselves; its axes; roundings that some designs make on purpose (`Numerics`): a replay of one
-  gives a wrong result, nothing else does, and no probe fails where it is declared.
+  gives a wrong result, no mistake gives it as nearly, and no probe fails where it is declared. The search tries those
+  in the same way that it comes upon itself (`attnfuzz.campaign.triage.investigation`).
 * A *question* is what is silently wrong: for a layout where layouts differ, for strides, without keys, for an LSE of
   +inf where -inf is merged rightly, where freed pages lie behind a window, for all page sizes but one. Only its author
   knows whether the kernel was ever meant for it. The rest is searched without, and the question told with its case.
@@ -38,7 +39,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -73,12 +74,12 @@ from attnfuzz.problems.choices import (
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind, ValueRecipe
+from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import REPLACED, RESULT, Failure, Verdict
 
-__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -93,6 +94,8 @@ _MOST_SHRINKING = 60
 """Runs to make the case of a question small."""
 _UNDECLARED = Supports()
 _ORDINARY = Numerics()
+_PROMISES = {"probabilities": "float32", "row_sum": "float32", "partials": "float32", "matmul": "ieee"}
+"""What `Numerics` holds of kernels that round less than they may."""
 _MOST_ROUNDINGS = 4
 _MOST_UNNAMED = 2
 _STRICTER = ({"probabilities": "float32", "partials": "float32"}, {"row_sum": "float32"})
@@ -251,6 +254,39 @@ def with_declared(declaration: Declaration, supports: Supports, numerics: Numeri
         numerics=msgspec.structs.replace(declaration.numerics, **roundings),
         assumed=(*declaration.assumed, *fields, *roundings),
     )
+
+
+def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
+    """``numerics`` with what it leaves open as in ``named``."""
+    return msgspec.structs.replace(
+        numerics, **{one: value for one, value in named.items() if numerics.leaves_open(one)}
+    )
+
+
+def designs_of(numerics: Numerics, designs: Iterable[Mapping[str, str]]) -> Iterator[Numerics]:
+    """What a kernel with ``numerics`` may be declared as of ``designs``, the likeliest first.
+
+    None that is less likely than one which is declared away: that is what the kernel does, and must not. Nor any of a
+    kernel that promises to round less than it may: whoever says that knows what it rounds.
+    """
+    if any(getattr(numerics, name) == value for name, value in _PROMISES.items()):
+        return
+    for named in designs:
+        declared = adopting(numerics, named)
+        if any(getattr(declared, name) != value for name, value in named.items()):
+            return
+        if declared != numerics:
+            yield declared
+
+
+def roundings_told(before: Numerics, after: Numerics, how: Outcome, failure: Failure | None) -> list[LeftOut]:
+    """What ``after`` says that ``before`` leaves open, as the conventions of a kernel that failed so without it."""
+    said = "" if failure is None else failure.message
+    return [
+        LeftOut(name, value, (getattr(before, name),), how, said)
+        for name, value in after.declared().items()
+        if before.leaves_open(name)
+    ]
 
 
 def infer(
@@ -531,44 +567,57 @@ class _Inference:
     # What is rounded on purpose
 
     def _numerics(self) -> None:
-        """Roundings that explain all that is wrong with ordinary numbers, whichever logarithm the kernel returns."""
+        """Roundings that explain all that is wrong with ordinary numbers, whichever logarithm the kernel returns.
+
+        One that it returns is evidence, and not left out: what is wrong with weights alone is not rounded scores.
+        """
         kinds: tuple[LseKind, ...] = get_args(LseKind) if self._is_open("lse") else (self.supports.lse,)
         before = self.probes.numerics
         for kind in kinds:
             point = msgspec.structs.replace(self.point, lse=kind)
+            if kind == "none" and self._is_open("lse") and not self._writes_no_lse():
+                continue
             first = self._explained_by(point)
             if first is not None:
-                for name, value in self.probes.numerics.declared().items():
-                    if before.leaves_open(name):
-                        said = "" if first.failure is None else first.failure.message
-                        default = getattr(before, name)
-                        self.left_out.append(LeftOut(name, value, (default,), first.outcome, said))
+                self.left_out += roundings_told(before, self.probes.numerics, first.outcome, first.failure)
                 return
             self.probes.numerics = before
 
-    def _explained_by(self, point: Supports) -> _Seen | None:
-        """How the first of some telling cases failed, if none does with the roundings that replays have named."""
-        first = _PASSED
-        for _ in range(_MOST_ROUNDINGS):
-            failed = self._named_failure(point)
-            if failed.outcome == "passes":
-                return first
-            first = failed if first is _PASSED else first
-            named = {} if failed.failure is None else failed.failure.numerics or self._of_matrix_units(failed.failure)
-            new = {name: value for name, value in named.items() if self.probes.numerics.leaves_open(name)}
-            if not new:
-                return None
-            self.probes.numerics = msgspec.structs.replace(self.probes.numerics, **new)
+    def _writes_no_lse(self) -> bool:
+        failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]
+        return all(failure is not None and _lacks_lse(failure) for failure in failures)
+
+    def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _Seen | None:
+        """How the first of some telling cases failed, if none does with roundings that replays of them have named.
+
+        Of several that one may be, the likeliest that ends all.
+        """
+        failed = self._named_failure(point)
+        if failed.outcome == "passes":
+            return failed
+        before, failure = self.probes.numerics, failed.failure
+        if failure is None or not steps:
+            return None
+        for numerics in designs_of(before, failure.designs or self._of_matrix_units(failure, point)):
+            self.probes.numerics = numerics
+            if self._explained_by(point, steps - 1) is not None:
+                return failed
+        self.probes.numerics = before
         return None
 
-    def _of_matrix_units(self, failure: Failure) -> dict[str, str]:
+    def _of_matrix_units(self, failure: Failure, point: Supports) -> tuple[dict[str, str], ...]:
         """TF32, where a GPU's kernel is wrong in float32 alone, and no mistake accounts for it.
 
         Each tile's weights lose their low bits beside a maximum that is the kernel's own affair, so that replays give
-        such errors in few orders. What is adopted must end every failure, as all that replays name.
+        such errors in few orders. What is adopted must end every failure, as all that replays name. And what TF32 can
+        hold it must leave: where that goes wrong, too, it is not the operands of products that lose bits.
         """
         is_likely = self.probes.is_on_gpu and failure.oracle == "accuracy" and not failure.cause
-        return {"matmul": "tf32"} if is_likely and self._fails_in == "float32" else {}
+        if not is_likely or self._fails_in != "float32":
+            return ()
+        exact = ProbeCases(self.declaration, msgspec.structs.replace(point, dtypes=("float32",)), self.is_even)
+        are_right = all(self.probes(case, point).outcome == "passes" for case in exact.of_few_bits())
+        return ({"matmul": "tf32"},) if are_right else ()
 
     def _named_failure(self, point: Supports) -> _Seen:
         """The first telling case that fails; of several, one whose replay names a rounding."""
@@ -579,26 +628,16 @@ class _Inference:
                 continue
             failures.append(seen)
             self._fails_in = case.dtype
-            if seen.failure.numerics:
+            if seen.failure.designs:
                 return seen
             if seen.failure.oracle != "accuracy" or len(failures) == _MOST_UNNAMED:
                 break
         return failures[0] if failures else _PASSED
 
     def _telling_cases(self, point: Supports) -> Iterator[Case]:
-        """Of numbers and scales that no rounding leaves as they are, in each dtype; of float16, in its lowest range."""
         for dtype in dtypes_of(self.supports):
-            kinds: list[tuple[ValueRecipe, int]] = [("normal", 1), ("normal", 3)]
-            kinds += [("small", 1)] if dtype == "float16" else []
-            for seed, case in enumerate(self._cases(msgspec.structs.replace(point, dtypes=(dtype,)))):
-                if not isinstance(case, AttentionCase):
-                    return
-                lengths = [4 * length for length in case.seq_lens]
-                for of_v, exponent in kinds:  # q times a power of 2 is exact, and exponents of small scores nearly so
-                    values = msgspec.structs.replace(
-                        case.values, keys="fine", values=of_v, logit_exponent=exponent, seed=seed
-                    )
-                    yield self._with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
+            of_dtype = msgspec.structs.replace(point, dtypes=(dtype,))
+            yield from ProbeCases(self.declaration, of_dtype, self.is_even).of_roundings()
 
     # What is not rounded
 

@@ -132,6 +132,12 @@ class FindingBook:
         self._folder.save(finding)
         self._reporter.finding("smaller", finding)
 
+    def forget(self, name: str) -> None:
+        """Drop a finding, if there is one, that has turned out to be none."""
+        finding = self._open.pop(name, None)
+        if finding in self.findings:
+            self._drop(finding)
+
     def duplicate(self, message: Duplicate) -> Finding:
         """Close a finding that is a known bug, and forget it."""
         finding = self._open.pop(message.finding)

@@ -117,7 +117,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
     ``journal`` is the file that names the case being judged.
     ``memory_limit_bytes`` bounds the resident memory of an executor. ``device_id`` is the GPU that the worker's
-    executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many
+    executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``adopting``: whether what
+    kernels of the user round on purpose is found out, too. ``sharing`` is how many
     workers share it. ``watching`` and ``import_patience_s`` are those of `Runner`.
     """
 
@@ -133,6 +134,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     device_id: str = ""
     device_label: str = ""
     sharing: int = 1
+    adopting: bool = False
     tolerance: Tolerance = "bound"
     watching: bool = False
     import_patience_s: float = LOAD_TIMEOUT_S
@@ -281,6 +283,18 @@ class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):
     flaky: bool = False
 
 
+class Adopted(msgspec.Struct, tag="adopted", frozen=True, kw_only=True):
+    """The kernel rounds on purpose as fields of `Numerics` say that it leaves open: it is searched so from now on.
+
+    A replay of a ``failure`` named them, and its case passes with them, as others do. ``finding``: what it was so far.
+    """
+
+    kernel: str
+    numerics: dict[str, str]
+    failure: Failure
+    finding: str = ""
+
+
 class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     """Something went wrong, but not in a kernel.
 
@@ -304,5 +318,6 @@ FromWorker: TypeAlias = (
     | Smaller
     | Minimised
     | Duplicate
+    | Adopted
     | Trouble
 )

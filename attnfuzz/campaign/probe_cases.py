@@ -23,7 +23,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     strided_tensors_of,
 )
-from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.recipes import StrideKind, ValueRecipe
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
@@ -33,6 +33,7 @@ __all__ = ["Pair", "ProbeCases", "behind_a_window", "infinite_pairs", "points", 
 Pair = tuple[Case, Case]
 """A case that a declaration keeps, and one that differs from it in what the declaration leaves out."""
 _LONG = 300
+_NEXT_TO_NOTHING = 2.0**-20
 _ONE_VALUE = {
     "dtypes": "dtype",
     "head_sizes": "head_size",
@@ -152,6 +153,31 @@ class ProbeCases:
             size = first.page_size or 4
             for length in (1, size, 2 * size + 1, 5 * size + 3, _LONG):
                 yield self.with_lengths(first, (length,))
+
+    def of_roundings(self) -> Iterator[Case]:
+        """Of numbers and scales that no rounding leaves as they are; of float16, in its lowest range as well."""
+        for seed, case in enumerate(self.ordinary()):
+            if not isinstance(case, AttentionCase):
+                return
+            kinds: list[tuple[ValueRecipe, int]] = [("normal", 1), ("normal", 3)]
+            kinds += [("small", 1)] if case.dtype == "float16" else []
+            lengths = [4 * length for length in case.seq_lens]
+            for of_v, exponent in kinds:  # q times a power of 2 is exact, and exponents of small scores nearly so
+                values = msgspec.structs.replace(
+                    case.values, keys="fine", values=of_v, logit_exponent=exponent, seed=seed
+                )
+                yield self.with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
+
+    def of_few_bits(self) -> Iterator[Case]:
+        """Of keys of one score, next to 0, and of values that have 8 bits: all weights are 1, and any operand is exact.
+
+        A query that is rounded has no part in the log-sum-exp then.
+        """
+        for seed, case in enumerate(self.ordinary()):
+            if isinstance(case, AttentionCase):
+                values = msgspec.structs.replace(case.values, keys="equal", values="normal", seed=seed)
+                lengths = [4 * length for length in case.seq_lens]
+                yield self.with_lengths(case, lengths, values=values, scale=_NEXT_TO_NOTHING * case.scale)
 
     def permitted(self, cases: Iterable[Case]) -> list[Case]:
         """Those of ``cases`` that the kernel declares to take."""

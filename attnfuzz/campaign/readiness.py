@@ -20,8 +20,8 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, infer, with_declared
-from attnfuzz.campaign.messages import Join, Unfinished, written
+from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, adopting, infer, roundings_told, with_declared
+from attnfuzz.campaign.messages import Adopted, Join, Unfinished, written
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
@@ -127,9 +127,19 @@ class Readiness:
             for target, one in list(self._building.items())  # which the thread shortens
         }
 
+    def adopt(self, adopted: Adopted) -> None:
+        """Tell of a design of a kernel that the search has found."""
+        target, failure = adopted.kernel, adopted.failure
+        declared = self._declarations[target]
+        nothing = Inferred(target=target, supports=declared.supports, left_out=(), probes=0, works=True)
+        found = self._inferred.get(target, nothing)
+        numerics = adopting(found.numerics, adopted.numerics)
+        told = roundings_told(found.numerics, numerics, "wrong", failure)
+        self._inferred[target] = msgspec.structs.replace(found, numerics=numerics, left_out=(*found.left_out, *told))
+
     def look(self) -> None:
         """Find out which kernels are ready, and what those take."""
-        users = [one for one in self._declarations.values() if ":" in one.target or one.needs_preparing]
+        users = [one for one in self._declarations.values() if not one.is_bundled or one.needs_preparing]
         with ThreadPoolExecutor(max(1, min(len(users), cores()))) as pool:
             try:
                 looked = dict(zip((one.target for one in users), pool.map(self._look_at, users), strict=True))

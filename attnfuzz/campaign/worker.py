@@ -109,6 +109,7 @@ class WorkerLoop:
             meter=self._meter,
             send=channel.send,
             is_over=self._is_over,
+            adopting=setup.adopting,
         )
         self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
         self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(most_together))
@@ -164,6 +165,7 @@ class WorkerLoop:
             within = msgspec.structs.replace(declaration.supports, where=join.built)
             declaration = msgspec.structs.replace(declaration, supports=within)
         self._kernels[target] = declaration
+        self._failures.adopted(target, declaration.numerics)
         if self._formats is not None:
             self._formats.joins(declaration)
         early, self._early = self._early, []

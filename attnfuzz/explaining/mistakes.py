@@ -7,7 +7,7 @@ follows from the weights and values at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -60,7 +60,8 @@ class Diagnosis:
     """What a wrong result points to, in `words`; `tokens`, as (sequence, position), are those that it is about.
 
     `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed. `maybe`:
-    other causes that would give much the same. `numerics`: fields of `Numerics` that declare the mistake to be none.
+    other causes that would give much the same. `designs`: fields of `Numerics` that declare the mistake to be none, for
+    each design of which it may be, the likeliest first.
     `replays`: all roundings, by name, that give this result. `is_fitted`: to a number that stands in no program yet.
     """
 
@@ -68,7 +69,7 @@ class Diagnosis:
     cause: str = ""
     tokens: tuple[tuple[int, int], ...] = ()
     maybe: tuple[str, ...] = ()
-    numerics: Mapping[str, str] = field(default_factory=dict)
+    designs: tuple[Mapping[str, str], ...] = ()
     replays: tuple[str, ...] = ()
     is_fitted: bool = False
 

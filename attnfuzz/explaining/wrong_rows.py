@@ -8,7 +8,8 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,8 +34,6 @@ _FEW_WAYS = 4
 _MOST_EXACT_WAYS = 12
 _BESIDE = 0.5
 """By how much of their spread a result may lie beside those of several orders."""
-_NEARLY_AS_LITTLE = 1.5
-"""Times what the best leaves: designs that round the same besides differ by more, where numbers are many."""
 _ROUNDINGS = 12
 """One after the other: eight in a thread, and as its sum meets those of others."""
 _LARGEST_EXPONENT = 700.0
@@ -151,16 +150,18 @@ class WrongRows:
             words,
             first.cause,
             maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
-            numerics=self._declared_by(found),
+            designs=self._declared_by(found),
             replays=tuple(fitting),
         )
 
-    def _declared_by(self, found: Sequence[Rounding]) -> dict[str, str]:
-        """What declares the rounding that leaves least open; of several that leave nearly as little, what all have."""
-        left = {rounding.name: self._left_by(rounding.name) for rounding in found}
-        best = [one.numerics for one in found if left[one.name] <= _NEARLY_AS_LITTLE * min(left.values())]
-        common = set(best[0].items()).intersection(*(numerics.items() for numerics in best))
-        return {name: value for name, value in best[0].items() if (name, value) in common}
+    def _declared_by(self, found: Sequence[Rounding]) -> tuple[Mapping[str, str], ...]:
+        """What declares each of the roundings that leave less open than any mistake does; the one first of the least.
+
+        A part of what a design rounds gives nearly the same where the other part matters less: other cases tell.
+        """
+        ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
+        designs = list(itertools.takewhile(bool, (rounding.numerics for rounding in ordered)))
+        return tuple(one for i, one in enumerate(designs) if one not in designs[:i])
 
     @cached_property
     def _is_nothing(self) -> bool:

@@ -198,8 +198,8 @@ class Arithmetic(NamedTuple):
         Each partial result has a token of its own, or nothing is rounded when it is merged: the other state has all
         the weight, and was stored before.
         """
-        is_split = torch.as_tensor(self.is_split, dtype=num_tokens.dtype, device=num_tokens.device)
-        stages = torch.minimum(is_split, (num_tokens - 1).clamp(min=1))
+        stages = torch.as_tensor(self.is_split, dtype=num_tokens.dtype, device=num_tokens.device)
+        stages = torch.minimum(stages, (num_tokens - 1).clamp(min=1))
         return self._replace(
             is_split=stages, partial=stages * self.partial, partial_absolute=stages * self.partial_absolute
         )

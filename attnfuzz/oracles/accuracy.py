@@ -60,7 +60,7 @@ def objection(
         cause="" if found is None else found.cause,
         maybe=() if found is None else found.maybe,
         blame=blame if found is None else blame | Blame(tokens=found.tokens),
-        numerics={} if found is None else dict(found.numerics),
+        designs=() if found is None else tuple(map(dict, found.designs)),
         replays=() if found is None else found.replays,
         remedy={"lse": "base2"} if found is not None and found.cause == "lse_base2" else {},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -124,6 +125,28 @@ def tf32_in_tiles(inputs: Any) -> Result:
 @attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
 def scaled_tf32(inputs: Any) -> Result:
     return run(inputs, _tf32_design(prescaled=True))
+
+
+def _of_float32(change: Callable[[torch.Tensor], torch.Tensor], result: torch.Tensor) -> None:
+    if result.dtype == torch.float32:
+        result.copy_(change(result))
+
+
+@attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
+def short_outputs(inputs: Any) -> Result:
+    """No design: float32 results lose as many bits as operands in TF32."""
+    out, lse = run(inputs, DESIGN["weights rounded, summed before"])
+    _of_float32(_tf32, out)
+    return out, lse
+
+
+@attnfuzz.kernel("dense_decode", supports=Supports(empty_sequences=False))
+def short_constant(inputs: Any) -> Result:
+    """Neither: the logarithm of 2 has five digits."""
+    out, lse = run(inputs, DESIGN["weights rounded, summed before"])
+    if out.dtype == torch.float32:
+        lse *= 0.69317 / math.log(2)
+    return out, lse
 
 
 @attnfuzz.kernel("dense_decode", supports=halves)

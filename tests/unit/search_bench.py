@@ -72,6 +72,7 @@ class Bench:
     judged: list[Case] = field(default_factory=list)
     afresh: int = 0
     most_together: int = 1
+    adopting: bool = False
 
     def run(self) -> Self:
         deadline = time.monotonic() + self.budget_s
@@ -83,6 +84,7 @@ class Bench:
             deadline=deadline,
             device="cpu",
             oracles=DEFAULT_ORACLES,
+            adopting=self.adopting,
         )
         channel = cast(Channel[ToWorker], self)
         judge, formats = self.timed(deadline), self.formats()

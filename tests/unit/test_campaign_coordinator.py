@@ -124,6 +124,12 @@ class PretendedReadiness:
         news, self.told = parts[self.told :], len(parts)
         return news
 
+    def take_questions(self) -> list[object]:
+        return []
+
+    def take_failures(self) -> list[object]:
+        return []
+
 
 def test_workers_hear_of_what_is_built_whenever_they_start(tmp_path: Path) -> None:
     """A worker that takes a lost one's place would search nothing, or what is not built yet."""

@@ -72,6 +72,7 @@ class Style:
 
     tile: int | None = 16
     num_splits: int = 1
+    by_lse: bool = False
     base2: bool = False
     scale_q_first: bool = False
     weights: Rounding = unrounded
@@ -123,16 +124,20 @@ def partial_states(problem: Problem, style: Style) -> Result:
     return torch.stack([style.partials(out) for out, _ in states]), torch.stack([lse for _, lse in states])
 
 
-def combine(outs: Tensor, lses: Tensor) -> Result:
+def combine(outs: Tensor, lses: Tensor, *, by_lse: bool = False) -> Result:
+    """`by_lse`: with the weights exp(lse_s - lse), as FlashAttention 2 does; else divided by their sum."""
     maximum = lses.amax(0)
     weights = (lses - maximum).exp()
     total = weights.sum(0)
+    if by_lse:
+        lse = maximum + total.log()
+        return ((lses - lse).exp()[..., None] * outs).sum(0), lse
     return (weights[..., None] * outs).sum(0) / total[..., None], maximum + total.log()
 
 
 def run(problem: Problem, style: Style) -> Result:
     if style.num_splits > 1:
-        return combine(*partial_states(problem, style))
+        return combine(*partial_states(problem, style), by_lse=style.by_lse)
     return naive(problem, style) if style.tile is None else online(problem, style, *problem.per_q_head())
 
 
@@ -190,7 +195,7 @@ def styles(dtype: torch.dtype, seed: int, seq_len: int = 1) -> dict[str, tuple[S
         "naive, rounded weights": (replace(short, tile=None, base2=False), rounded),
         "online, float32 weights": (plain, STRICT),
         "online, rounded weights": (short, rounded),
-        "split, float32 partials": (replace(plain, num_splits=num_splits), STRICT),
+        "split, float32 partials": (replace(plain, num_splits=num_splits, by_lse=bool(seed & 1)), STRICT),
         "split, rounded partials": (replace(short, num_splits=num_splits, partials=rounded_to(dtype)), rounded),
     }
 
@@ -243,10 +248,15 @@ def test_correct_kernels_stay_below_the_bound(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 def test_the_bound_is_not_slack(seen: dict[tuple[torch.dtype, str], Seen], dtype: torch.dtype, name: str) -> None:
-    """A bound far above every error that rounding makes would let small bugs through."""
+    """A bound far above every error that rounding makes would let small bugs through.
+
+    Splits may have weights exp(lse_s - lse), whose exponents are rounded apart from those that the LSE has summed
+    (`normaliser_error`): of each |s_i| three times as many roundings as where a sum divides, and random ones partly
+    make up for each other.
+    """
     results = seen[dtype, name]
     rounds_to_short = dtype != F32 and "rounded" in name
-    assert max(results.unstored) > (0.15 if rounds_to_short else 0.01)
+    assert max(results.unstored) > (0.15 if rounds_to_short else 0.005 if "split" in name else 0.01)
     assert dtype == F32 or max(results.out) > 0.3
 
 

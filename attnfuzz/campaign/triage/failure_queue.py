@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from attnfuzz.campaign.counts import ProgressMeter
+from attnfuzz.campaign.declaration_inference import with_declared
 from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.identity.signature import ANY_CASE, KnownFindings, Signature, Symptom
-from attnfuzz.campaign.judge.case_judge import CaseJudge
+from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime
 from attnfuzz.campaign.messages import Busy, Found, Known, Unconfirmed, written
+from attnfuzz.campaign.triage.confirmation import retries_of
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import ends_process
 
 __all__ = ["FailureQueue"]
@@ -27,7 +32,8 @@ _MAX_DOUBTS = 3
 class FailureQueue:
     """The failures of worker ``worker``, which are investigated until ``deadline``.
 
-    ``send`` tells the coordinator; ``is_over`` hears what it says, and whether the campaign has ended.
+    ``send`` tells the coordinator; ``is_over`` hears what it says, and whether the campaign has ended. ``adopting``:
+    whether what kernels of the user round on purpose is found out, too.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class FailureQueue:
         meter: ProgressMeter,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
+        adopting: bool = False,
     ) -> None:
         self._worker = worker
         self._deadline = deadline
@@ -52,6 +59,8 @@ class FailureQueue:
         self._waiting: dict[Symptom, deque[FailingCase]] = {}
         self._doubts: Counter[Symptom] = Counter()
         self._investigated = 0
+        self._adopting = adopting
+        self._numerics: dict[str, Numerics] = {}
         self.deaths = KnownDeaths(meter.share_of_known_deaths)
 
     def learn(self, known: Known) -> None:
@@ -87,10 +96,31 @@ class FailureQueue:
         """The next failure to look into: one that is neither busy nor explained since it was put to wait."""
         for symptom in [symptom for symptom in self._waiting if not self._known.is_busy(symptom)]:
             while (failing := self._next_of(symptom)) is not None:
-                if not self._is_known(failing):
-                    return failing
-                self._count_known(failing, 0.0)
+                if self._is_known(failing):
+                    self._count_known(failing, 0.0)
+                elif (now := self._as_declared(failing)) is not None:
+                    return now
         return None
+
+    def adopted(self, target: str, numerics: Numerics) -> None:
+        """Judge the failures of a kernel by these roundings from now on, those that wait, too."""
+        self._numerics[target] = numerics
+
+    def _as_declared(self, failing: FailingCase) -> FailingCase | None:
+        """The failing case by what is known of its kernel since; None if it is none any more."""
+        numerics = self._numerics.get(failing.declaration.target, failing.declaration.numerics)
+        if numerics == failing.declaration.numerics:
+            return failing
+        declared = replace(failing, declaration=with_declared(failing.declaration, Supports(), numerics))
+        try:
+            if failing.failure.oracle == "accuracy" and self._fails(failing) and not self._fails(declared):
+                return None
+        except OutOfTime:
+            pass  # it is told as far as it is known
+        return declared
+
+    def _fails(self, failing: FailingCase) -> bool:
+        return retries_of(failing, self._judge, self.deaths).alone(failing.case, patience="short") is not None
 
     def _next_of(self, symptom: Symptom) -> FailingCase | None:
         waiting = self._waiting.get(symptom)
@@ -113,9 +143,12 @@ class FailureQueue:
             send=self._send,
             is_over=self._is_over,
             deadline=self._deadline,
+            adopting=self._adopting and not failing.declaration.is_bundled,
         )
         if not investigation.run():
             self._doubts[failing.symptom] += 1
+        if investigation.adopted is not None:
+            self.adopted(failing.declaration.target, investigation.adopted)
 
     def doubt(self, failing: FailingCase) -> None:
         """Tell of a process that was lost while cases ran in it, ``failing`` last; alone none of them loses one."""

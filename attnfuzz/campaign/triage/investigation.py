@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from attnfuzz.campaign.declaration_inference import designs_of, with_declared
 from attnfuzz.campaign.identity.finding import FailingCase, Finding
 from attnfuzz.campaign.identity.signature import (
     NEEDS_PRECEDING,
@@ -22,7 +24,7 @@ from attnfuzz.campaign.identity.signature import (
     needs_numbers,
 )
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
+from attnfuzz.campaign.messages import Adopted, Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.probe_cases import ProbeCases, points, trial_of
 from attnfuzz.campaign.relatives import (
     alternatives,
@@ -54,7 +56,10 @@ from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.choices import dtypes_of
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, RESULT, WITHOUT_WEIGHT, Failure, ends_process
 
 __all__ = ["Investigation"]
@@ -83,6 +88,9 @@ class Investigation:
 
     ``known`` learns what it is, ``deaths`` which cases crash or hang of it.
 
+    ``adopting``: whether the kernel may turn out to round on purpose what it does not declare. Then that is
+    ``adopted``, and there is no finding.
+
     ``is_over`` is asked before each case of shrinking whether the campaign has ended.
     """
 
@@ -97,7 +105,10 @@ class Investigation:
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
         deadline: float,
+        adopting: bool = False,
     ) -> None:
+        self.adopted: Numerics | None = None
+        self._adopting = adopting
         self._first = self._now = failing
         self._needed = certain(failing.features)
         self._is_flaky = False
@@ -121,6 +132,8 @@ class Investigation:
         if self._is_known_to_need_others():
             return True
         now = self._now
+        if self._is_design():
+            return True
         fields = written(now.case, now.failure, now.preceding)
         self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
         try:
@@ -139,10 +152,47 @@ class Investigation:
         except _SameBug:
             self._close_as_known()
         else:
+            if self._now.failure.designs != self._first.failure.designs and self._is_design(self._finding):
+                return True
             self._look_beside()
             self._generalise()
             self._close_as_new()
         return True
+
+    def _is_design(self, finding: str = "") -> bool:
+        """Whether the case, by itself, only shows what the kernel rounds on purpose, though it does not say so; tell.
+
+        With the declaration of that, the case passes, with other numbers as well, and so do those that tell roundings.
+        """
+        now = self._now
+        if not self._adopting or self._is_flaky or not now.failure.designs:
+            return False
+        before = now.declaration.numerics
+        try:
+            alone = self._failure_of(now.declaration, now.case)
+            for numerics in designs_of(before, () if alone is None else alone.designs):
+                if self._passes_with(numerics):
+                    self.adopted, target = numerics, now.declaration.target
+                    fields = {name: value for name, value in numerics.declared().items() if before.leaves_open(name)}
+                    self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding))
+                    return True
+        except OutOfTime:
+            return False
+        return False
+
+    def _passes_with(self, numerics: Numerics) -> bool:
+        now = self._now
+        declared = with_declared(now.declaration, Supports(), numerics)
+        supports = declared.supports
+        telling = (
+            case
+            for dtype in dtypes_of(supports)
+            for point in itertools.islice(points(declared), 1)
+            for kept in [ProbeCases(declared, msgspec.structs.replace(point, dtypes=(dtype,)))]
+            for case in kept.permitted(kept.of_roundings())
+        )
+        cases = itertools.chain((now.case,), with_other_numbers(now), telling)
+        return all(self._failure_of(declared, case) is None for case in cases)
 
     def _is_known_to_need_others(self) -> bool:
         """A symptom that is known to need other cases, on a case that ran after some and does not fail alone."""
