@@ -32,7 +32,7 @@ def floor_of(declaration: Declaration) -> int:
         counts += [len(dtypes), len(head_sizes_of(supports, dtypes[0]))]
         if "block_table" in CASE_TYPES[declaration.problem].tensor_names:
             counts.append(len(layouts_of(supports)))
-    return min(_MOST, max(_LEAST, *counts))
+    return min(_MOST, max([_LEAST, *counts]))
 
 
 @dataclass(frozen=True, slots=True)

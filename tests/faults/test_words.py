@@ -165,7 +165,7 @@ def test_what_a_strangers_file_says_does_not_reach_the_terminal_raw(tmp_path: Pa
     file.write_bytes(msgspec.json.encode(document))
     for command, status in (
         (("show", file), 0),
-        (("replay", file, "--kernel", f"{KERNELS}:right"), 0),
+        (("replay", file, "--kernel", f"{KERNELS}:right"), 2),  # whose kernel takes no such case
         (("replay", file), 2),
         (("merge", file.parent, "-o", "merged", "--no-verify"), 1),
         (("show", f"no\x1b[2J{file}"), 2),

@@ -98,7 +98,7 @@ def test_result_on_the_host(runner: Runner, broken: Broken) -> None:
     verdict = judge_and_go_on(runner, broken, "returns_on_the_host", replaced=0)
     assert verdict.failure is not None
     assert verdict.failure.kind == "result"
-    assert verdict.failure.message == "out is on cpu; it must be on cuda:0"
+    assert verdict.failure.message == "the kernel returned out on cpu; it must be on cuda:0"
 
 
 def test_exhausted_memory(runner: Runner, broken: Broken) -> None:

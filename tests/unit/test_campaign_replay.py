@@ -272,9 +272,13 @@ def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
     record = FindingRecord(oracle="crash", kind="journal", message="was running")
     running = [
         SavedCase(Path(name), Regression(problem="dense_decode", kernel=kernel, case=CASE, finding=record))
-        for name, kernel in (("journal-7/a.json", "mine"), ("journal-7/b.json", "mine"), ("regressions/a.json", "mine"))
+        for name, kernel in (
+            (".attnfuzz/journal-7/worker-0.json", "mine"),
+            (".attnfuzz/journal-7/worker-1.json", "mine"),
+            ("regressions/a.json", "mine"),
+        )
     ]
-    in_journal = {Path("journal-7/a.json"), Path("journal-7/b.json")}
+    in_journal = {Path(".attnfuzz/journal-7/worker-0.json"), Path(".attnfuzz/journal-7/worker-1.json")}
     assert cleared(run(PretendedRunner(), *running, saved())) == in_journal
     assert cleared(run(PretendedRunner("naive"), *running, on=["naive"])) == set()
 
