@@ -270,15 +270,10 @@ def test_all_files_whose_kernels_cannot_run_are_named() -> None:
 def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
     """What took a campaign down must stay; what did not would be spoken of for ever."""
     record = FindingRecord(oracle="crash", kind="journal", message="was running")
-    running = [
-        SavedCase(Path(name), Regression(problem="dense_decode", kernel=kernel, case=CASE, finding=record))
-        for name, kernel in (
-            (".attnfuzz/journal-7/worker-0.json", "mine"),
-            (".attnfuzz/journal-7/worker-1.json", "mine"),
-            ("regressions/a.json", "mine"),
-        )
-    ]
-    in_journal = {Path(".attnfuzz/journal-7/worker-0.json"), Path(".attnfuzz/journal-7/worker-1.json")}
+    journal = Path(".attnfuzz/journal-7")
+    in_journal = {journal / "worker-0.json", journal / "worker-1.json"}
+    regression = Regression(problem="dense_decode", kernel="mine", case=CASE, finding=record)
+    running = [SavedCase(path, regression) for path in (*sorted(in_journal), Path("regressions/a.json"))]
     assert cleared(run(PretendedRunner(), *running, saved())) == in_journal
     assert cleared(run(PretendedRunner("naive"), *running, on=["naive"])) == set()
 
