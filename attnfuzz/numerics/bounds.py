@@ -181,7 +181,7 @@ def _attention_rows(
 
 def _where_stored(rows: RowResult, dots: Tensor, products: Tensor, units: RowUnits) -> RowResult:
     """NaN is expected where a score may be stored as infinity, before the scale or after it, its error included."""
-    if not bool(units.score_limit.isfinite().any()):
+    if not units.score_limit.is_cuda and not bool(units.score_limit.isfinite().any()):  # a GPU would be waited for
         return rows
     stored = torch.addcmul(dots.abs(), products, units.score_product[0] / units.scale.abs())
     largest = (stored * units.scale.abs().clamp(min=1.0)).amax(-1)
