@@ -25,7 +25,7 @@ from attnfuzz.campaign.saved.replay import (
     run_saved,
     runs_to_see,
 )
-from attnfuzz.corpus import FindingRecord, Regression, write_regression
+from attnfuzz.corpus import FindingRecord, Regression, encode_regression, write_regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import BuildWatch, GiveUp, never
 from attnfuzz.isolation.outcomes import DeadlinePassed
@@ -267,12 +267,15 @@ def test_all_files_whose_kernels_cannot_run_are_named() -> None:
     ]  # fmt: skip
 
 
-def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
+def test_cases_that_were_running_are_cleared_if_they_pass_everywhere(tmp_path: Path) -> None:
     """What took a campaign down must stay; what did not would be spoken of for ever."""
     record = FindingRecord(oracle="crash", kind="journal", message="was running")
-    journal = Path(".attnfuzz/journal-7")
+    journal = tmp_path / ".attnfuzz" / "journal-7"
+    journal.mkdir(parents=True)
     in_journal = {journal / "worker-0.json", journal / "worker-1.json"}
-    regression = Regression(problem="dense_decode", kernel="mine", case=CASE, finding=record)
+    regression = Regression(problem="dense_decode", kernel="mine", case=CASE, finding=record, note="journal")
+    for path in in_journal:
+        path.write_bytes(encode_regression(regression))
     running = [SavedCase(path, regression) for path in (*sorted(in_journal), Path("regressions/a.json"))]
     assert cleared(run(PretendedRunner(), *running, saved())) == in_journal
     assert cleared(run(PretendedRunner("naive"), *running, on=["naive"])) == set()

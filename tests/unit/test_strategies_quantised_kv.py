@@ -49,7 +49,7 @@ def test_all_combinations_occur_beside_plain_caches() -> None:
     """Declaring a format would cost the search for everything else, or unequal scales stay untried."""
     drawn = drawn_from(strategies.quantised_kvs(), draws=1000)
     assert 0.6 < sum(kv is None for kv in drawn) / len(drawn) < 0.9
-    assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 12
+    assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 16
 
 
 def test_scores_follow_the_scale_of_k() -> None:
