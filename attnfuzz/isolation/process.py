@@ -49,6 +49,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOKS = 10
+_BETWEEN_LOOKS_S = 0.001
+"""Between looks at a process that may be about to stop."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -256,9 +259,28 @@ def is_blocked(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still until somebody sends it SIGCONT; not one that a debugger looks at."""
-    fields = _stat_fields(Path(f"/proc/{pid}"))
-    return bool(fields) and fields[0] == b"T"
+    """Whether a process stands still until somebody sends it SIGCONT, or is about to; not one that a debugger looks at.
+
+    A process that sleeps takes a moment to take in a SIGSTOP: it is pending so long (proc(5), ``ShdPnd``), and then the
+    process runs until it stands. So one that runs is looked at again, for some milliseconds.
+    """
+    for _ in range(_LOOKS):
+        fields = _stat_fields(Path(f"/proc/{pid}"))
+        if not fields or fields[0] == b"T":
+            return bool(fields)
+        if fields[0] != b"R" or _is_stop_pending(pid):
+            break
+        time.sleep(_BETWEEN_LOOKS_S)
+    return _is_stop_pending(pid)
+
+
+def _is_stop_pending(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:  # it has gone
+        return False
+    pending = next((line.split()[1] for line in status.splitlines() if line.startswith(b"ShdPnd:")), b"0")
+    return bool(int(pending, 16) >> (signal.SIGSTOP - 1) & 1)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int | None]:
