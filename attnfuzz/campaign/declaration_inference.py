@@ -45,7 +45,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from attnfuzz.campaign.probe_cases import ProbeCases, behind_a_window, infinite_pairs, points, strided_beside
+from attnfuzz.campaign.probe_cases import ProbeCases, behind_a_window, points, strided_beside, told_by_either_infinity
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
@@ -890,10 +890,7 @@ class _Inference:
 
     def _positive_infinity(self, right: MergeStatesCase) -> None:
         """Whether a state whose LSE is +inf is taken for empty where one whose LSE is -inf is."""
-        cases = [
-            (msgspec.structs.replace(right, lse_pairs=(minus,)), msgspec.structs.replace(right, lse_pairs=(plus,)))
-            for minus, plus in infinite_pairs()
-        ]
+        cases = list(told_by_either_infinity(right))
         seen = _throughout(self._result, cases, ("raises", "wrong", "dies"))
         if seen is not None:
             self._leave_out("empty_state_lse", ("-inf",), ("+inf",), seen)

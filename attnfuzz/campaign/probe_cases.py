@@ -28,7 +28,7 @@ from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["Pair", "ProbeCases", "behind_a_window", "infinite_pairs", "points", "strided_beside", "trial_of"]
+__all__ = ["Pair", "ProbeCases", "behind_a_window", "points", "strided_beside", "told_by_either_infinity", "trial_of"]
 
 Pair = tuple[Case, Case]
 """A case that a declaration keeps, and one that differs from it in what the declaration leaves out."""
@@ -216,15 +216,18 @@ def _pairs(kept: ProbeCases, limits: Mapping[str, Any], case: Case) -> Iterator[
         yield from zip(inside, kept.ordinary(num_splits=case.partial_states), strict=False)
     for one in inside:
         if "empty_state_lse" in limits and isinstance(one, MergeStatesCase):
-            for minus, plus in infinite_pairs():
-                yield tuple(msgspec.structs.replace(one, lse_pairs=(pair,)) for pair in (minus, plus))  # type: ignore[misc]
+            yield from told_by_either_infinity(one)
         if "freed_pages" in limits and isinstance(one, PagedDecodeCase):
             yield behind_a_window(one)
 
 
-def infinite_pairs() -> tuple[tuple[LsePair, LsePair], ...]:
-    """An empty state told by -inf, and one told by +inf, on either side."""
-    return ((("finite", "-inf"), ("finite", "+inf")), (("-inf", "finite"), ("+inf", "finite")))
+def told_by_either_infinity(case: MergeStatesCase) -> Iterator[Pair]:
+    """``case`` with an empty state told by -inf, and with one told by +inf, on either side."""
+    pairs: tuple[tuple[LsePair, LsePair], ...] = (
+        (("finite", "-inf"), ("finite", "+inf")), (("-inf", "finite"), ("+inf", "finite"))
+    )  # fmt: skip
+    for minus, plus in pairs:
+        yield msgspec.structs.replace(case, lse_pairs=(minus,)), msgspec.structs.replace(case, lse_pairs=(plus,))
 
 
 def behind_a_window(case: PagedDecodeCase) -> Pair:

@@ -91,8 +91,8 @@ def _parts(returned: object, names: tuple[str, ...]) -> Sequence[object]:
     if isinstance(returned, dict):
         shown = f"a dict of {', '.join(map(str, returned))}"
     else:
-        is_several = isinstance(returned, tuple | list)
-        shown = f"{type(returned).__name__} of {len(returned)}" if is_several else repr(returned)  # type: ignore[arg-type]
+        several = len(returned) if isinstance(returned, tuple | list) else None
+        shown = repr(returned) if several is None else f"{type(returned).__name__} of {several}"
     raise ResultError(
         f"the kernel returned {shown[:80]}; it must return ({names[0]}, {names[1]}), only {names[0]}, "
         f"or None after writing into inputs.{names[0]} and inputs.{names[1]}"

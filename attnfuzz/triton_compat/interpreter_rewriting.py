@@ -96,13 +96,13 @@ class _Meanings:
 
     def __init__(self, interpreter: ModuleType) -> None:
         language = importlib.import_module("triton.language")
-        self._tensor: type = language.tensor
+        self._tensor: Any = language.tensor
         self._handle = vars(interpreter)["TensorHandle"]
         self._semantic = vars(interpreter)["interpreter_semantic"]
         self._numpy_dtype: Callable[[Any], Any] = vars(interpreter)["_get_np_dtype"]
 
     def is_block(self, value: Any) -> bool:
-        return isinstance(value, self._tensor) and bool(value.type.is_block())  # type: ignore[attr-defined]
+        return isinstance(value, self._tensor) and bool(value.type.is_block())
 
     def both(self, left: Any, right: Any) -> Any:
         if isinstance(right, self._tensor):
