@@ -1,6 +1,5 @@
 """The service that executors run: loads kernels and judges cases on them, one at a time or many at once."""
 
-import contextlib
 import importlib.metadata
 import platform
 import time
@@ -38,11 +37,13 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import Watch
+from attnfuzz.oracles import exception
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.limits import case_nbytes
 from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.project import working_folder
+from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
 from attnfuzz.untrusted_text import printable, text_of, type_name
@@ -154,7 +155,8 @@ class JudgingService:
         if objection is not None:
             verdicts = [Verdict(failure=objection, fatal=True)]
         elif request.watched and all(verdict.failure is None for verdict in verdicts):
-            self._wear(request, time.perf_counter() - began)
+            worn = self._wear(request, time.perf_counter() - began)
+            verdicts = verdicts if worn is None else [worn, *verdicts[1:]]
         return JudgeReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
 
     def _verdicts(self, request: JudgeRequest) -> list[Verdict]:
@@ -173,11 +175,11 @@ class JudgingService:
             return judge_many(kernel, cases, **settings)
         return [judge(kernel, case, **settings) for case in cases]
 
-    def _wear(self, request: JudgeRequest, judging_s: float) -> None:
+    def _wear(self, request: JudgeRequest, judging_s: float) -> Verdict | None:
         """Call the kernel without a look at results, on the smallest case so far, for a part of the time of judging.
 
         So one process sees thousands of calls within a minute, and what it judges later shows what a kernel does that
-        was right as often as checkers call it. What is raised here is for judged runs to tell.
+        was right as often as checkers call it. The verdict on what the kernel raises meanwhile, if it does.
         """
         kernel = self._kernel(request.target)
         cases = [decode_case(kernel.declaration.problem, bytes(case)) for case in request.cases]
@@ -187,9 +189,12 @@ class JudgingService:
             known = case_nbytes(smallest), GrowthTrial(kernel, smallest, device=self.device)
             self._worn[request.target] = known
         until = time.perf_counter() + min(_MOST_WEAR_S, _WEAR_PART * judging_s)
-        with contextlib.suppress(Exception):
+        try:
             while time.perf_counter() < until:
                 known[1].call()
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its verdict, and may come but once
+            return exception.verdict(KernelRaised(error, "nan"), request.oracles)
+        return None
 
     def _objection(self, request: JudgeRequest) -> Failure | None:
         """To what a kernel has replaced in this process that is watched; always looked for after its first cases."""

@@ -164,6 +164,34 @@ def test_a_process_that_a_kernel_has_damaged_is_not_asked_again(runner: Runner, 
     runner.restart()
 
 
+RAISES_ONCE = """
+import attnfuzz
+from attnfuzz.kernels import eager
+
+calls = []
+
+
+@attnfuzz.kernel("dense_decode")
+def raises_once(inputs):
+    calls.append(1)
+    if len(calls) == 3:  # after both runs that are judged
+        raise RuntimeError("the third call")
+    return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+"""
+
+
+def test_what_a_kernel_raises_in_a_call_that_nobody_judges_is_told(tmp_path: Path) -> None:
+    """It may raise once in two thousand calls, and of these hardly any are judged."""
+    path = tmp_path / "once.py"
+    path.write_text(RAISES_ONCE)
+    with Runner(device="cpu", watching=True) as watching:
+        (declaration,) = watching.declarations([str(path)])
+        failure = watching.judge(declaration, CASE, relations=()).failure
+        assert failure is not None
+        assert (failure.oracle, "the third call" in failure.message) == ("exception", True)
+        assert watching.judge(declaration, CASE, relations=()).failure is None
+
+
 def test_case_that_finds_no_memory_in_a_fresh_process_is_too_large(runner: Runner, tmp_path: Path) -> None:
     """Executors would be replaced without end for a case that a GPU full of something else has no room for."""
     path = tmp_path / "starving.py"
