@@ -9,7 +9,7 @@
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
-BUDGET ?= 60s
+BUDGET ?= 3m
 KERNELS ?=
 TRITON ?= 3.6.0 3.7.1 newest
 VENV := .venv
