@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Annotated, Literal, Protocol
 
@@ -25,6 +26,7 @@ __all__ = [
     "USUAL_ORACLES",
     "WITHOUT_WEIGHT",
     "Blame",
+    "Cause",
     "Diagnosed",
     "DrawnWithout",
     "Failure",
@@ -153,7 +155,7 @@ without some, those named, or all. Only those among the oracles asked for, and t
 def make_printable(said: msgspec.Struct) -> None:
     """Make the words of ``said``, which a kernel or a stranger chose, fit to be shown and kept."""
     message, details = said.message, said.details  # type: ignore[attr-defined]  # of Failure and FindingRecord
-    for name in ("kind", "tensor", "cause"):
+    for name in ("kind", "tensor"):
         msgspec.structs.force_setattr(said, name, printable(getattr(said, name), NAME_BYTES))
     msgspec.structs.force_setattr(said, "message", printable(message))
     msgspec.structs.force_setattr(said, "details", printable_lines(details))
@@ -213,6 +215,27 @@ class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         msgspec.structs.force_setattr(self, "message", printable(self.message))
 
 
+class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A mistake of a kernel that gives what came out of a case.
+
+    ``mistake`` and ``way`` say which, in short, stable words: the same in every case and every campaign. A mistake may
+    be made in several ways ("window": "left out", "one too long"). ``words`` is a clause on this case; ``tokens``, as
+    (sequence, position), are those that it is about. ``numerics``: the fields of `Numerics` that a kernel declares
+    which rounds so on purpose, with their values.
+    """
+
+    mistake: str
+    way: str = ""
+    words: str = ""
+    tokens: Annotated[tuple[tuple[int, int], ...], _FEW] = ()
+    numerics: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        for name in ("mistake", "way"):
+            msgspec.structs.force_setattr(self, name, printable(getattr(self, name), NAME_BYTES))
+        msgspec.structs.force_setattr(self, "words", printable(self.words))
+
+
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Why a case failed.
 
@@ -222,14 +245,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     attnfuzz itself goes by is in the other fields:
 
     - ``tensor``: the tensor that is concerned, if one is known;
-    - ``cause``: the mistake that a replay found to give this very result (`attnfuzz.explaining.diagnose`), in a short,
-      stable word; empty if none does;
-    - ``maybe``: causes that would give much the same, if they are known of the kernel;
+    - ``causes``: every mistake known to attnfuzz that gives this very result, the likeliest first
+      (`attnfuzz.explaining.diagnose`); none if no one does. Only where one is left is it known to be the cause;
+    - ``maybe``: mistakes that would give errors of such a size, if they are known of the kernel;
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
-    - ``designs``: likewise those of `Numerics`, for each replayed rounding that a kernel may make on purpose, likeliest
-      first;
-    - ``replays``: the names of all roundings that would give this result;
     - ``sources``: the lines of the kernel that its cause comes from, if they are known;
     - ``misuse``: what to write instead, where the kernel cannot be called as it is written, whatever the case.
 
@@ -242,18 +262,33 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     details: tuple[str, ...] = ()
     error_ratio: float | None = None
     tensor: str = ""
-    cause: str = ""
+    causes: Annotated[tuple[Cause, ...], _FEW] = ()
     maybe: tuple[str, ...] = ()
     blame: Blame = Blame()
     remedy: dict[str, str] = {}
-    designs: tuple[dict[str, str], ...] = ()
-    replays: tuple[str, ...] = ()
     sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
     misuse: str = ""
 
     def __post_init__(self) -> None:
         make_printable(self)
         msgspec.structs.force_setattr(self, "misuse", printable(self.misuse))
+
+    @property
+    def cause(self) -> str:
+        """The mistake of all ``causes``; empty if there is none, or no one of them is known to be it."""
+        mistakes = {one.mistake for one in self.causes}
+        return mistakes.pop() if len(mistakes) == 1 else ""
+
+    @property
+    def designs(self) -> tuple[dict[str, str], ...]:
+        """The fields of `Numerics` that declare a cause to be none, of those that are likeliest."""
+        found = list(itertools.takewhile(bool, (one.numerics for one in self.causes)))
+        return tuple(one for i, one in enumerate(found) if one not in found[:i])
+
+    @property
+    def replays(self) -> tuple[str, ...]:
+        """The ways of all causes."""
+        return tuple(one.way for one in self.causes)
 
 
 _FAULTS: dict[str, tuple[str, ...]] = {

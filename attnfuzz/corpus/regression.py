@@ -14,6 +14,7 @@ from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import Supports
+from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 
 __all__ = [
@@ -78,6 +79,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not 0 <= self.failed <= self.runs:
             raise ValueError(f"failed={self.failed} must be between 0 and runs={self.runs}")
         make_printable(self)
+        msgspec.structs.force_setattr(self, "cause", printable(self.cause, NAME_BYTES))
 
     @property
     def is_flaky(self) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from attnfuzz.explaining.mistakes import Replay
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_weights
+from attnfuzz.verdict import Cause
 
 __all__ = [
     "LOWEST_EXPONENT",
@@ -71,6 +72,10 @@ class Rounding(Replay):
     words: str
     numerics: Mapping[str, str] = field(default_factory=dict)
     overflows: bool = False
+
+    def as_cause(self) -> Cause:
+        """As one of the mistakes that may be behind a failure."""
+        return Cause(mistake=self.cause, way=self.name, words=self.words, numerics=dict(self.numerics))
 
     @property
     def is_finite_at_all(self) -> bool:

@@ -6,7 +6,7 @@ follows from the weights and values at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.row import AveragedRow
+from attnfuzz.verdict import MOST_PLACES, Cause
 
 __all__ = [
     "MOST_TOLD",
@@ -60,18 +61,23 @@ class Diagnosis:
     """What a wrong result points to, in `words`; `tokens`, as (sequence, position), are those that it is about.
 
     `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed. `maybe`:
-    other causes that would give much the same. `designs`: fields of `Numerics` that declare the mistake to be none, for
-    each design of which it may be, the likeliest first.
-    `replays`: all roundings, by name, that give this result. `is_fitted`: to a number that stands in no program yet.
+    other causes that would give much the same. `roundings`: all that give this result, the likeliest first.
+    `is_fitted`: to a number that stands in no program yet.
     """
 
     words: str
     cause: str = ""
     tokens: tuple[tuple[int, int], ...] = ()
     maybe: tuple[str, ...] = ()
-    designs: tuple[Mapping[str, str], ...] = ()
-    replays: tuple[str, ...] = ()
+    roundings: tuple[Cause, ...] = ()
     is_fitted: bool = False
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Every mistake that gives this."""
+        if self.roundings or not self.cause:
+            return self.roundings
+        return (Cause(mistake=self.cause, words=self.words, tokens=self.tokens[:MOST_PLACES]),)
 
 
 def _nowhere(i: int) -> tuple[tuple[int, int], ...]:

@@ -8,8 +8,7 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -150,18 +149,16 @@ class WrongRows:
             words,
             first.cause,
             maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
-            designs=self._declared_by(found),
-            replays=tuple(fitting),
+            roundings=tuple(rounding.as_cause() for rounding in self._likeliest_first(found, fitting)),
         )
 
-    def _declared_by(self, found: Sequence[Rounding]) -> tuple[Mapping[str, str], ...]:
-        """What declares each of the roundings that leave less open than any mistake does; the one first of the least.
+    def _likeliest_first(self, found: Sequence[Rounding], fitting: Mapping[str, Rounding]) -> Iterable[Rounding]:
+        """Those that leave least open of the errors.
 
         A part of what a design rounds gives nearly the same where the other part matters less: other cases tell.
         """
         ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
-        designs = list(itertools.takewhile(bool, (rounding.numerics for rounding in ordered)))
-        return tuple(one for i, one in enumerate(designs) if one not in designs[:i])
+        return {rounding.name: rounding for rounding in (*ordered, *fitting.values())}.values()
 
     @cached_property
     def _is_nothing(self) -> bool:

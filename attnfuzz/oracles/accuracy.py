@@ -57,11 +57,9 @@ def objection(
         ),
         error_ratio=float(comparison.ratio[index]),
         tensor=comparison.name,
-        cause="" if found is None else found.cause,
+        causes=() if found is None else found.causes,
         maybe=() if found is None else found.maybe,
         blame=blame if found is None else blame | Blame(tokens=found.tokens),
-        designs=() if found is None else tuple(map(dict, found.designs)),
-        replays=() if found is None else found.replays,
         remedy={"lse": "base2"} if found is not None and found.cause == "lse_base2" else {},
     )
 

@@ -33,7 +33,7 @@ def check(trial: Trial) -> Failure | None:
             *problem_of(trial.case).dead_words(trial.case, trial.kernel.declaration.supports, index[0]),
         ),
         tensor=name,
-        cause="" if found is None else found.cause,
+        causes=() if found is None else found.causes,
         blame=blame_of(trial.case, axes, index) | Blame(tokens=() if found is None else found.tokens),
     )
 

@@ -29,7 +29,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, features, general_features
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Cause, Failure, OracleName
 from tests.unit.search_bench import Bug, findings
 
 TRIPLES = 24
@@ -85,7 +85,9 @@ def stride_of_v_faults(case: Any) -> Failure | None:
     if luck == 0:
         return _fails("crash", "SIGSEGV")
     if luck == 1:
-        return _fails("page_relocation", f"ignored stride of {name}", cause="ignored_stride", tensor=name)
+        return _fails(
+            "page_relocation", f"ignored stride of {name}", causes=(Cause(mistake="ignored_stride"),), tensor=name
+        )
     return _as_address(case)
 
 
@@ -124,7 +126,7 @@ def rounded_scores(case: Any) -> Failure | None:
     """Luck decides where a rounding shows; a replay names it where it can."""
     if case.values.keys == "equal" or _luck(case, 3):
         return None
-    named = {"cause": "scores_rounded"} if _luck(case, 9) else {"maybe": ("scores_rounded",)}
+    named = {"causes": (Cause(mistake="scores_rounded"),)} if _luck(case, 9) else {"maybe": ("scores_rounded",)}
     return _fails("accuracy", "out:value", **named)
 
 

@@ -14,7 +14,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Blame, Failure, Timing, Verdict
+from attnfuzz.verdict import Blame, Cause, Failure, Timing, Verdict
 
 __all__ = ["CASES", "DENSE", "MERGE", "PAGED", "a_finding", "a_result"]
 
@@ -55,7 +55,7 @@ def a_finding(declaration: Declaration = PAGED, **fields: Any) -> Finding:
         details=("token 16 (page 1, offset 0) of sequence 0 is dropped",),
         error_ratio=412.0,
         tensor="out",
-        cause="tokens_dropped",
+        causes=(Cause(mistake="tokens_dropped"),),
         blame=Blame(tokens=((0, 16),), seqs=(0,), rows=((0, 3),)),
     )
     base: dict[str, Any] = {

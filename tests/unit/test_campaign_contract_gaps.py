@@ -21,7 +21,7 @@ from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines
-from attnfuzz.verdict import WITHOUT_WEIGHT, Failure, OracleName
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, OracleName
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"
@@ -47,7 +47,8 @@ def finding(
 ) -> Finding:
     """One that has been shrunk to ``case``, which needs ``features``, and fails in each run."""
     declaration = Declaration(name="k", problem=case.problem, supports=supports or Supports(), target="mine.py:k")
-    failure = Failure(oracle=oracle, kind=kind, message=message, cause=cause, remedy=remedy or {})
+    causes = (Cause(mistake=cause),) if cause else ()
+    failure = Failure(oracle=oracle, kind=kind, message=message, causes=causes, remedy=remedy or {})
     known = {"first_seen_s": 1.0, "failed": 3, "runs": 3, "shrunk_s": 2.0, "features": frozenset(features)}
     return Finding("0-1", declaration, case, failure, **{**known, **fields})
 

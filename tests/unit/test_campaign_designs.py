@@ -14,7 +14,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, Relations, Verdict
+from attnfuzz.verdict import Cause, Failure, Relations, Verdict
 from tests.unit.scripted_workers import KERNEL as CAMPAIGNS
 from tests.unit.scripted_workers import Worker, campaign, finds, waits
 from tests.unit.search_bench import KERNEL, Bench, after
@@ -23,8 +23,10 @@ ROUNDED = Failure(
     oracle="accuracy",
     kind="out:value",
     message="out is wrong; q x scale is rounded",
-    cause="scores_rounded",
-    designs=({"query": "scaled"}, {"scores": "input"}),
+    causes=(
+        Cause(mistake="scores_rounded", way="scaled query", numerics={"query": "scaled"}),
+        Cause(mistake="scores_rounded", way="scores", numerics={"scores": "input"}),
+    ),
 )
 
 

@@ -25,7 +25,7 @@ def told(folder: Path, *findings: Finding, **fields: Any) -> Earlier:
 
 
 def other_kind(finding: Finding) -> Finding:
-    finding.failure = msgspec.structs.replace(finding.failure, kind="lse:value", cause="")
+    finding.failure = msgspec.structs.replace(finding.failure, kind="lse:value", causes=())
     return finding
 
 

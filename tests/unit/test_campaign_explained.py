@@ -14,7 +14,7 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
-from attnfuzz.verdict import Failure, Verdict
+from attnfuzz.verdict import Cause, Failure, Verdict
 
 KERNELS = Path(__file__).with_name("misbehaving_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(7,), scale=0.25, dtype="float32")
@@ -68,9 +68,9 @@ def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
 
 def test_a_change_that_shows_another_bug_is_not_told(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "Also fails if changed to" would be said of changes with which the bug is gone, and another one shows."""
-    bug = Failure(oracle="accuracy", kind="out:value", message="wrong", cause="tokens_dropped")
+    bug = Failure(oracle="accuracy", kind="out:value", message="wrong", causes=(Cause(mistake="tokens_dropped"),))
     others = {
-        6: Failure(oracle="accuracy", kind="out:value", message="wrong", cause="scale"),
+        6: Failure(oracle="accuracy", kind="out:value", message="wrong", causes=(Cause(mistake="scale"),)),
         8: Failure(oracle="unwritten", kind="lse", message="wrong"),
     }
 

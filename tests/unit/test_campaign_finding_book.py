@@ -18,7 +18,7 @@ from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.findings import finding_lines
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Cause, Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
@@ -255,7 +255,12 @@ def test_a_missing_lse_is_one_finding_whatever_shows_it(story: Story) -> None:
 
 def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> None:
     """That memory was dead says less than which token was dropped."""
-    told = Failure(oracle="accuracy", kind="out:value", message="out = 1.0; token 1 is dropped", cause="tokens_dropped")
+    told = Failure(
+        oracle="accuracy",
+        kind="out:value",
+        message="out = 1.0; token 1 is dropped",
+        causes=(Cause(mistake="tokens_dropped"),),
+    )
     bare = Failure(oracle="dead_memory", kind="out", message="out depends on dead memory")
     for name, seq_len, failure in (("0-1", 5, bare), ("0-2", 7, told)):
         story.found(name, seq_len, failure)

@@ -26,7 +26,7 @@ from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.features import SEVERAL_HEADS, SHARED_PAGES
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import USUAL_ORACLES, WITHOUT_WEIGHT, Failure, Relations, Verdict
+from attnfuzz.verdict import USUAL_ORACLES, WITHOUT_WEIGHT, Cause, Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted
@@ -128,9 +128,12 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
 
 
 DEAD = Failure(
-    oracle="dead_memory", kind="out", message="out changes with memory that holds no token", cause="nan_load"
+    oracle="dead_memory",
+    kind="out",
+    message="out changes with memory that holds no token",
+    causes=(Cause(mistake="nan_load"),),
 )
-WITHOUT_ITS_WEIGHT = msgspec.structs.replace(DEAD, cause=WITHOUT_WEIGHT)
+WITHOUT_ITS_WEIGHT = msgspec.structs.replace(DEAD, causes=(Cause(mistake=WITHOUT_WEIGHT),))
 LEAKS = Failure(oracle="containment", kind="nan in V", message="out is nan with nan in V at another sequence's token")
 PAGED = Declaration(
     name="paged",
@@ -164,7 +167,7 @@ def test_another_sequence_s_token_on_a_shared_page_is_a_read_past_the_end(
     ("shown", "behind"),
     [
         pytest.param(WRONG, WITHOUT_ITS_WEIGHT, id="a number without weight changes nothing"),
-        pytest.param(msgspec.structs.replace(WRONG, cause="head_map"), DEAD, id="its cause is told"),
+        pytest.param(msgspec.structs.replace(WRONG, causes=(Cause(mistake="head_map"),)), DEAD, id="its cause is told"),
     ],
 )
 def test_a_wrong_number_on_a_shared_page_that_no_read_past_the_end_explains_is_another_bug(
@@ -210,8 +213,8 @@ def _looked_into_on_a_shared_page(
 
 def test_a_mistake_in_a_formula_stays_the_one_that_many_numbers_gave() -> None:
     """A scale that is left out would be told as a lost token, which it looks like in the smallest case."""
-    scale = msgspec.structs.replace(WRONG, cause="scale")
-    lost = msgspec.structs.replace(WRONG, cause="tokens_dropped")
+    scale = msgspec.structs.replace(WRONG, causes=(Cause(mistake="scale"),))
+    lost = msgspec.structs.replace(WRONG, causes=(Cause(mistake="tokens_dropped"),))
 
     def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
         return scale if max(case.seq_lens) > 3 else lost

@@ -21,7 +21,7 @@ from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import IDENTIFYING_CAUSES, Failure, OracleName
+from attnfuzz.verdict import IDENTIFYING_CAUSES, Cause, Failure, OracleName
 
 SYMPTOM = Symptom("kernel", "accuracy", "out:value")
 
@@ -117,7 +117,8 @@ def a_finding(
     maybe: tuple[str, ...] = (),
 ) -> Finding:
     declaration = Declaration(name="k", problem="paged_decode", target=kernel)
-    failure = Failure(oracle=oracle, kind=kind, message="wrong", cause=cause, tensor=tensor, maybe=maybe)
+    causes = (Cause(mistake=cause),) if cause else ()
+    failure = Failure(oracle=oracle, kind=kind, message="wrong", causes=causes, tensor=tensor, maybe=maybe)
     return Finding(
         "0-1",
         declaration,

@@ -17,7 +17,7 @@ from attnfuzz.declaration import load_kernels
 from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.in_process import attnfuzz
 
 SELF_BUILDING = Path(__file__).with_name("self_building_kernels.py")
@@ -168,7 +168,7 @@ def test_what_nobody_has_is_refused(arguments: tuple[str, ...], said: str, tmp_p
 
 def test_an_unsure_cause_is_that_of_the_other_cases() -> None:
     """One bug would be two on the page, where rounding gives a number by chance that a wrong formula gives, too."""
-    sure = Failure(oracle="accuracy", kind="out:value", message="", cause="scores_rounded")
+    sure = Failure(oracle="accuracy", kind="out:value", message="", causes=(Cause(mistake="scores_rounded"),))
     unsure = Failure(oracle="accuracy", kind="lse:value", message="", maybe=("lse_formula", "scores_rounded"))
     other = Failure(oracle="accuracy", kind="lse:value", message="", maybe=("lse_formula",))
     entry = load_set().entries[0]

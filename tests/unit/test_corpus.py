@@ -28,7 +28,7 @@ from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.untrusted_text import printable
-from attnfuzz.verdict import Failure, SourceLine
+from attnfuzz.verdict import Cause, Failure, SourceLine
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 
@@ -82,7 +82,7 @@ def test_the_file_has_the_documented_fields_in_order() -> None:
 def test_the_lines_of_a_cause_survive_a_round_trip(tmp_path: Path) -> None:
     """A saved finding would not tell any more which line of the kernel to look at."""
     sources = (SourceLine(file="k.py", line=41, text="qk = tl.sum(q * k, 1)"), SourceLine(file="other.py", line=2))
-    failure = msgspec.structs.replace(FAILURE, cause="scores_rounded", sources=sources)
+    failure = msgspec.structs.replace(FAILURE, causes=(Cause(mistake="scores_rounded"),), sources=sources)
     regression = a_regression(finding=FindingRecord.of(failure))
     assert load_regression(write_regression(regression, tmp_path)) == regression
     assert as_document(regression)["finding"]["sources"][0] == {

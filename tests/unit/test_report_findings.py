@@ -11,6 +11,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.findings import heading_of, in_order, kernels_in_order, one_line, severity_of
+from attnfuzz.verdict import Cause
 from tests.unit.report_results import CASES, MERGE, a_result
 from tests.unit.test_campaign_contract_gaps import finding, paged
 
@@ -106,9 +107,9 @@ def test_findings_of_one_kernel_stand_together() -> None:
 
 def test_findings_of_one_cause_stand_together() -> None:
     """One repair ends them, and a reader would make it twice."""
-    worst = with_failure(oracle="crash", kind="SIGSEGV", cause="ignored_stride")
+    worst = with_failure(oracle="crash", kind="SIGSEGV", causes=(Cause(mistake="ignored_stride"),))
     other = with_failure(oracle="crash", kind="SIGBUS")
-    same = with_failure(oracle="accuracy", kind="out:value", cause="ignored_stride")
+    same = with_failure(oracle="accuracy", kind="out:value", causes=(Cause(mistake="ignored_stride"),))
     assert told(same, worst, other, BUG) == [worst, same, other, BUG]
 
 

@@ -64,7 +64,7 @@ from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import NARROW_OFFSETS, Failure, OracleName
+from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure, OracleName
 
 __all__ = [
     "PAGE_RELOCATION",
@@ -663,7 +663,7 @@ def _failure(
 ) -> Failure | None:
     if _same_bits(trial, far):
         found = unequal_bits(_NAME, trial.case, as_it_is(trial), _on_host(seen.results), words, details=details)
-        return found and msgspec.structs.replace(found, kind=kind, cause=cause, tensor=tensor)
+        return found and msgspec.structs.replace(found, kind=kind, causes=_causes(cause), tensor=tensor)
     pair = _first_beyond_bound(trial, seen)
     if pair is None:
         return None
@@ -681,9 +681,13 @@ def _failure(
         details=(f"it changes {extent(after.name, after.axes, mask)}", *details),
         error_ratio=worst,
         tensor=tensor or after.name,
-        cause=cause,
+        causes=_causes(cause),
         blame=blame_of(trial.case, after.axes, index),
     )
+
+
+def _causes(mistake: str) -> tuple[Cause, ...]:
+    return (Cause(mistake=mistake),) if mistake else ()
 
 
 PAGE_RELOCATION = Relation(

@@ -173,8 +173,7 @@ def _failure(name: str, sums: Residuals, found: Sequence[_Token]) -> Failure:
         details=(f"of {sums.num_rows} rows with other numbers of the same shapes",),
         error_ratio=times,
         tensor=name,
-        cause="" if rounding is None else rounding.cause,
-        replays=() if rounding is None else (rounding.name,),
+        causes=() if rounding is None else (rounding.as_cause(),),
     )
 
 
