@@ -220,14 +220,16 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     ``mistake`` and ``way`` say which, in short, stable words: the same in every case and every campaign. A mistake may
     be made in several ways ("window": "left out", "one too long"). ``words`` is a clause on this case; ``tokens``, as
-    (sequence, position), are those that it is about. ``numerics``: the fields of `Numerics` that a kernel declares
-    which rounds so on purpose, with their values.
+    (sequence, position), are those that it is about. ``rounding``: it loses bits, and is made wherever the kernel
+    computes. ``numerics``: the fields of `Numerics` that a kernel declares which rounds so on purpose, with their
+    values.
     """
 
     mistake: str
     way: str = ""
     words: str = ""
     tokens: Annotated[tuple[tuple[int, int], ...], _FEW] = ()
+    rounding: bool = False
     numerics: dict[str, str] = {}
 
     def __post_init__(self) -> None:

@@ -1,88 +1,104 @@
-"""From a failed comparison to the mistake that explains it, in one clause.
+"""From a failed comparison to the mistakes that explain it.
 
-Mistakes are replayed in float64, and the first that gives this number is named.
+Mistakes are replayed in float64 on the wrong rows of a run: those that give all of them are the `causes`. Which of
+several it is, and whether it is one of them at all, neighbouring cases decide (`attnfuzz.explaining.neighbours`): the
+kernel is run on them, and what does not give their wrong rows as well is dropped. A cause is told as a fact only if it
+is the only one left and other runs have borne it out.
 """
 
-import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
-from attnfuzz.explaining.formulas import column_mistakes, mask_mistakes, scale_mistakes, variant_mistakes
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
-from attnfuzz.explaining.merges import diagnose_merge
-from attnfuzz.explaining.mistakes import (
-    MOST_TOLD,
-    REFUTED,
-    Diagnosis,
-    Family,
-    chain,
-    every_match,
-    first_match,
-    first_match_of_lse,
-)
-from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.explaining.merges import OF_MERGES, merged_row
+from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
+from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
+from attnfuzz.verdict import PAST_THE_END, Cause
 
 __all__ = [
+    "MAKERS",
+    "OF_PLACES",
     "Compared",
+    "Diagnosis",
+    "Survivors",
     "diagnose",
-    "diagnose_lse",
-    "diagnose_row",
     "past_the_end_within_bounds",
+    "row_of",
 ]
 
-
-_FAMILIES = (
-    tokens.another_head,
-    tokens.dropped,
-    tokens.behind_the_query,
-    tokens.past_the_end,
-    tokens.counted_twice,
-    formulas.not_rescaled,
-    formulas.rescaled_output,
-    formulas.rescaled_scores,
-    tokens.another_page,
-    tokens.another_sequence,
-    tokens.another_tensor,
-    tokens.another_row,
-    tokens.periodic,
-    tokens.dropped_from_v,
-    formulas.partial_bases,
-    formulas.fitted_scale,
-    tokens.single_token,
-)
+T = TypeVar("T")
 
 Place = tuple[int, int]
 """A row of q, and a head."""
 Compared = tuple[Reference, list[Comparison]]
 """What a run should give, and what it gave beside it."""
-_Made = Callable[[AttentionRow], Iterator[Family]]
 
-_LSE_FAMILIES = (
-    formulas.lse_formulas,
-    tokens.dropped,
-    tokens.behind_the_query,
-    tokens.counted_twice,
-    formulas.fitted_scale,
+
+def _made(made: Callable[[Any], Iterator[Family]], *mistakes: str) -> Maker:
+    return Maker(frozenset(mistakes), made)
+
+
+MAKERS: tuple[Maker, ...] = (
+    _made(formulas.kv_scales, "kv_scales"),
+    _made(formulas.masks, "mask"),
+    _made(formulas.columns, "score_columns", "value_columns"),
+    _made(formulas.variants, "window", "soft_cap", "alibi", "sinks"),
+    _made(formulas.hidden_keys, "hidden_keys"),
+    _made(tokens.another_head, "head_map"),
+    _made(tokens.behind_the_query, "causal_limit"),
+    _made(tokens.miscounted, "tokens_dropped", "tokens_counted_twice", "values_dropped"),
+    _made(tokens.past_the_end, PAST_THE_END),
+    _made(formulas.not_rescaled, "not_rescaled"),
+    _made(formulas.rescaled_output, "normalisation"),
+    _made(formulas.rescaled_scores, "scale"),
+    _made(formulas.partial_states, "partial_lse"),
+    _made(formulas.lse_formulas, "lse_base2", "lse_natural", "lse_base10", "lse_formula"),
+    _made(tokens.through_the_table, "block_table"),
+    _made(tokens.another_sequence, "another_sequence"),
+    _made(tokens.another_page, "another_page"),
+    _made(tokens.another_tensor, "another_tensor"),
+    _made(tokens.displaced, "displaced_rows"),
+    _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),
+    _made(tokens.single_token, "single_token"),
 )
-"""Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
+"""The list of mistakes with tokens, places and formulas, the likeliest first; `low_precision` has the roundings."""
 
-_BARELY = 2.0
-"""Error bounds."""
+OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
+"""Mistakes that read memory which is not the row's own."""
+
+_MOST_RIGHT = 4
+_MOST_OF_NEIGHBOUR = 3
+_MOST_NEIGHBOURS = 10
+"""Runs beside the failing one."""
+_MOST_TOLD = 2
+"""Causes that are told where nothing tells them apart."""
 _SAME_BOUNDS = 2.0
-"""What a token left out may leave open of each error, to be told beside a rounding."""
-_MOST_RIGHT = 2
-_MOST_REFITTED = 2
+"""What a mistake leaves open of a row that it gives exactly. Where one does, others that leave more fit by chance."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a wrong result points to: every mistake that gives it, as ``causes``, and what is told of it in ``words``.
+
+    `maybe`: mistakes that would give errors of such a size.
+    """
+
+    words: str = ""
+    causes: tuple[Cause, ...] = ()
+    maybe: tuple[str, ...] = ()
 
 
 def diagnose(
@@ -92,12 +108,12 @@ def diagnose(
     failed: Comparison,
     index: tuple[int, ...],
     *,
-    nearby: Callable[[], Iterable[Compared]] = tuple,
-) -> Diagnosis | None:
-    """What the wrong element `index` of `failed` points to; None if no single mistake explains it.
+    nearby: Callable[[], Iterable[Compared]] | None = None,
+) -> Diagnosis:
+    """What the wrong element `index` of `failed` points to.
 
-    `poison`: what dead memory held. `nearby`: makes runs on similar cases, which tell apart what may have given
-    infinities and NaN. A finding is not lost to a fault in here: the fault is what is told then.
+    `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; without,
+    nothing is told of mistakes that only fit. A finding is not lost to a fault in here: the fault is told then.
     """
     try:
         return _diagnose(reference, poison, comparisons, failed, index, nearby)
@@ -111,132 +127,206 @@ def _diagnose(
     comparisons: list[Comparison],
     failed: Comparison,
     index: tuple[int, ...],
-    nearby: Callable[[], Iterable[Compared]],
-) -> Diagnosis | None:
+    nearby: Callable[[], Iterable[Compared]] | None,
+) -> Diagnosis:
     case = reference.case
     if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
-        return None
-    if isinstance(case, MergeStatesCase):
-        return diagnose_merge(reference, comparisons, failed, index)
-    number, head = index[:2]
-    held = poison_value(getattr(torch, case.kv_dtype), poison)
-    if case.row_lens[number] == 0:
-        row = row_of(reference, case, comparisons, number, head, held)
-        return (_read_by_empty(row) if failed.name == "out" else None) or _diagnose_empty(case, failed, number, head)
-    if failed.name not in ("out", "lse"):
-        return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
-    places, right = _rows(case, comparisons)
-    wrong, others = ([row_of(reference, case, comparisons, *place, held) for place in part] for part in (places, right))
-    rounded = WrongRows(
-        wrong,
-        others,
-        one_copy=reference.device == "cpu",
-        beside_empty=_is_wrong_if_empty(case, comparisons),
-        nearby=functools.cache(lambda: _rows_there(nearby(), places, held)),
-    )
-    exact = rounded.exactly()
-    row = row_of(reference, case, comparisons, number, head, held)
-    if failed.name == "out" and not _is_wrong_beside_zeros(row):
-        telling = [other for other in wrong if _is_wrong_beside_zeros(other)]
-        if not telling:
-            return _of_lost_weights(row, exact, rounded)
-        row = telling[0]
-    if exact is not None and rounded.is_telling:
-        if failed.name == "out" and all(map(_is_of_one_token, wrong)):
-            return _of_lost_weights(row, exact, rounded)
-        return _or_at_an_edge(exact, rounded)
-    found, near = _diagnose_here(row, failed), exact or rounded.nearly()
-    if found is None and near is None and not row.is_finite:
-        found = _none_left(row, rounded.nearby())
-    also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
-    if found is not None and any(_contradicts(found, row, other, failed) for other in also_wrong):
-        found = None
-    if near is not None and (found is None or (found.words and not found.cause)):
-        return near
-    if found is not None and found.is_fitted and not also_wrong:
-        found = None  # some number always fits one row
-    if near is not None and found is not None and failed.name == "lse" and not also_wrong:
-        # Of one number that rounding may give too, one of so many formulas gives it by chance.
-        causes = (found.cause, near.cause, *found.maybe, *near.maybe)
-        return Diagnosis(f"{found.words}, or {near.words}", maybe=tuple(dict.fromkeys(filter(None, causes))))
-    possible = _possible(rounded, near)
-    return replace(found or Diagnosis(""), maybe=possible) if possible else found
+        return Diagnosis()
+    rows = _Rows(reference, poison, comparisons)
+    if isinstance(case, AttentionCase):
+        number, head = index[:2]
+        if failed.name not in ("out", "lse"):
+            return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
+        if case.row_lens[number] == 0:
+            read = _read_by_empty(rows.of(case, (number, head))) if failed.name == "out" else None
+            return read or _of_empty(case, failed, number, head)
+    found = Survivors(rows)
+    if nearby is not None:
+        for other_reference, other_comparisons in itertools.islice(nearby(), _MOST_NEIGHBOURS):
+            found.ask(_Rows(other_reference, poison, other_comparisons))
+    return Diagnosis(found.told() if nearby is not None else "", found.causes, found.maybe)
 
 
-def _none_left(row: AttentionRow, nearby: Iterable[AttentionRow]) -> Diagnosis | None:
-    """A mistake that leaves tokens out, seen where the sequence is longer: where it leaves none, 0 is divided by 0."""
-    for longer in nearby:
-        is_there = (longer.row, longer.head) == (row.row, row.head) and longer.num_tokens > row.num_tokens
-        if is_there and longer.is_finite and not longer.is_right:
-            found = diagnose_row(longer)
-            if found is not None and found.cause == "tokens_dropped":
-                length = longer.num_tokens
-                return Diagnosis(f"with {length} tokens {found.words}; here none is left", found.cause)
-    return None
+class _Rows:
+    """The wrong and the right rows of one run."""
+
+    def __init__(self, reference: Reference, poison: Fill, comparisons: list[Comparison]) -> None:
+        self.reference = reference
+        self.case: Any = reference.case
+        self.comparisons = comparisons
+        self._poison = poison
+        mask = _is_wrong(comparisons)
+        self._wrong = mask.nonzero().tolist()
+        self._right = (~mask).nonzero().tolist()
+
+    def of(self, case: AttentionCase, place: Place) -> AttentionRow:
+        held = poison_value(getattr(torch, case.kv_dtype), self._poison)
+        return row_of(self.reference, case, self.comparisons, *place, held)
+
+    def wrong(self, most: int = MOST_ROWS) -> list[AveragedRow]:
+        """Those that have keys, unlike each other as far as possible."""
+        return self._rows(self._wrong, most)
+
+    def right(self, most: int = _MOST_RIGHT) -> list[AveragedRow]:
+        """Likewise of those without an error, that are no shorter than one that is wrong."""
+        if isinstance(self.case, AttentionCase) and self._wrong:
+            shortest = min((self.case.row_lens[row] for row, _ in self._wrong), default=0)
+            return self._rows([at for at in self._right if self.case.row_lens[at[0]] >= shortest], most)
+        return self._rows(self._right, most)
+
+    @property
+    def wrong_if_empty(self) -> bool:
+        """Whether a row without keys is wrong."""
+        case = self.case
+        return isinstance(case, AttentionCase) and any(case.row_lens[row] == 0 for row, _ in self._wrong)
+
+    def _rows(self, places: Sequence[Sequence[int]], most: int) -> list[AveragedRow]:
+        if isinstance(self.case, MergeStatesCase):
+            found = [merged_row(self.reference, self.comparisons, row, head) for row, head in places]
+            return list(_spread([row for row in found if not row.is_empty], most))
+        case: AttentionCase = self.case
+        with_keys = [(row, head) for row, head in places if case.row_lens[row]]
+        return [self.of(case, place) for place in _spread(with_keys, most)]
 
 
-def _is_wrong_beside_zeros(row: AttentionRow) -> bool:
-    """Whether a wrong number is not 0: most mistakes make 0 of small numbers, and of all where scores are low."""
-    wrong = ~((row.got - row.expected).abs() <= row.bound)
-    return not bool((row.got.abs() <= row.bound)[wrong].all())
+def _spread(every: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many, from all over."""
+    return every[:: max(1, -(-len(every) // most))]
 
 
-def _is_of_one_token(row: AttentionRow) -> bool:
-    """Whether all other weights are lost, however that came about."""
-    heaviest = row.v[int(row.scores.argmax())]
-    return row.num_tokens > 1 and bool(((row.got - heaviest).abs() <= row.bound).all())
+class Survivors:
+    """The mistakes that give all wrong rows seen so far; fewer with each run that is asked."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._borne_out = 0
+        self._unexplained = 0
+        self.causes: tuple[Cause, ...] = ()
+        self.maybe: tuple[str, ...] = ()
+        self._refuted: set[Key] = set()
+        self._start(rows)
+
+    def _start(self, rows: _Rows) -> None:
+        wrong, right = rows.wrong(), rows.right()
+        if not wrong:
+            return
+        found = _given_by_all(wrong)
+        refuted = _refuted_by(right, found)
+        found = {key: one for key, one in found.items() if key not in refuted} or found
+        roundings: tuple[Cause, ...] = ()
+        if all(isinstance(row, AttentionRow) for row in wrong):
+            rounded = _rounded(rows, wrong, right)
+            self.maybe = rounded.perhaps()
+            roundings = rounded.exactly()
+            if not (roundings or found):
+                roundings = rounded.nearly()
+            if roundings and not rounded.is_telling and found:
+                roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
+        best = sorted(found.values(), key=lambda one: one.left > _SAME_BOUNDS)
+        if best and best[0].left <= _SAME_BOUNDS:
+            best = [one for one in best if one.left <= _SAME_BOUNDS]
+        self.causes = (*roundings, *(one.cause for one in best))
+
+    def ask(self, rows: _Rows) -> None:
+        """Drop what does not give the wrong rows of another run, or would make its right rows wrong.
+
+        A run that none of them gives shows something else, and says nothing of this.
+        """
+        wrong, right = rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_OF_NEIGHBOUR)
+        if not self.causes:
+            if wrong and not self._borne_out:
+                self._start(rows)
+            return
+        keys = {_key(one) for one in self.causes}
+        structural = [one for one in self.causes if not one.rounding]
+        roundings = [one for one in self.causes if one.rounding]
+        refuted = _refuted_by(right, map(_key, structural))
+        kept = keys
+        if wrong:
+            kept = {_key(one) for one in structural}
+            for row in wrong:
+                kept = _kept_by(row, kept) if kept else kept
+            if roundings and all(isinstance(row, AttentionRow) for row in wrong):
+                kept |= _rounded(rows, wrong, right).kept(roundings)
+            if not kept:
+                self._unexplained += 1
+                return
+            self._borne_out += 1
+        if roundings and right and all(isinstance(row, AttentionRow) for row in right):
+            refuted |= _rounded(rows, [], right).refuted(roundings)
+        self._refuted |= refuted
+        self.causes = tuple(one for one in self.causes if _key(one) in kept)
+        if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
+            self.causes = unrefuted
+
+    def told(self) -> str:
+        """The cause, if it is the only one left and has been borne out; else what may be it, or nothing."""
+        if self._unexplained > self._borne_out:
+            return ""
+        words = list(dict.fromkeys(one.words for one in self.causes))
+        if not 0 < len(words) <= _MOST_TOLD:
+            return ""
+        said = ", or ".join(words)
+        return said if self._borne_out else f"perhaps {said}"
 
 
-def _of_lost_weights(row: AttentionRow, exact: Diagnosis | None, rounded: WrongRows) -> Diagnosis | None:
-    """The one mistake that loses small numbers; of several none is the cause, as far as this case can tell."""
-    if exact is not None and exact.cause == "flushed":  # the one that says which numbers become 0
-        return exact
-    found = [*([] if exact is None else [exact]), *every_match(row, chain(_families(row), row))]
-    if len({one.cause for one in found}) > 1:
-        nearby = [other for other in rounded.nearby() if other.is_finite]
-        refuted = set().union(*(_refuted(other) for other in nearby if other.is_right))
-        found = [one for one in found if one.cause not in refuted]
-        for other in nearby:
-            if not other.is_right and _is_wrong_beside_zeros(other):  # where the mistake shows by itself
-                causes = {one.cause for one in every_match(other, chain(_families(other), other))}
-                alone = replace(rounded, rows=[other], others=[]).exactly()
-                causes |= set() if alone is None else {alone.cause, *alone.maybe}
-                found = [one for one in found if one.cause in causes] or found
-    of_cause = {one.cause: one for one in reversed(found) if one.cause}
-    named = dict.fromkeys(cause for one in found for cause in (one.cause, *one.maybe) if cause)
-    possible = _possible(rounded, rounded.nearly())
-    if len(named) == 1:
-        return replace(found[0], maybe=tuple(cause for cause in possible if cause not in named))
-    told = [of_cause[cause].words for cause in named if cause in of_cause]
-    return Diagnosis(", or ".join(told[:MOST_TOLD]), maybe=tuple(dict.fromkeys((*named, *possible))))
+def _key(one: Cause) -> Key:
+    return one.mistake, one.way
 
 
-def _possible(rounded: WrongRows, near: Diagnosis | None) -> tuple[str, ...]:
-    """Roundings that may give such errors, if less exactly."""
-    return rounded.perhaps() if near is None else tuple(filter(None, (near.cause, *near.maybe)))
+def _rounded(rows: _Rows, wrong: Sequence[Any], right: Sequence[Any]) -> WrongRows:
+    return WrongRows(wrong, right, one_copy=rows.reference.device == "cpu", beside_empty=rows.wrong_if_empty)
 
 
-def _refuted(right: AttentionRow) -> set[str]:
-    """Causes that would make this row wrong in each of their ways."""
-    least: dict[str, float] = {}
-    for family in chain(_families(right), right):
-        least[family.cause] = min([least.get(family.cause, math.inf), *family.left_open(right).tolist()])
-    return {cause for cause, left in least.items() if left > REFUTED}
+def _makers(row: AveragedRow, mistakes: Iterable[str] | None = None) -> list[Maker]:
+    """Those that make one of these mistakes."""
+    every = MAKERS if isinstance(row, AttentionRow) else OF_MERGES
+    return [one for one in every if mistakes is None or one.mistakes & set(mistakes)]
 
 
-def _or_at_an_edge(exact: Diagnosis, rounded: WrongRows) -> Diagnosis:
-    """The rounding that fits or, if that fits as well, a token left out at an edge: it makes such errors, too.
+def _matched(row: AveragedRow, mistakes: Iterable[str] | None = None) -> dict[Key, Match]:
+    found: dict[Key, Match] = {}
+    for maker in _makers(row, mistakes):
+        for match in matches(row, maker.made(row)):
+            found.setdefault(_key(match.cause), match)
+    return found
 
-    What leaves less of the errors open goes first; the other is told beside it.
-    """
-    families = [tokens.at_an_edge(row) for row in rounded.rows]
-    rests = [family.left_open(row) for family, row in zip(families, rounded.rows, strict=True)]
-    rest, place = torch.stack(rests).amax(0).min(0)
-    if rest > _SAME_BOUNDS:
-        return exact
-    dropped = families[0].diagnosis(int(place))
-    first, other = (dropped, exact) if rest <= rounded.left_open() else (exact, dropped)
-    return replace(first, words=f"{first.words}, or {other.words}", maybe=(*exact.maybe, other.cause))
+
+def _given_by_all(wrong: Sequence[AveragedRow]) -> dict[Key, Match]:
+    """The mistakes that give all these rows, as they are told of the first that tells anything."""
+    first, *others = sorted(wrong, key=_says_little)
+    found = _matched(first)
+    for row in others:
+        found = {key: match for key, match in found.items() if key in _kept_by(row, found)} if found else found
+    return found
+
+
+def _says_little(row: AveragedRow) -> tuple[bool, bool, int]:
+    """A row that is no number, or 0, is given by many mistakes; one of many wrong elements by few."""
+    beyond = ~((row.got - row.expected).abs() <= row.bound)
+    is_zero = bool((row.got.abs() <= row.bound)[beyond].all())
+    return not row.is_finite, is_zero, -int(beyond.sum())
+
+
+def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
+    """Which of the mistakes give a row, or say nothing of it."""
+    wanted = set(keys)
+    mistakes = {mistake for mistake, _ in wanted}
+    found = set(_matched(row, mistakes))
+    for maker in _makers(row, mistakes):
+        found |= silent(row, maker.made(row))
+    return wanted & found
+
+
+def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
+    """Those that would make a right row wrong."""
+    wanted = set(keys)
+    found: set[Key] = set()
+    for row in right:
+        for maker in _makers(row, {mistake for mistake, _ in wanted}):
+            for one in maker.made(row):
+                left = one.left_open(row).tolist()
+                found |= {(one.cause, way) for way, missed in zip(one.ways, left, strict=True) if missed > REFUTED}
+    return wanted & found
 
 
 def _read_by_empty(row: AttentionRow) -> Diagnosis | None:
@@ -245,79 +335,31 @@ def _read_by_empty(row: AttentionRow) -> Diagnosis | None:
         roundoff = 2 * torch.finfo(row.dtype).eps * family.out.abs()
         found = ((family.out - row.got).abs() <= roundoff).all(-1).nonzero().flatten().tolist()
         if found:
-            return family.diagnosis(found[0])
+            cause = family.as_cause(found[0])
+            return Diagnosis(cause.words, (cause,))
     return None
 
 
-def _diagnose_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
+def _of_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
     lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
     what = f"sequence {number} is empty" if case.seen(number) is None else f"{row_words(case, number)} sees no key"
     words = f"{what}: expected out = 0 and lse = {lse}"
     if failed.name == "lse" and lse == "-inf" and -math.inf < float(failed.got[number, head]) < LOWEST_EXPONENT:
-        return Diagnosis(f"{words}; the running maximum begins at a finite number", OF_EMPTY_ROWS)
+        begins = f"{words}; the running maximum begins at a finite number"
+        return Diagnosis(begins, (Cause(mistake=OF_EMPTY_ROWS, way="finite maximum", words=begins, rounding=True),))
     return Diagnosis(words)
 
 
-def _rows_there(nearby: Iterable[Compared], places: list[Place], poison: float) -> list[AttentionRow]:
-    """The rows of similar cases at ``places``."""
-    found = []
-    for reference, comparisons in nearby:
-        case = reference.case
-        if isinstance(case, MergeStatesCase | OpenCase):
-            continue
-        there = [(row, head) for row, head in places if row < case.num_rows and case.row_lens[row]]
-        found += [row_of(reference, case, comparisons, *place, poison) for place in there]
-    return found
-
-
-def _is_wrong_if_empty(case: AttentionCase, comparisons: list[Comparison]) -> bool:
-    """Whether a row without keys is wrong."""
-    return any(case.row_lens[row] == 0 for row, _ in _is_wrong(comparisons).nonzero().tolist())
-
-
 def _is_wrong(comparisons: list[Comparison]) -> Tensor:
-    """Whether anything of a row of q and a head is beyond its bound."""
+    """Whether anything of a row and a head is beyond its bound."""
     wrong = torch.zeros((), dtype=torch.bool, device="cpu")
-    for one in comparisons:
-        if one.name in ("out", "lse"):
-            beyond = one.ratio.cpu() > 1
-            wrong = wrong | (beyond if one.name == "lse" else beyond.any(-1))
+    for one in comparisons[:2]:
+        beyond = one.ratio.cpu() > 1
+        if one.name.endswith("lse") and one.axes[0] == "head":
+            beyond = beyond.mT
+        if one.name in ("out", "output", "lse", "output_lse"):
+            wrong = wrong | (beyond if beyond.dim() == 2 else beyond.any(-1))
     return wrong
-
-
-def _diagnose_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
-    """What one wrong row points to by itself."""
-    if not row.got.isfinite().all():
-        return _diagnose_not_finite(row)
-    if failed.name == "lse":
-        return diagnose_lse(row)
-    return diagnose_row(row)
-
-
-def _contradicts(found: Diagnosis, row: AttentionRow, other: AttentionRow, failed: Comparison) -> bool:
-    """Whether what explains ``row`` fits it by chance: a number that is fitted, a log-sum-exp or an output that is
-    barely wrong, which some of many ranges of tokens always come near to, must explain the other wrong row likewise."""
-    is_barely_wrong = float(((row.got - row.expected).abs() / row.bound).nan_to_num(torch.inf).max()) < _BARELY
-    if not found.is_fitted and failed.name != "lse" and not is_barely_wrong:
-        return False
-    there = _diagnose_here(other, failed)
-    if found.is_fitted or row.seq == other.seq:
-        return there != found
-    return there is None or there.cause != found.cause
-
-
-def _rows(case: AttentionCase, comparisons: list[Comparison]) -> tuple[list[Place], list[Place]]:
-    """Rows of q and heads with anything beyond its bound, and some without that are no shorter than one of those.
-
-    Of those that have keys.
-    """
-    wrong = _is_wrong(comparisons)
-    found = [(row, head) for row, head in wrong.nonzero().tolist() if case.row_lens[row]]
-    if not found:
-        return [], []
-    shortest = min(case.row_lens[row] for row, _ in found)
-    right = [(row, head) for row, head in (~wrong).nonzero().tolist() if case.row_lens[row] >= shortest]
-    return found[:MOST_ROWS], right[:_MOST_RIGHT]
 
 
 def past_the_end_within_bounds(
@@ -338,21 +380,9 @@ def past_the_end_within_bounds(
     for family in tokens.past_the_end(row):
         others = (row.got - family.out).abs().amax(-1).nan_to_num(torch.inf)
         if float(others.min()) < missed / 2:
-            return family.diagnosis(int(others.argmin()))
+            cause = family.as_cause(int(others.argmin()))
+            return Diagnosis(cause.words, (cause,))
     return None
-
-
-def diagnose_row(row: AttentionRow) -> Diagnosis | None:
-    """The mistake that gives this output, and this LSE if there is one."""
-    return first_match(row, chain(_families(row), row))
-
-
-def _families(row: AttentionRow) -> tuple[_Made, ...]:
-    """Those of plain attention know its scores only, and no key among a row's that is hidden from it."""
-    families: tuple[_Made, ...] = _FAMILIES if row.is_plain else (variant_mistakes,)
-    families = (column_mistakes, *families) if row.case.values_in_keys else families
-    families = families if row.case.seen(row.row) is None else (mask_mistakes, *families)
-    return families if row.kv_scales is None else (scale_mistakes, *families)
 
 
 def row_of(
@@ -378,23 +408,3 @@ def row_of(
 
 def _here(tensor: Tensor) -> Tensor:
     return tensor.double().cpu()
-
-
-def _diagnose_not_finite(row: AttentionRow) -> Diagnosis | None:
-    largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
-    if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
-        words = f"the sum of exp(score - maximum) x V reaches {largest:.4g}, and float16 ends at 65504"
-        return Diagnosis(words, "sums_rounded")
-    return None
-
-
-def diagnose_lse(row: AttentionRow) -> Diagnosis | None:
-    """The mistake that gives this LSE beside a right output."""
-    if row.kv_scales is not None and (found := first_match_of_lse(row, scale_mistakes(row))):
-        return found
-    families = _LSE_FAMILIES if row.is_plain else (variant_mistakes,)
-    of_columns, of_formula = (first_match_of_lse(row, chain(one, row)) for one in ((column_mistakes,), families))
-    if of_columns is None or of_formula is None:
-        return of_columns or of_formula
-    causes = (of_columns.cause, of_formula.cause)
-    return Diagnosis(f"{of_columns.words}, or {of_formula.words}", maybe=causes)

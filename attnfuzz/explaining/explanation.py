@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
-from attnfuzz.verdict import Blame, SourceLine, where_to_look
+from attnfuzz.verdict import Blame, Failure, SourceLine, where_to_look
 
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
 
@@ -49,6 +49,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     ``blame``: what they point to. ``sources``: the lines of the kernel that the failure's cause comes from.
     ``changes``: which single changes of the case make it pass, and which do not. ``runs``: of the kernel, for the rest.
+    ``told``: the failure as it is told once neighbouring cases have been asked which mistake it is.
     """
 
     lines: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     changes: tuple[str, ...] = ()
     runs: int = 0
     sources: tuple[SourceLine, ...] = ()
+    told: Failure | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "lines", printable_lines(self.lines))

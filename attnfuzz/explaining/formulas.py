@@ -1,9 +1,10 @@
 """Mistakes in the formula: scale, normalisation, a factor, an online softmax; a variant; scales of an 8-bit cache;
-columns; a mask.
+columns; a mask; partial states.
 
-Of a variant: that it is left out, a window that is off by one, another head's slope or sink. Of the scales: that they
-are left out, applied twice, or those of the other tensor or of another KV head. Of rows that are keys and values at
-once: which of their columns are scored, and which are averaged. Of a mask: which of its rows is read, and how.
+Of a variant: that it is left out, a window that is off by one, another head's slope or sink, an order that matters. Of
+the scales: that they are left out, applied twice, or those of the other tensor or of another KV head. Of rows that are
+keys and values at once: which of their columns are scored, and which are averaged. Of a mask: which of its rows is
+read, and how. Of partial states: in which base they are merged, and whose log-sum-exps they are weighed with.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import TILES, maxima_so_far, merged_states
+from attnfuzz.explaining.low_precision import TILES, maxima_so_far
 from attnfuzz.explaining.mistakes import Family, Predicted, family
-from attnfuzz.explaining.row import AttentionRow, AveragedRow, softmax_average
+from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
@@ -27,20 +28,19 @@ from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.wording import number
 
 __all__ = [
-    "column_mistakes",
+    "columns",
     "divisor_words",
-    "fitted_scale",
+    "hidden_keys",
     "is_written",
+    "kv_scales",
     "lse_bases",
     "lse_formulas",
-    "mask_mistakes",
+    "masks",
     "not_rescaled",
-    "partial_bases",
+    "partial_states",
     "rescaled_output",
     "rescaled_scores",
-    "scale_mistakes",
-    "variant_mistakes",
-    "wrong_scales",
+    "variants",
 ]
 
 _LOG2_E = math.log2(math.e)
@@ -56,39 +56,32 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
     scale, size = row.case.scale, row.case.head_size
     padded = 1 << (size - 1).bit_length()
     mistakes = [
-        (1 / scale, "the scale is left out"),
-        (scale, "the scale is applied twice"),
-        (1 / math.sqrt(size) / scale, f"the scale is 1/sqrt(head_size), expected {number(scale)}"),
-        (1 / math.sqrt(padded) / scale, f"the scale is 1/sqrt({padded}), expected {number(scale)}"),
-        (_LOG2_E, "the scores are multiplied by log2(e), but not exponentiated in base 2"),
-        (1 / _LOG2_E, "the scores are exponentiated in base 2 without being multiplied by log2(e)"),
-        (0.0, "all tokens have the same weight"),
-        (-1.0, "the scores have the wrong sign"),
-        (2.0, "the scores are doubled"),
-        (0.5, "the scores are halved"),
+        ("left out", 1 / scale, "the scale is left out"),
+        ("twice", scale, "the scale is applied twice"),
+        ("head size", 1 / math.sqrt(size) / scale, f"the scale is 1/sqrt(head_size), expected {number(scale)}"),
+        ("padded head size", 1 / math.sqrt(padded) / scale, f"the scale is 1/sqrt({padded}), expected {number(scale)}"),
+        ("log2(e)", _LOG2_E, "the scores are multiplied by log2(e), but not exponentiated in base 2"),
+        ("base 2", 1 / _LOG2_E, "the scores are exponentiated in base 2 without being multiplied by log2(e)"),
+        ("none", 0.0, "all tokens have the same weight"),
+        ("negated", -1.0, "the scores have the wrong sign"),
+        ("doubled", 2.0, "the scores are doubled"),
+        ("halved", 0.5, "the scores are halved"),
     ]
     if row.case.v_head_size is not None:
         of_values = 1 / math.sqrt(row.case.v_head_size) / scale
-        mistakes.append(
-            (of_values, f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}")
-        )
-    factors = dict[float, str]()
-    for factor, words in mistakes:  # with a scale of 2, halved scores are scores whose scale is left out
+        words = f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}"
+        mistakes.append(("V's head size", of_values, words))
+    found = []
+    for way, factor, words in mistakes:
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
-            factors.setdefault(factor, words)
-    scores = torch.tensor(list(factors), dtype=torch.float64, device="cpu")[:, None] * row.scores
-    out, lse = softmax_average(scores, row.v.expand(len(factors), *row.v.shape))
-    names = list(factors.values())
-    yield Family("scale", out, lse, lambda i: names[i])
-    yield Family("scale", out, None, lambda i: names[i])
-
-
-def fitted_scale(row: AttentionRow) -> Iterator[Family]:
-    """Scores multiplied by the constant that explains the row best, if somebody may have written it."""
-    factor = _best_scale(row)
-    if is_written(factor):
-        out, lse = softmax_average(factor * row.scores[None], row.v[None])
-        yield Family("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones", is_fitted=True)
+            out, lse = row.average(row.final(factor * row.scores), row.v)
+            found.append(Predicted(out, float(lse), way, words))
+    fitted = _best_scale(row)
+    if is_written(fitted):
+        out, lse = row.average(row.final(fitted * row.scores), row.v)
+        words = f"the scores are {number(fitted)} x the right ones"
+        found.append(Predicted(out, float(lse), f"x {number(fitted)}", words))
+    yield from family("scale", found)
 
 
 def is_written(factor: float) -> bool:
@@ -97,11 +90,15 @@ def is_written(factor: float) -> bool:
 
 
 def _best_scale(row: AttentionRow) -> float:
+    """The factor of all scores that explains the row best."""
     low, high = _SCALES
     best = 1.0
+    if not row.is_finite or row.num_tokens < 2 or row.case.variant.soft_cap is not None:
+        return best
+    beside = row.final(torch.zeros_like(row.scores))  # a bias, and -inf for what is hidden
     for _ in range(_ZOOMS):
         factors = torch.linspace(low, high, _STEPS, dtype=torch.float64, device="cpu")
-        out, lse = softmax_average(factors[:, None] * row.scores, row.v.expand(_STEPS, *row.v.shape))
+        out, lse = row.average(factors[:, None] * row.scores + beside, row.v.expand(_STEPS, *row.v.shape))
         missed = ((out - row.got) / (row.bound + _TINY)).abs().amax(-1)
         if row.got_lse is not None:
             missed += (lse - row.got_lse).abs() / (row.lse_bound + _TINY)
@@ -111,89 +108,74 @@ def _best_scale(row: AttentionRow) -> float:
 
 
 def not_rescaled(row: AttentionRow) -> Iterator[Family]:
-    """Sums of an online softmax that are left as they are where a tile has a larger score than all tiles before.
+    """Sums of an online softmax that are not rescaled, or the wrong way round, where a tile has a larger score.
 
     Both, those of the weights and of weights x V, are to be multiplied by exp(old maximum - new maximum): algorithm 1
     of FlashAttention-2, https://arxiv.org/abs/2307.08691.
     """
     if not row.case.variant.has_weighty_sinks:
         own = getattr(row.case, "block_size", None)
-        tiles = sorted({tile for tile in (own, *TILES) if tile is not None and tile < row.num_tokens})
+        tiles = sorted({tile for tile in (1, own, *TILES) if tile is not None and tile < row.num_tokens})
         yield from family("not_rescaled", [one for tile in tiles for one in _left_as_they_are(row, tile)])
 
 
 def _left_as_they_are(row: AttentionRow, tile: int) -> Iterator[Predicted]:
     scores, top = row.log_weights, row.log_weights.amax()
-    right, left = (scores - top).exp(), (scores - maxima_so_far(scores, tile)).exp()
-    total, left_total = right.sum(), left.sum()
-    lse, left_lse = float(top + total.log()), float(top + left_total.log())
-    when = "rescaled when the maximum grows"
-    yield (left @ row.v) / total, lse, f"the sum of weights x V is not {when}"
-    yield (right @ row.v) / left_total, left_lse, f"the sum of the weights is not {when}"
-    if tile > 1:  # from token to token all would have the same weight, where scores rise
-        words = f"neither the sum of the weights nor that of weights x V is {when}"
-        yield (left @ row.v) / left_total, left_lse, words
+    so_far = maxima_so_far(scores, tile)
+    right, left = (scores - top).exp(), (scores - so_far).exp()
+    # Each tile's weights are multiplied by exp(new - old) of all later steps: by exp(top - its own maximum) in all.
+    inverted = (scores - so_far + (top - so_far)).clamp(max=700.0).exp()
+    inverted = torch.where(scores.isneginf(), 0.0, inverted)
+    when = "when the maximum grows"
+    for way, words, of_v, of_sum in (
+        ("V", f"the sum of weights x V is not rescaled {when}", left, right),
+        ("sum", f"the sum of the weights is not rescaled {when}", right, left),
+        ("both", f"neither the sum of the weights nor that of weights x V is rescaled {when}", left, left),
+        (
+            "V, inverted",
+            f"the sum of weights x V is multiplied by exp(new - old maximum) {when}, not exp(old - new)",
+            inverted,
+            right,
+        ),
+        (
+            "sum, inverted",
+            f"the sum of the weights is multiplied by exp(new - old maximum) {when}, not exp(old - new)",
+            right,
+            inverted,
+        ),
+        (
+            "both, inverted",
+            f"the sums so far are multiplied by exp(new - old maximum) {when}, not exp(old - new)",
+            inverted,
+            inverted,
+        ),
+    ):
+        if way == "both" and tile == 1:  # from token to token all would have the same weight, where scores rise
+            continue
+        total = of_sum.sum()
+        yield Predicted((of_v @ row.v) / total, float(top + total.log()), f"{way}, tile of {tile}", words)
 
 
 def rescaled_output(row: AttentionRow) -> Iterator[Family]:
     """A right output times a constant, which is fitted."""
     norm = float(row.expected @ row.expected)
-    if not norm or len(row.got) == 1:
+    if not norm or len(row.got) == 1 or not bool(row.got.isfinite().all()):
         return
     factor = float(row.got @ row.expected) / norm
-    total = float(row.weights.sum())
+    total = row.total
     if abs(factor) <= _SMALLEST_FACTOR:
         return
-    out = (factor * row.expected)[None]
-    words = divisor_words(factor, total, rel_tol=1e-3)
-    if words is not None:
-        yield Family("normalisation", out, None, lambda _: f"the output is {words} ({number(total)})")
-    elif is_written(factor):
-        yield Family(
-            "normalisation", out, None, lambda _: f"the output is {number(factor)} x the right one", is_fitted=True
-        )
-
-
-def lse_bases(row: AveragedRow) -> Iterator[Family]:
-    """Log-sum-exps in the base that was not declared."""
-    for cause, lse, words in (
-        ("lse_base2", row.lse * _LOG2_E, "lse is in base 2, but the kernel declares natural logarithms"),
-        ("lse_natural", row.lse / _LOG2_E, "lse is natural, but the kernel declares base 2"),
+    found = []
+    for way, words, divisor in (
+        ("not divided", "not divided by the sum of the weights", total),
+        ("divided twice", "divided twice by the sum of the weights", 1 / total),
     ):
-        yield from family(cause, [(row.expected, lse, words)])
-
-
-def lse_formulas(row: AttentionRow) -> Iterator[Family]:
-    """Log-sum-exps by a wrong formula."""
-    top, log_total = row.top, float(row.weights.sum().log())
-    lses = {
-        "lse is the logarithm of the sum, without the maximum": log_total,
-        "lse is the maximum of the scores alone": top,
-        "lse is the maximum minus the logarithm of the sum, not plus it": top - log_total,
-        "lse is the maximum plus the sum itself, not its logarithm": top + math.exp(log_total),
-        "lse is the sum of exp(score) itself, not its logarithm": math.exp(min(row.lse, 700.0)),
-        "lse is that of the scores before they are scaled": float((row.scores / row.case.scale).logsumexp(0)),
-        "lse adds a maximum in base 2 to a natural logarithm of the sum": top * _LOG2_E + log_total,
-        "lse adds a natural maximum to a logarithm of the sum in base 2": top / _LOG2_E + log_total,
-    }
-    yield from lse_bases(row)
-    yield from family("lse_formula", ((row.expected, lse, words) for words, lse in lses.items()))
-    yield from family("treated_as_empty", [(row.expected, -math.inf, "the sequence is treated as empty")])
-
-
-def partial_bases(row: AttentionRow) -> Iterator[Family]:
-    """States whose log-sum-exps have one base, merged as if they had another; into how many parts is fitted."""
-    out, lse = _merged_states(row, _LOG2_E)
-    words = "partial log-sum-exps in base 2 are merged as natural ones"
-    yield Family("partial_lse", out, lse, lambda _: words, is_fitted=True)
-    out, lse = _merged_states(row, 1 / _LOG2_E)
-    others = "natural partial log-sum-exps are merged as in base 2"
-    yield Family("partial_lse", out, lse * _LOG2_E, lambda _: others, is_fitted=True)
-
-
-def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:
-    outs, lses = zip(*merged_states(row, lambda lse: factor * lse), strict=True)
-    return torch.stack(outs), torch.stack(lses)
+        if not math.isclose(divisor, 1.0, rel_tol=1e-3):
+            found.append(Predicted(divisor * row.expected, None, way, f"the output is {words} ({number(total)})"))
+    if is_written(factor):
+        words = f"the output is {number(factor)} x the right one"
+        found.append(Predicted(factor * row.expected, None, f"x {number(factor)}", words))
+    yield from family("normalisation", found)
 
 
 def divisor_words(factor: float, total: float, *, rel_tol: float) -> str | None:
@@ -205,44 +187,168 @@ def divisor_words(factor: float, total: float, *, rel_tol: float) -> str | None:
     return None
 
 
-def scale_mistakes(row: AttentionRow) -> Iterator[Family]:
-    """All mistakes as one family, since there are few; nothing for a plain cache."""
-    yield from family("kv_scales", (*_wrong_factors(row), *_another_format(row)))
+def lse_bases(row: AveragedRow) -> Iterator[Family]:
+    """Log-sum-exps in a base that was not asked for."""
+    for cause, factor, words in (
+        ("lse_base2", _LOG2_E, "lse is in base 2, not a natural logarithm"),
+        ("lse_natural", 1 / _LOG2_E, "lse is a natural logarithm, not one in base 2"),
+        ("lse_base10", 1 / math.log(10), "lse is in base 10, not a natural logarithm"),
+    ):
+        yield from family(cause, [Predicted(row.expected, row.lse * factor, "lse", words)])
 
 
-def wrong_scales(row: AttentionRow) -> Iterator[Family]:
-    """Those that look at no cached number: of a row whose V is not what its cache holds."""
-    yield from family("kv_scales", _wrong_factors(row))
+def lse_formulas(row: AttentionRow) -> Iterator[Family]:
+    """Log-sum-exps by a wrong formula."""
+    top, log_total = row.top, math.log(row.total)
+    of_keys = math.log(float(row.weights.sum())) if bool(row.weights.any()) else -math.inf
+    lses = {
+        "lse is the logarithm of the sum, without the maximum": log_total,
+        "lse is the maximum of the scores alone": top,
+        "lse is the maximum minus the logarithm of the sum, not plus it": top - log_total,
+        "lse is the maximum plus the sum itself, not its logarithm": top + row.total,
+        "lse is the sum of exp(score) itself, not its logarithm": math.exp(min(row.lse, 700.0)),
+        "lse is that of the scores before they are scaled": float(
+            row.average(row.final(row.scores / row.case.scale), row.v)[1]
+        ),
+        "lse adds a maximum in base 2 to a natural logarithm of the sum": top * _LOG2_E + log_total,
+        "lse adds a natural maximum to a logarithm of the sum in base 2": top + log_total * _LOG2_E,
+        "lse adds a maximum in base 2, divided twice by log2(e), to a natural logarithm of the sum": top / _LOG2_E
+        + log_total,
+        "lse adds a natural maximum to a logarithm of the sum in base 2, taken for a natural one": top
+        + log_total / _LOG2_E,
+        "lse adds a natural maximum to a logarithm of the sum in base 10": top + log_total / math.log(10),
+    }
+    if row.case.variant.has_weighty_sinks:
+        lses["the LSE leaves out the sink"] = top + of_keys
+    yield from lse_bases(row)
+    yield from family("lse_formula", (Predicted(row.expected, lse, words, words) for words, lse in lses.items()))
 
 
-def _wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
+_SPLITS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+
+
+def partial_states(row: AttentionRow) -> Iterator[Family]:
+    """States of parts of the keys, weighed with log-sum-exps of another base, of another head, or with none."""
+    parts = list(_parts(row))
+    found = []
+    for way, words, change in (
+        ("base 2 as natural", "partial log-sum-exps in base 2 are merged as natural ones", lambda lse: _LOG2_E * lse),
+        ("natural as base 2", "natural partial log-sum-exps are merged as in base 2", lambda lse: lse / _LOG2_E),
+        ("equal", "partial states are merged with equal weights", lambda lse: torch.where(lse.isneginf(), lse, 0.0)),
+        (
+            "exchanged",
+            "partial states are merged with weights of the wrong sign",
+            lambda lse: torch.where(lse.isneginf(), lse, -lse),
+        ),
+    ):
+        for name, scores, v in parts:
+            out, lse = _merged(row, scores, v, change(scores.logsumexp(1)))
+            found.append(Predicted(out, float(lse), f"{way}, {name}", words))
+    for formula, head in _other_heads(row):
+        words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
+        others = _scores_of_head(row, head)
+        for (name, scores, v), (_, other, _) in zip(parts, _parts(row, others), strict=True):
+            out, lse = _merged(row, scores, v, other.logsumexp(1))
+            found.append(Predicted(out, float(lse), f"{formula}, {name}", words))
+    yield from family("partial_lse", found)
+
+
+def _other_heads(row: AttentionRow) -> Iterator[tuple[str, int]]:
+    """Query heads whose partial log-sum-exps may stand in the place of the row's own, by a rule."""
+    group, kv_heads = row.case.gqa_ratio, row.case.num_kv_heads
+    within = row.head % group
+    rules = {
+        "of the last KV head": (kv_heads - 1) * group + within,
+        "of KV head 0": within,
+        "of the last query head": row.case.num_q_heads - 1,
+        "of query head 0": 0,
+        "of the first query head of its group": row.kv_head * group,
+        "of the last query head of its group": row.kv_head * group + group - 1,
+        "of the next query head": row.head + 1,
+        "of the query head before": row.head - 1,
+    }
+    yield from ((rule, head) for rule, head in rules.items() if head != row.head and 0 <= head < row.case.num_q_heads)
+
+
+def _scores_of_head(row: AttentionRow, head: int) -> Float64[Tensor, " seq_len"]:
+    k = row.keys_of(row.seq, head // row.case.gqa_ratio)[: row.num_tokens]
+    return row.final(row.case.scale * (k @ row.values.q[row.row, head].double()))
+
+
+def _parts(row: AttentionRow, scores: Tensor | None = None) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Scores and values of the row's keys in equal parts: of each usual number, and of each usual length."""
+    scores, length = row.log_weights if scores is None else scores, row.num_tokens
+    sizes: dict[int, str] = {}
+    for splits in _SPLITS:
+        if splits <= length:
+            sizes.setdefault(-(-length // splits), f"{splits} parts")
+    for tile in (getattr(row.case, "block_size", 1), *TILES):
+        if tile < length:
+            sizes.setdefault(tile, f"parts of {tile}")
+    for size, name in sizes.items():
+        padding = -length % size
+        parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, size)
+        yield name, parts, torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, size, row.v.shape[1])
+
+
+def _merged(row: AttentionRow, scores: Tensor, v: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    outs = torch.einsum("sn,snd->sd", scores.softmax(1).nan_to_num(0.0), v)
+    states = torch.cat((lses, row.sink[None]))
+    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
+
+
+def kv_scales(row: AttentionRow) -> Iterator[Family]:
+    """Of an 8-bit cache: wrong factors, or another format."""
+    yield from family("kv_scales", (*wrong_factors(row), *_another_format(row)))
+
+
+def wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
     """What K and V are multiplied with beside or instead of their scales."""
     if row.kv_scales is None:
         return
     k_scales, v_scales = row.kv_scales.tolist()
     own = row.kv_head
     k, v = k_scales[own], v_scales[own]
+    factors = []
     if (k, v) != (1.0, 1.0):
-        yield _with_scales(row, 1 / k, 1 / v, "the scales of K and V are left out")
-        yield _with_scales(row, 1 / k, 1.0, "the scale of K is left out")
-        yield _with_scales(row, 1.0, 1 / v, "the scale of V is left out")
-        yield _with_scales(row, k, 1.0, "the scale of K is applied twice")
-        yield _with_scales(row, 1.0, v, "the scale of V is applied twice")
-        yield _with_scales(row, k, v, "the scales of K and V are applied twice")
-        yield _with_scales(row, 1 / k**2, 1.0, "K is divided by its scale")
-        yield _with_scales(row, 1.0, 1 / v**2, "V is divided by its scale")
+        factors += [
+            (1 / k, 1 / v, "the scales of K and V are left out"),
+            (1 / k, 1.0, "the scale of K is left out"),
+            (1.0, 1 / v, "the scale of V is left out"),
+            (k, 1.0, "the scale of K is applied twice"),
+            (1.0, v, "the scale of V is applied twice"),
+            (k, v, "the scales of K and V are applied twice"),
+            (1 / k**2, 1.0, "K is divided by its scale"),
+            (1.0, 1 / v**2, "V is divided by its scale"),
+        ]
     if k != v:
-        yield _with_scales(row, v / k, k / v, "the scales of K and V are swapped")
-        yield _with_scales(row, v / k, 1.0, "K is multiplied with the scale of V")
-        yield _with_scales(row, 1.0, k / v, "V is multiplied with the scale of K")
-    for head, (other_k, other_v) in enumerate(zip(k_scales, v_scales, strict=True)):
-        if head != own:
-            whose = f"KV head {own} is read with {{}} of KV head {head}"
-            if row.head == head:
-                whose += " (the query head's number)"
-            yield _with_scales(row, other_k / k, other_v / v, whose.format("the scales"))
-            yield _with_scales(row, other_k / k, 1.0, whose.format("the scale of K"))
-            yield _with_scales(row, 1.0, other_v / v, whose.format("the scale of V"))
+        factors += [
+            (v / k, k / v, "the scales of K and V are swapped"),
+            (v / k, 1.0, "K is multiplied with the scale of V"),
+            (1.0, k / v, "V is multiplied with the scale of K"),
+        ]
+    for of_k, of_v, words in factors:
+        yield _with_scales(row, of_k, of_v, words, words)
+    rules = {
+        "KV head 0": 0,
+        "the last KV head": len(k_scales) - 1,
+        "the next KV head": own + 1,
+        "the KV head before": own - 1,
+    }
+    rules |= {"the query head's number": row.head}
+    for rule, head in rules.items():
+        if head == own or not 0 <= head < len(k_scales):
+            continue
+        whose = f"KV head {own} is read with {{}} of KV head {head}"
+        if row.head == head:
+            whose += " (the query head's number)"
+        of_k, of_v = k_scales[head] / k, v_scales[head] / v
+        for which, k_factor, v_factor in (
+            ("the scales", of_k, of_v),
+            ("the scale of K", of_k, 1.0),
+            ("the scale of V", 1.0, of_v),
+        ):
+            yield _with_scales(row, k_factor, v_factor, f"{which} of {rule}", whose.format(which))
 
 
 def _another_format(row: AttentionRow) -> Iterator[Predicted]:
@@ -259,7 +365,7 @@ def _another_format(row: AttentionRow) -> Iterator[Predicted]:
             dots = row.case.scale * (k @ row.q)
             if bool(dots.isfinite().all()) and bool(v.isfinite().all()):
                 weights, lse = row_weights(row.case, row.row, row.head, dots)
-                yield weights @ v, float(lse), f"the cache is read as {dtype}"
+                yield Predicted(weights @ v, float(lse), f"as {dtype}", f"the cache is read as {dtype}")
 
 
 def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Float64[Tensor, "*shape"]:
@@ -267,9 +373,9 @@ def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Floa
     return codes.view(getattr(torch, read)).double()
 
 
-def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, words: str) -> Predicted:
+def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, way: str, words: str) -> Predicted:
     weights, lse = row_weights(row.case, row.row, row.head, row.scores * k_factor)
-    return (weights @ row.v) * v_factor, float(lse), words
+    return Predicted((weights @ row.v) * v_factor, float(lse), way, words)
 
 
 _LEFT_OUT = {
@@ -283,13 +389,171 @@ _MOST_COUNTS = 8
 """Splits that may each add a sink."""
 
 
-def variant_mistakes(row: AttentionRow) -> Iterator[Family]:
-    """All mistakes as one family, since there are few; nothing for a plain case."""
-    found = (*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row))
-    yield from family("variant", found)
+def variants(row: AttentionRow) -> Iterator[Family]:
+    """Mistakes in what the case asks for beyond plain attention, by the field that they are about."""
+    for mistake, made in (
+        ("window", _wrong_windows),
+        ("soft_cap", _wrong_caps),
+        ("alibi", _wrong_biases),
+        ("sinks", _wrong_sinks),
+    ):
+        if getattr(row.case.variant, mistake) is not None:
+            left_out = _outcome(row, "left out", _LEFT_OUT[mistake], case=_with(row.case, **{mistake: None}))
+            yield from family(mistake, [left_out, *made(row)])
 
 
-def mask_mistakes(row: AttentionRow) -> Iterator[Family]:
+def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
+    window = row.case.variant.window
+    if window is None:
+        return
+    for more, way in ((1, "one key too long"), (-1, "one key too short")):
+        if window + more >= 1:
+            words = f"the window is {way}"
+            yield _outcome(row, way, words, case=_with(row.case, window=window + more))
+    number_of = row.row - row.case.rows_of(row.seq).start
+    query_len = len(row.case.rows_of(row.seq))
+    if query_len > 1:
+        for way, shift in (
+            ("from the last query token", query_len - 1 - number_of),
+            ("from the first query token", -number_of),
+        ):
+            first = row.num_tokens + shift - window
+            if shift and 0 <= first < row.num_tokens:
+                scores = row.final(row.scores, _with(row.case, window=None))
+                scores = scores.masked_fill(torch.arange(row.num_tokens, device="cpu") < first, -torch.inf)
+                out, lse = row.average(scores, row.v)
+                yield Predicted(out, float(lse), way, f"the window counts {way}, not from each")
+
+
+def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
+    cap = row.case.variant.soft_cap
+    if cap is None:
+        return
+    before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
+    uncapped = _with(row.case, soft_cap=None)
+    words = "the soft cap is applied before the scale"
+    yield _outcome(row, "before the scale", words, case=uncapped, dots=before_scale)
+    clamped = row.scores.clamp(-cap, cap)
+    yield _outcome(row, "clamped", "scores are clamped to the soft cap", case=uncapped, dots=clamped)
+
+
+def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
+    case = row.case
+    numbers = case.variant.per_head_numbers(case.num_q_heads, case.values.seed)
+    if "alibi_slopes" not in numbers:
+        return
+    slope, position = numbers["alibi_slopes"][row.head], len(row.scores) - 1
+    out, lse = row.expected, row.lse
+    # FlashAttention 2 does so where it masks causally: a constant of a row, which softmax does not see.
+    words = "ALiBi counts from the first key, not from the query"
+    yield Predicted(out, float(lse) + slope * position, "from the first key", words)
+    distance = torch.arange(-position, 1, dtype=torch.float64, device="cpu")
+    for way, words, factor in (
+        ("subtracted", "ALiBi is subtracted", -1.0),
+        ("times the scale", "ALiBi is multiplied by the scale", case.scale),
+        ("divided by the scale", "ALiBi is divided by the scale", 1 / case.scale),
+        ("times log2(e)", "ALiBi is multiplied by log2(e)", _LOG2_E),
+        ("divided by log2(e)", "ALiBi is not multiplied by log2(e), as the scores are", 1 / _LOG2_E),
+    ):
+        yield _outcome(row, way, words, dots=row.scores + (factor - 1) * slope * distance)
+    yield _outcome(row, "one key off", "ALiBi counts one key too many", dots=row.scores - slope)
+    for rule, head in _heads_instead(row):
+        shifted = row.scores + (numbers["alibi_slopes"][head] - slope) * distance
+        yield _outcome(row, rule, f"the slope is that of query head {head} ({rule})", dots=shifted)
+
+
+def _heads_instead(row: AttentionRow) -> Iterator[tuple[str, int]]:
+    """Heads whose numbers may be taken for this one's, by a rule."""
+    group = row.case.gqa_ratio
+    rules = {
+        "the KV head's number": row.kv_head,
+        "head 0": 0,
+        "the number within the group": row.head % group,
+        "the next head": row.head + 1,
+        "the head before": row.head - 1,
+        "the group's first head": row.kv_head * group,
+    }
+    yield from ((rule, head) for rule, head in rules.items() if head != row.head and 0 <= head < row.case.num_q_heads)
+
+
+def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
+    """Another's, scaled, beyond float32, or counted often: with weight p, n times over it adds (n - 1) p in all."""
+    case = row.case
+    numbers = case.variant.per_head_numbers(case.num_q_heads, case.values.seed)["sinks"]
+    weights, lse = row_weights(case, row.row, row.head, row.scores)
+    for rule, head in _heads_instead(row):
+        if numbers[head] != numbers[row.head]:
+            out, other = row.average(row.log_weights, row.v, torch.tensor(numbers[head], dtype=torch.float64))
+            yield Predicted(out, float(other), rule, f"the sink is that of query head {head} ({rule})")
+    if not case.variant.has_weighty_sinks:
+        return
+    sink = numbers[row.head]
+    for way, words, factor in (
+        ("times the scale", "the sink is multiplied by the scale", case.scale),
+        ("times log2(e)", "the sink is multiplied by log2(e)", _LOG2_E),
+        ("divided by log2(e)", "the sink is not multiplied by log2(e), as the scores are", 1 / _LOG2_E),
+    ):
+        if sink:
+            out, other = row.average(row.log_weights, row.v, torch.tensor(sink * factor, dtype=torch.float64))
+            yield Predicted(out, float(other), way, words)
+    above = sink - float(row.log_weights.max())
+    if above > math.log(torch.finfo(torch.float32).max):
+        words = "the sink is not in the maximum that is subtracted, and overflows"
+        yield Predicted(weights @ row.v, math.inf, "overflows", words)
+    of_sink = 1 - float(weights.sum())
+    for count in range(2, _MOST_COUNTS + 1):
+        larger = 1 + (count - 1) * of_sink
+        words = f"the sink is counted {count} times"
+        yield Predicted(weights @ row.v / larger, float(lse) + math.log(larger), f"{count} times", words)
+    out, _ = row.average(row.log_weights, row.v, torch.tensor(-math.inf, dtype=torch.float64))
+    yield Predicted(
+        out, float(lse), "not in the divisor", "the sink is in the LSE, but the output is not divided by it"
+    )
+
+
+_FINITE_MASKS = (-1e4, -65504.0, -1e5, -5e4, -1e6, -1e9, -100.0, -1000.0)
+
+
+def hidden_keys(row: AttentionRow) -> Iterator[Family]:
+    """Keys that a window, a mask or the causal limit hides, and that take part with a finite score all the same."""
+    case = row.case
+    end = case.seq_lens[row.seq]
+    k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
+    shown = torch.zeros(end, dtype=torch.bool, device="cpu")
+    shown[row.seen] = True
+    if bool(shown.all()):
+        return
+    dots = case.scale * (k @ row.q)
+    cap = case.variant.soft_cap
+    capped = dots if cap is None else cap * torch.tanh(dots / cap)
+    own = torch.nn.functional.pad(row.log_weights, (0, end - row.num_tokens), value=-torch.inf)
+    found = []
+    for which, among in (
+        ("of the sequence", torch.ones_like(shown)),
+        ("up to the query", torch.arange(end, device="cpu") < row.num_tokens),
+    ):
+        hidden = ~shown & among
+        if not bool(hidden.any()):
+            continue
+        if cap is not None:
+            scores = torch.where(hidden, torch.full_like(own, -cap), own)
+            out, lse = row.average(scores, v)
+            words = f"the soft cap is applied after the mask, so that hidden keys {which} weigh exp(-{number(cap)})"
+            found.append(Predicted(out, float(lse), f"capped, {which}", words))
+        for score in _FINITE_MASKS:
+            words = f"hidden keys {which} have the finite score {number(score)}"
+            out, lse = row.average(torch.where(hidden, torch.full_like(own, score), own), v)
+            found.append(Predicted(out, float(lse), f"{number(score)}, {which}", words))
+            words = f"{number(score)} is added to the scores of hidden keys {which}"
+            out, lse = row.average(torch.where(hidden, capped + score, own), v)
+            found.append(Predicted(out, float(lse), f"{number(score)} added, {which}", words))
+        words = f"hidden keys {which} have score 0"
+        out, lse = row.average(torch.where(hidden, torch.zeros_like(own), own), v)
+        found.append(Predicted(out, float(lse), f"0, {which}", words))
+    yield from family("hidden_keys", found)
+
+
+def masks(row: AttentionRow) -> Iterator[Family]:
     """Those with the table of a mask; nothing without one."""
     if row.case.hides_keys:
         yield from family("mask", _wrong_masks(row, row.case))
@@ -301,32 +565,47 @@ def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
     count, query = len(rows), row.row - rows.start
     table = [case.rows_seen[i] for i in rows]
     flat = b"".join(table)
-    wrong = {
-        "the mask is not applied": b"\1" * length,
-        "the mask is taken for a causal one": b"\1" * (length - count + query + 1),
-        "the mask is read with keys before query tokens": flat[query::count],
-        f"rows of the mask are taken to be {count} keys long, not {length}": flat[query * count :][:length],
-    }
-    beside = (other for other in (query - 1, query + 1) if 0 <= other < count)
-    wrong |= {f"row {other} of the mask is read, not row {query}": table[other] for other in beside}
+    tables = [b"".join(case.rows_seen[i] for i in case.rows_of(seq)) for seq in range(case.num_seqs)]
+    begins = sum(map(len, tables[: row.seq]))
+    whole, at = b"".join(tables), begins + query * length
+    wrong: list[tuple[str, str, bytes]] = [
+        ("not applied", "the mask is not applied", b"\1" * length),
+        ("causal", "the mask is taken for a causal one", b"\1" * (length - count + query + 1)),
+        ("transposed", "the mask is read with keys before query tokens", flat[query::count]),
+        (
+            "rows of queries",
+            f"rows of the mask are taken to be {count} keys long, not {length}",
+            flat[query * count :][:length],
+        ),
+        ("offset twice", "the table of the mask begins at twice its offset", whole[at + begins :][:length]),
+        ("offset left out", "the table of the mask begins where the first one does", whole[query * length :][:length]),
+        ("next byte", "the mask is read one entry too far", whole[at + 1 :][:length]),
+    ]
+    for more, way in ((-1, "the row before"), (1, "the next row")):
+        if 0 <= query + more < count:
+            wrong.append((way, f"row {query + more} of the mask is read, not row {query}", table[query + more]))
     unmasked = msgspec.structs.replace(case, mask=Mask(kind="full"))
     k, v = row.keys_of(row.seq, row.kv_head), row.values_of(row.seq, row.kv_head)
-    named: dict[tuple[int, ...], list[str]] = {}
-    for words, seen in wrong.items():
-        named.setdefault(_ones(seen), []).append(words)
-    for keys, mistakes in named.items():
-        if keys not in ((), _ones(table[query])):
+    own = _ones(table[query])
+    for way, words, seen in wrong:
+        keys = _ones(seen)
+        if keys == own:
+            continue
+        if keys:
             weights, lse = row_weights(unmasked, row.row, row.head, case.scale * (k[list(keys)] @ row.q))
-            yield weights @ v[list(keys)], float(lse), ", or ".join(mistakes)
-    if not row.is_plain and case.variant.sinks is None:
-        yield v.new_zeros(case.value_size), -math.inf, "the query is treated as if it saw no key"
+            yield Predicted(weights @ v[list(keys)], float(lse), way, words)
+        elif case.variant.sinks is None:
+            yield Predicted(v.new_zeros(case.value_size), -math.inf, way, words)
+    if case.variant.sinks is None:
+        words = "the query is treated as if it saw no key"
+        yield Predicted(v.new_zeros(case.value_size), -math.inf, "no key", words)
 
 
 def _ones(seen: bytes) -> tuple[int, ...]:
     return tuple(t for t, is_seen in enumerate(seen) if is_seen)
 
 
-def column_mistakes(row: AttentionRow) -> Iterator[Family]:
+def columns(row: AttentionRow) -> Iterator[Family]:
     """Those with rows that are keys and values at once; nothing where V is a tensor of its own."""
     if not row.case.values_in_keys:
         return
@@ -335,7 +614,11 @@ def column_mistakes(row: AttentionRow) -> Iterator[Family]:
     weights, _ = row_weights(row.case, row.row, row.head, row.scores)
     outs = (weights @ row.k).unfold(0, size, 1)[1:]
     if len(outs):
-        yield Family("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
+        ways = [f"from column {i + 1}" for i in range(len(outs))]
+        ways[-1] = "the last columns"
+        yield Family(
+            "value_columns", outs, None, ways, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache"
+        )
 
 
 def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
@@ -343,70 +626,16 @@ def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
     scale, size, last = row.case.scale, row.case.value_size, row.case.head_size - 1
     of_values, of_rest = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
     wrong = {
-        f"columns {size}-{last} of the cache are left out of the scores": of_values,
-        f"columns 0-{size - 1} of the cache, those of V, are left out of the scores": of_rest,
-        f"the scale is 1/sqrt({size}), V's head size, expected {number(scale)}": row.scores / scale / math.sqrt(size),
+        "V's alone": (f"columns {size}-{last} of the cache are left out of the scores", of_values),
+        "the others alone": (f"columns 0-{size - 1} of the cache, those of V, are left out of the scores", of_rest),
+        "V's head size": (
+            f"the scale is 1/sqrt({size}), V's head size, expected {number(scale)}",
+            row.scores / scale / math.sqrt(size),
+        ),
     }
-    for words, dots in wrong.items():
+    for way, (words, dots) in wrong.items():
         if not torch.allclose(dots, row.scores, rtol=1e-6, atol=0.0):
-            yield _outcome(row, words, dots=dots)
-
-
-def _left_out(row: AttentionRow) -> Iterator[Predicted]:
-    for name in row.case.variant.names:
-        yield _outcome(row, _LEFT_OUT[name], case=_with(row.case, **{name: None}))
-        if name == "sinks":
-            out, _, _ = _outcome(row, "")
-            _, lse, _ = _outcome(row, "", case=_with(row.case, sinks=None))
-            yield out, lse, "the LSE leaves out the sink"
-
-
-def _other_windows(row: AttentionRow) -> Iterator[Predicted]:
-    window = row.case.variant.window
-    if window is None:
-        return
-    yield _outcome(row, "the window is one key too long", case=_with(row.case, window=window + 1))
-    if window > 1:
-        yield _outcome(row, "the window is one key too short", case=_with(row.case, window=window - 1))
-
-
-def _of_other_heads(row: AttentionRow) -> Iterator[Predicted]:
-    names = [name for name in ("alibi", "sinks") if getattr(row.case.variant, name) is not None]
-    what = {"alibi": "slope", "sinks": "sink"}
-    for head in range(row.case.num_q_heads) if names else ():
-        if head != row.head:
-            whose = f"query head {head}" + (" (the KV head's number)" if head == row.kv_head else "")
-            yield _outcome(row, f"the {' and '.join(what[name] for name in names)} is that of {whose}", head=head)
-
-
-def _other_formulas(row: AttentionRow) -> Iterator[Predicted]:
-    cap = row.case.variant.soft_cap
-    if cap is not None:
-        before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
-        uncapped = _with(row.case, soft_cap=None)
-        yield _outcome(row, "the soft cap is applied before the scale", case=uncapped, dots=before_scale)
-    numbers = row.case.variant.per_head_numbers(row.case.num_q_heads, row.case.values.seed)
-    if row.case.variant.has_weighty_sinks:
-        yield from _wrong_sinks(row, numbers["sinks"][row.head])
-    if "alibi_slopes" in numbers:
-        slope, position = numbers["alibi_slopes"][row.head], len(row.scores) - 1
-        out, lse, _ = _outcome(row, "")
-        # FlashAttention 2 does so where it masks causally: a constant of a row, which softmax does not see.
-        yield out, float(lse or 0.0) + slope * position, "ALiBi counts from the first key, not from the query"
-        distance = torch.arange(-position, 1, dtype=torch.float64, device="cpu")
-        yield _outcome(row, "ALiBi is subtracted", dots=row.scores - 2 * slope * distance)
-
-
-def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Predicted]:
-    """Beyond float32, or counted often: with weight p, n times over it adds (n - 1) p to the denominator."""
-    weights, lse = row_weights(row.case, row.row, row.head, row.scores)
-    above = sink - float(row.log_weights.max())
-    if above > math.log(torch.finfo(torch.float32).max):
-        yield weights @ row.v, math.inf, "the sink is not in the maximum that is subtracted, and overflows"
-    of_sink = 1 - float(weights.sum())
-    for count in range(2, _MOST_COUNTS + 1):
-        larger = 1 + (count - 1) * of_sink
-        yield weights @ row.v / larger, float(lse) + math.log(larger), f"the sink is counted {count} times"
+            yield _outcome(row, way, words, dots=dots)
 
 
 def _with(case: AttentionCase, **fields: object) -> AttentionCase:
@@ -415,12 +644,12 @@ def _with(case: AttentionCase, **fields: object) -> AttentionCase:
 
 def _outcome(
     row: AttentionRow,
+    way: str,
     words: str,
     *,
     case: AttentionCase | None = None,
-    head: int | None = None,
     dots: Float64[Tensor, " length"] | None = None,
 ) -> Predicted:
     dots = row.scores if dots is None else dots
-    weights, lse = row_weights(case or row.case, row.row, row.head if head is None else head, dots)
-    return weights @ row.v, float(lse), words
+    weights, lse = row_weights(case or row.case, row.row, row.head, dots)
+    return Predicted(weights @ row.v, float(lse), way, words)

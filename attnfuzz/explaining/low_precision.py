@@ -75,7 +75,7 @@ class Rounding(Replay):
 
     def as_cause(self) -> Cause:
         """As one of the mistakes that may be behind a failure."""
-        return Cause(mistake=self.cause, way=self.name, words=self.words, numerics=dict(self.numerics))
+        return Cause(mistake=self.cause, way=self.name, words=self.words, rounding=True, numerics=dict(self.numerics))
 
     @property
     def is_finite_at_all(self) -> bool:
@@ -315,7 +315,7 @@ def _top(row: AttentionRow) -> Tensor:
 def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Partial log-sum-exps in 16 bits, for each usual number of splits."""
     words = f"the partial log-sum-exps are rounded to {name}"
-    yield _rounding("partial_lse", "partial LSE", words, merged_states(row, rounded))
+    yield _rounding("partial_lse_rounded", "partial LSE", words, merged_states(row, rounded))
 
 
 def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:

@@ -6,8 +6,8 @@ A wrong side, weights of another base, another row's state, or another row's log
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64
@@ -15,15 +15,7 @@ from torch import Tensor
 
 from attnfuzz.explaining.formulas import lse_bases
 from attnfuzz.explaining.measured_row import Reading
-from attnfuzz.explaining.mistakes import (
-    Diagnosis,
-    Family,
-    Predicted,
-    families_of_one,
-    family,
-    first_match,
-    first_match_of_lse,
-)
+from attnfuzz.explaining.mistakes import Family, Maker, Predicted, family
 from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.explaining.weights import Weights
@@ -33,15 +25,19 @@ from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
-__all__ = ["MeasuredMerge", "MergedRow", "diagnose_merge", "read_merged_row"]
+__all__ = ["OF_MERGES", "MeasuredMerge", "MergedRow", "empty_sides", "merged_row", "read_merged_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergedRow(AveragedRow):
-    """A token and head of a merge. `lses` are natural, -inf for an empty state, prefix first as in `outputs`."""
+    """Token and head ``at`` of a merge of ``states``, natural log-sum-exps ``[2, num_tokens, num_q_heads]``.
+
+    -inf is an empty state; the prefix comes first, as in `outputs`.
+    """
 
     stored: torch.dtype
-    lses: Float64[Tensor, "2"]
+    at: tuple[int, int]
+    states: Float64[Tensor, "2 num_tokens num_q_heads"]
     outputs: Float64[Tensor, "2 head_size"]
 
     @property
@@ -50,20 +46,47 @@ class MergedRow(AveragedRow):
         return self.stored
 
     @property
+    def lses(self) -> Float64[Tensor, "2"]:
+        """Its own."""
+        return self.states[:, self.at[0], self.at[1]]
+
+    @property
     def scores(self) -> Float64[Tensor, "2"]:
         """A state weighs what all of its tokens do."""
         return self.lses
 
     @property
     def v(self) -> Float64[Tensor, "2 head_size"]:
-        """The states' outputs."""
-        return self.outputs
+        """The states' outputs; what lies beside an LSE of -inf counts for nothing."""
+        return torch.where(self.lses.isneginf()[:, None], 0.0, self.outputs)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both of its states are."""
+        return bool(self.lses.isneginf().all())
 
 
-def natural_lse_of(states: LogicalStates, side: int, token: int, head: int) -> float:
-    """A side's natural log-sum-exp, -inf if it is empty."""
-    lse = float(getattr(states, f"{SIDES[side]}_lse")[token, head])
-    return -math.inf if math.isinf(lse) else lse * (math.log(2) if states.lse_base2 else 1.0)
+def natural_lses(states: LogicalStates) -> Float64[Tensor, "2 num_tokens num_q_heads"]:
+    """Of prefix and suffix, -inf where they are empty, on the CPU."""
+    lses = torch.stack([getattr(states, f"{side}_lse").double().cpu() for side in SIDES])
+    return torch.where(lses.isinf(), -torch.inf, lses * (math.log(2) if states.lse_base2 else 1.0))
+
+
+def merged_row(reference: Reference, comparisons: Sequence[Comparison], token: int, head: int) -> MergedRow:
+    """What came out of one row of a run."""
+    states: LogicalStates = reference.values
+    out, *rest = comparisons
+    at = token, head
+    return MergedRow(
+        stored=getattr(torch, reference.case.dtype),
+        at=at,
+        got=out.got[at].double().cpu(),
+        bound=out.bound[at].double().cpu(),
+        got_lse=float(rest[0].got[at]) if rest else None,
+        lse_bound=float(rest[0].bound[at]) if rest else 0.0,
+        states=natural_lses(states),
+        outputs=torch.stack([getattr(states, f"{name}_output")[at].double().cpu() for name in SIDES]),
+    )
 
 
 def empty_sides(states: LogicalStates, token: int, head: int) -> dict[str, float]:
@@ -72,78 +95,83 @@ def empty_sides(states: LogicalStates, token: int, head: int) -> dict[str, float
     return {side: lse for side, lse in lses.items() if math.isinf(lse)}
 
 
-def diagnose_merge(
-    reference: Reference, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
-) -> Diagnosis | None:
-    """What the row of the wrong element points to."""
-    token, head = index[:2]
-    states = reference.values
-    empty = [f"{side} (lse = {lse:+})" for side, lse in empty_sides(states, token, head).items()]
-    if len(empty) == 2:
-        return Diagnosis(f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf")
-    got, bound = (part[token, head].double().cpu() for part in (comparisons[0].got, comparisons[0].bound))
-    is_of_lse = failed.name == "lse"
-    row = MergedRow(
-        stored=getattr(torch, reference.case.dtype),
-        got=got,
-        bound=bound,
-        got_lse=float(failed.got[token, head]) if is_of_lse else None,  # each result may be wrong by itself
-        lse_bound=float(failed.bound[token, head]) if is_of_lse else 0.0,
-        lses=_lses(natural_lse_of(states, side, token, head) for side in range(2)),
-        outputs=torch.stack([getattr(states, f"{name}_output")[token, head].double().cpu() for name in SIDES]),
-    )
-    found = None
-    if row.is_finite:
-        found = first_match_of_lse(row, _lse_mistakes(row)) if is_of_lse else first_match(row, _output_mistakes(row))
-    if empty:
-        other = Diagnosis(f"the {empty[0]} is empty, so the result is the other side")
-        return other if found is None else replace(found, words=f"{other.words}; {found.words}")
-    return found
+def _wrong_outputs(row: MergedRow) -> Iterator[Family]:
+    """Wrong weights, and what they would make of the log-sum-exp."""
+    yield from family("merge", (*_of_weights(row), *_of_another_row(row)))
 
 
-def _lses(values: Iterator[float]) -> Float64[Tensor, "2"]:
-    return torch.tensor(list(values), dtype=torch.float64, device="cpu")
-
-
-def _output_mistakes(row: MergedRow) -> Iterator[Family]:
-    """Wrong outputs, whatever becomes of the log-sum-exp."""
-    return families_of_one("merge", _wrong_outputs(row))
-
-
-def _wrong_outputs(row: MergedRow) -> Iterator[Predicted]:
-    a, b = row.outputs
-    yield a, None, "the output is the prefix alone"
-    yield b, None, "the output is the suffix alone"
-    yield torch.zeros_like(a), None, "the output is 0"
-    difference = float(row.lses[0] - row.lses[1])
-    if not math.isfinite(difference):
+def _of_weights(row: MergedRow) -> Iterator[Predicted]:
+    a, b = row.v
+    lse_a, lse_b = row.lses.tolist()
+    yield Predicted(a, None, "prefix alone", "the output is the prefix alone")
+    yield Predicted(b, None, "suffix alone", "the output is the suffix alone")
+    yield Predicted(torch.zeros_like(a), None, "zero", "the output is 0")
+    if not math.isfinite(lse_a - lse_b):
         return
-    for factor, words in (
-        (-1.0, "the weights of prefix and suffix are exchanged"),
-        (0.0, "prefix and suffix have equal weights"),
-        (math.log(2), "the weights are powers of 2 of natural log-sum-exps"),
-        (1 / math.log(2), "the weights are exponentials of base-2 log-sum-exps"),
+    for way, words, factor in (
+        ("exchanged", "the weights of prefix and suffix are exchanged", -1.0),
+        ("equal", "prefix and suffix have equal weights", 0.0),
+        ("base 2 of natural", "the weights are powers of 2 of natural log-sum-exps", math.log(2)),
+        ("natural of base 2", "the weights are exponentials of base-2 log-sum-exps", 1 / math.log(2)),
+        ("base 10", "the weights are powers of 10 of natural log-sum-exps", math.log(10)),
     ):
-        yield (factor * row.lses).softmax(0) @ row.outputs, None, words
+        scaled = factor * row.lses
+        yield Predicted(scaled.softmax(0) @ row.v, float(scaled.logsumexp(0)), way, words)
     total = float(row.weights.sum())
-    yield total * row.expected, None, f"the output is not divided by the sum of the weights ({total:.4g})"
+    words = f"the output is not divided by the sum of the weights ({total:.4g})"
+    yield Predicted(total * row.expected, None, "not divided", words)
 
 
-def _lse_mistakes(row: MergedRow) -> Iterator[Family]:
+def _of_another_row(row: MergedRow) -> Iterator[Predicted]:
+    """Log-sum-exps that are read where those of another row lie."""
+    token, head = row.at
+    tokens, heads = row.states.shape[1:]
+    flat = token * heads + head  # as in [token, head], of what lies as [head, token]
+    exchanged = flat % tokens, flat // tokens
+    rules = {
+        "its axes exchanged": exchanged,
+        "the next token": (token + 1, head),
+        "the token before": (token - 1, head),
+        "the next head": (token, head + 1),
+        "the head before": (token, head - 1),
+        "token 0": (0, head),
+        "head 0": (token, 0),
+    }
+    for rule, other in rules.items():
+        if other == row.at or not (0 <= other[0] < tokens and 0 <= other[1] < heads):
+            continue
+        for sides in ((0,), (1,), (0, 1)):
+            lses = row.lses.clone()
+            lses[list(sides)] = row.states[list(sides), other[0], other[1]]
+            if bool(lses.isfinite().any()):
+                what = " and ".join(SIDES[side] for side in sides)
+                as_if = ", as if its axes were exchanged" if other == exchanged else ""
+                words = f"the {what} LSE of token {other[0]}, head {other[1]} is read{as_if}"
+                way = f"{what} LSE, {rule}"
+                yield Predicted(lses.softmax(0) @ row.outputs, float(lses.logsumexp(0)), way, words)
+
+
+def _wrong_lses(row: MergedRow) -> Iterator[Family]:
     """Wrong log-sum-exps beside an output that is right."""
-    if math.isfinite(row.top):
-        yield from (replace(found, cause="merge") for found in lse_bases(row))
-    yield from family("merge", ((row.expected, lse, words) for lse, words in _wrong_lses(row)))
-
-
-def _wrong_lses(row: MergedRow) -> Iterator[tuple[float, str]]:
+    if not math.isfinite(row.top):
+        return
+    yield from lse_bases(row)
     a, b = row.lses.tolist()
-    if math.isfinite(row.top):
-        yield row.lse - row.top, "lse is the logarithm of the sum, without the maximum"
-    yield row.top, "lse is the larger of the two, not their sum"
-    yield a, "lse is that of the prefix alone"
-    yield b, "lse is that of the suffix alone"
-    yield a + b, "the log-sum-exps are added"
+    wrong = {
+        "lse is the logarithm of the sum, without the maximum": row.lse - row.top,
+        "lse is the larger of the two, not their sum": row.top,
+        "lse is that of the prefix alone": a,
+        "lse is that of the suffix alone": b,
+        "the log-sum-exps are added": a + b,
+    }
+    yield from family("merged_lse", (Predicted(row.expected, lse, words, words) for words, lse in wrong.items()))
+
+
+OF_MERGES: tuple[Maker, ...] = (
+    Maker(frozenset({"merge"}), _wrong_outputs),
+    Maker(frozenset({"merged_lse", "lse_base2", "lse_natural", "lse_base10"}), _wrong_lses),
+)
+"""The list of mistakes in a merge, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -171,20 +199,6 @@ class MeasuredMerge:
         """Weights of prefix and suffix."""
         return self.weights.got[self.number][self.own]
 
-    def diagnosable(self, *, with_lse: bool) -> MergedRow:
-        """The row with a unit vector for each state, so that an output is the weights of both."""
-        lse = self.weights.lse
-        bound = self.weights.bound[self.number][self.own].amax() + _TINY
-        return MergedRow(
-            stored=getattr(torch, self.case.dtype),
-            got=self.sides,
-            bound=bound.expand(2),
-            got_lse=None if lse is None or not with_lse else float(lse[self.number]),
-            lse_bound=float(self.weights.lse_bound[self.number]),
-            lses=_lses(natural_lse_of(self.states, side, *self.at) for side in range(2)),
-            outputs=torch.eye(2, dtype=torch.float64, device="cpu"),
-        )
-
 
 def read_merged_row(row: MeasuredMerge) -> Reading | None:
     """What is wrong with a row; None if its weights and its LSE are right."""
@@ -208,9 +222,9 @@ def read_merged_row(row: MeasuredMerge) -> Reading | None:
 
 def _not_finite(row: MeasuredMerge) -> Reading:
     empty = empty_sides(row.states, *row.at)
-    text = "weights are NaN or infinite, although all memory holds finite numbers"
+    text = "weights are NaN or infinite"
     if not empty:
-        return Reading(text, ("weights are NaN or infinite",))
+        return Reading(text, (text,))
     side, lse = next(iter(empty.items()))
     return Reading(f"the {side} is empty (lse = {lse:+}), and {text}", (f"an empty {side} gives NaN",))
 
@@ -234,41 +248,12 @@ def _other_weights(row: MeasuredMerge) -> Reading:
         f"{side} {weight(a)} (expected {weight(b)})" for side, a, b in zip(SIDES, got, expected, strict=True)
     )
     text = f"weights are {shown}"
-    words = _mistake(row)
-    if words is None:
-        return Reading(text, ("the weights of prefix and suffix are wrong",), vague=True)
-    empty = next(iter(empty_sides(row.states, *row.at)), None)
-    general = f"an empty {empty} is given weight" if empty else words
-    return Reading(f"{text}: {words}", (_without_rows(words), general))
-
-
-def _without_rows(words: str) -> str:
-    return words.partition(" of token")[0] if " of token" in words else words
-
-
-def _mistake(row: MeasuredMerge) -> str | None:
-    """What gives these weights."""
     for side, lse in empty_sides(row.states, *row.at).items():
         if float(row.sides[SIDES.index(side)]) != 0:
-            return f"the {side} is empty (lse = {lse:+}), but has weight"
-    merged = row.diagnosable(with_lse=False)
-    found = first_match(merged, families_of_one("merge", (*_lse_of_another_row(row), *_wrong_outputs(merged))))
-    return None if found is None else found.words
-
-
-def _lse_of_another_row(row: MeasuredMerge) -> Iterator[Predicted]:
-    token, head = row.at
-    for i in range(row.case.num_tokens * row.case.num_q_heads):
-        other = divmod(i, row.case.num_q_heads)
-        if i == row.number:
-            continue
-        for changed in ((0,), (1,), (0, 1)):
-            lses = _lses(natural_lse_of(row.states, side, *(other if side in changed else row.at)) for side in range(2))
-            if bool(lses.isfinite().any()):
-                what = " and ".join(SIDES[side] for side in changed)
-                exchanged = ", as if its axes were exchanged" if other == (head, token) else ""
-                words = f"the {what} LSE of token {other[0]}, head {other[1]} is read{exchanged}"
-                yield lses.softmax(0), None, words
+            return Reading(
+                f"{text}: the {side} is empty (lse = {lse:+}), but has weight", (f"an empty {side} is given weight",)
+            )
+    return Reading(text, ("the weights of prefix and suffix are wrong",), vague=True)
 
 
 def _lse_alone(row: MeasuredMerge) -> Reading:
@@ -276,12 +261,4 @@ def _lse_alone(row: MeasuredMerge) -> Reading:
     got = math.nan if lse is None else float(lse[row.number])
     expected = float(row.weights.expected_lse[row.number])
     text = f"the weights are right, but lse = {number(got)}, expected {number(expected)}"
-    merged = row.diagnosable(with_lse=True)
-    found = first_match_of_lse(merged, _lse_mistakes(merged))
-    if found is None:
-        return Reading(text, ("the weights are right, the LSE is wrong",))
-    return Reading(f"{text}: {found.words}", (found.words,))
-
-
-_TINY = 1e-12
-"""Added to bounds, some of which are 0, where they divide."""
+    return Reading(text, ("the weights are right, the LSE is wrong",))

@@ -1,4 +1,4 @@
-"""Mistakes replayed in float64: what a row would be with each, and whether one of them gives what came out.
+"""Mistakes replayed in float64: what a row would be with each, and which of them give what came out.
 
 Attention is linear in V, so what a kernel would return if it dropped a token, counted it twice or read another head
 follows from the weights and values at hand.
@@ -6,9 +6,9 @@ follows from the weights and values at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64
@@ -18,22 +18,19 @@ from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.verdict import MOST_PLACES, Cause
 
 __all__ = [
-    "MOST_TOLD",
     "REFUTED",
     "Beside",
-    "Diagnosis",
     "Family",
+    "Key",
+    "Maker",
+    "Match",
     "Predicted",
     "Replay",
-    "chain",
-    "every_match",
-    "families_of_one",
     "family",
-    "first_match",
-    "first_match_of_lse",
+    "matches",
+    "predicts",
+    "silent",
 ]
-
-_Row = TypeVar("_Row", bound=AveragedRow)
 
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
@@ -41,48 +38,16 @@ _BOUNDS = 8.0
 _UNEXPLAINED = 0.25
 """And by at most this part of the error it is to explain."""
 
-_SAME_BOUNDS = 2.0
-"""Predictions that differ by less are those of mistakes that cannot be told apart, nor need be. Where others are nearer
-than `_BOUNDS`, one of so many comes near to any number."""
-
-
 REFUTED = 4.0
-"""Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
-
-MOST_TOLD = 2
-"""Mistakes that are told where a case cannot tell them apart."""
+"""Bounds by which a mistake misses a right row, and so is none that the kernel makes there."""
 
 _TINY = torch.finfo(torch.float64).tiny
 """Least bound that is divided by."""
 
+_OUT_ALONE = ", in the output alone"
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What a wrong result points to, in `words`; `tokens`, as (sequence, position), are those that it is about.
-
-    `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed. `maybe`:
-    other causes that would give much the same. `roundings`: all that give this result, the likeliest first.
-    `is_fitted`: to a number that stands in no program yet.
-    """
-
-    words: str
-    cause: str = ""
-    tokens: tuple[tuple[int, int], ...] = ()
-    maybe: tuple[str, ...] = ()
-    roundings: tuple[Cause, ...] = ()
-    is_fitted: bool = False
-
-    @property
-    def causes(self) -> tuple[Cause, ...]:
-        """Every mistake that gives this."""
-        if self.roundings or not self.cause:
-            return self.roundings
-        return (Cause(mistake=self.cause, words=self.words, tokens=self.tokens[:MOST_PLACES]),)
-
-
-def _nowhere(i: int) -> tuple[tuple[int, int], ...]:
-    del i
-    return ()
+Key = tuple[str, str]
+"""A mistake and the way in which it is made: what is the same in all cases."""
 
 
 class Beside(NamedTuple):
@@ -119,7 +84,7 @@ class Beside(NamedTuple):
 class Replay:
     """Results that a row would have: row i of `out` goes with row i of `lse`, modulo the number of these.
 
-    An `lse` of None says that the log-sum-exp stays right. `cause` is a short, stable name.
+    An `lse` of None says that the log-sum-exp stays right. `cause` is the mistake, in a short, stable word.
     """
 
     cause: str
@@ -148,128 +113,105 @@ class Replay:
         return (beside.missed / beside.bound.clamp(min=_TINY)).amax(1).nan_to_num(torch.inf)
 
 
+def _nowhere(i: int) -> tuple[tuple[int, int], ...]:
+    del i
+    return ()
+
+
 @dataclass(frozen=True)
 class Family(Replay):
-    """Mistakes of one kind: `out[i]` and `lse[i]` are what mistake `i` gives, which `words(i)` names.
+    """A mistake made in several ways: `out[i]` and `lse[i]` are what way `i` gives, which `words(i)` tells of this row.
 
-    `tokens(i)` are those that the mistake is about. `is_fitted`: it has a number that fits best.
+    `ways` name what is the same in other rows and cases. A row that a way leaves as it is need not have it.
+    `tokens(i)` are those that it is about.
     """
 
+    ways: Sequence[str]
     words: Callable[[int], str]
     tokens: Callable[[int], tuple[tuple[int, int], ...]] = _nowhere
-    is_fitted: bool = False
 
-    def diagnosis(self, i: int, remark: str = "") -> Diagnosis:
-        """Mistake `i`, with a remark."""
-        return Diagnosis(self.words(i) + remark, self.cause, self.tokens(i), is_fitted=self.is_fitted)
+    def as_cause(self, i: int) -> Cause:
+        """Way `i`."""
+        return Cause(mistake=self.cause, way=self.ways[i], words=self.words(i), tokens=self.tokens(i)[:MOST_PLACES])
 
 
-Predicted = tuple[Float64[Tensor, " v_head_size"], float | None, str]
-"""What a mistake gives, its LSE None if that stays right, and what it is in words."""
+class Predicted(NamedTuple):
+    """What a mistake gives, its LSE None if that stays right, the way in which it is made, and what that is here."""
+
+    out: Float64[Tensor, " v_head_size"]
+    lse: float | None
+    way: str
+    words: str
 
 
 def family(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
-    """Mistakes of which there are few, as one family; none where there is none."""
+    """Ways of which there are few, as one family; none where there is none."""
     if listed := list(found):
-        outs, lses, words = zip(*listed, strict=True)
-        lse = torch.tensor(lses, dtype=torch.float64, device="cpu")
-        yield Family(cause, torch.stack(outs), lse, words.__getitem__)
+        outs, lses, ways, words = zip(*listed, strict=True)
+        for is_right in (True, False):
+            chosen = [i for i, lse in enumerate(lses) if (lse is None) is is_right]
+            if chosen:
+                lse = None if is_right else torch.tensor([lses[i] for i in chosen], dtype=torch.float64, device="cpu")
+                told = [words[i] for i in chosen]
+                yield Family(
+                    cause, torch.stack([outs[i] for i in chosen]), lse, [ways[i] for i in chosen], told.__getitem__
+                )
 
 
-def families_of_one(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
-    """Mistakes that are so different that each is a family, the likeliest first."""
-    for out, value, words in found:
-        lse = None if value is None else torch.tensor([value], dtype=torch.float64, device="cpu")
-        yield Family(cause, out[None], lse, [words].__getitem__)
+@dataclass(frozen=True)
+class Maker:
+    """Makes the families of some ``mistakes``, for a row of attention or of a merge."""
+
+    mistakes: frozenset[str]
+    made: Callable[[Any], Iterator[Family]]
 
 
-def first_match(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | None:
-    """The mistake of the first family that predicts this row, LSE included, or of the first that does so exactly.
+class Match(NamedTuple):
+    """A mistake that gives a row, and the largest part of the row's error, in bounds, that it leaves open."""
+
+    cause: Cause
+    left: float
+
+
+def matches(row: AveragedRow, families: Iterable[Family]) -> Iterator[Match]:
+    """Each way of each family that gives this row, LSE included.
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
-    Without words if some do, of which none can be told from the others.
     """
-    right = torch.tensor([row.lse], dtype=torch.float64, device="cpu")
-    lse_is_right = row.got_lse is not None and bool(_agrees(row, right))
-    in_out_alone: Diagnosis | None = None
-    is_ambiguous = False
-    nearly: Diagnosis | None = None
-    for candidates in families:
-        if (is_ambiguous or nearly is not None) and candidates.is_fitted:  # some number always fits
-            continue
-        fits = _fit(row, candidates.out)
-        if not bool((fits <= 1).any()):
-            continue
-        with_lse = torch.where(_agrees(row, candidates.lse_of(row)), fits, torch.inf)
-        if float(with_lse.min()) <= 1:
-            i = int(with_lse.argmin())
-            if _stands_out(row, candidates, with_lse):
-                if candidates.is_fitted or float(candidates.left_open(row)[i]) <= _SAME_BOUNDS:
-                    return candidates.diagnosis(i)
-                nearly = nearly or candidates.diagnosis(i)
-            is_ambiguous = True
-        if lse_is_right and in_out_alone is None and _stands_out(row, candidates, fits):
-            in_out_alone = candidates.diagnosis(int(fits.argmin()), ", for out alone: lse is right")
-    return nearly or in_out_alone or (Diagnosis("") if is_ambiguous else None)
+    for one in families:
+        both = predicts(row, one)
+        if bool(both.any()):
+            left = one.left_open(row)
+            yield from (Match(one.as_cause(i), float(left[i])) for i in both.nonzero()[:, 0].tolist())
+        if row.got_lse is not None and one.lse is not None and abs(row.got_lse - row.lse) <= row.lse_bound:
+            alone = replace(one, lse=None)
+            if bool((is_given := predicts(row, alone) & ~both).any()):
+                left = alone.left_open(row)
+                for i in is_given.nonzero()[:, 0].tolist():
+                    told = one.as_cause(i)
+                    words = f"{told.words}, for out alone: lse is right"
+                    way = told.way + _OUT_ALONE
+                    yield Match(Cause(mistake=told.mistake, way=way, words=words, tokens=told.tokens), float(left[i]))
 
 
-def every_match(row: AveragedRow, families: Iterable[Family]) -> Iterator[Diagnosis]:
-    """Of each family that predicts this row, LSE included, the mistake that does it best."""
-    for candidates in families:
-        fits = torch.where(_agrees(row, candidates.lse_of(row)), _fit(row, candidates.out), torch.inf)
-        if bool((fits <= 1).any()):
-            yield candidates.diagnosis(int(fits.argmin()))
+def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:
+    """Ways that make 0 / 0 of a row, of which a kernel may make anything: nothing follows from them."""
+    return {(one.cause, one.ways[i]) for one in families for i in one.out.isnan().any(1).nonzero()[:, 0].tolist()}
 
 
-def first_match_of_lse(row: AveragedRow, families: Iterable[Family]) -> Diagnosis | None:
-    """The mistake of the first family that predicts the LSE and leaves the output as it is.
-
-    An output that is right is near what such a mistake gives: with many ranges of tokens to choose from, some come near
-    to any LSE.
-    """
-    for candidates in families:
-        same_output = ((candidates.out - row.got).abs() <= _SAME_BOUNDS * row.bound).all(-1)
-        if candidates.lse is None:
-            continue
-        found = (same_output & _agrees(row, candidates.lse_of(row)) & _explains_lse(row, candidates.lse)).nonzero()
-        if len(found):
-            return candidates.diagnosis(int(found[0]))
-    return None
-
-
-def _explains_lse(row: AveragedRow, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
-    """Whether these are much nearer to what the kernel returned than the right one is: else they explain nothing."""
-    got = float("nan") if row.got_lse is None else row.got_lse
-    missed = (lse - got).abs() <= _UNEXPLAINED * abs(got - row.lse)
-    return (lse == got) | (lse.isfinite() & missed)
-
-
-def _fit(row: AveragedRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tensor, " mistakes"]:
-    """How badly each mistake explains the output; at most 1 for one that does."""
+def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
+    """Whether each result gives what came out, and explains what is wrong with that."""
+    beside = replay.beside(row)
     roundoff = torch.finfo(row.dtype).eps
     # Numbers of either sign that cancel round as their terms do, for which the largest result stands.
-    tolerance = _BOUNDS * row.bound + roundoff * (out.abs().amax(-1, keepdim=True) + row.expected.abs())
-    missed = (row.got - out).abs()
-    bound = row.bound.clamp(min=_TINY)  # large elements err by more than small ones are
-    error = ((row.got - row.expected).abs() / bound).max()
-    fits = torch.maximum((missed / tolerance).amax(-1), (missed / bound).amax(-1) / (_UNEXPLAINED * error))
-    return fits.nan_to_num(torch.inf)
-
-
-def _stands_out(row: AveragedRow, candidates: Family, fits: Float64[Tensor, " mistakes"]) -> bool:
-    """Whether no other mistake of the family predicts much the same as the best, so that it fits not by chance."""
-    apart = ((candidates.out - candidates.out[int(fits.argmin())]).abs() / row.bound).nan_to_num(torch.inf).amax(-1)
-    return not bool((fits.isfinite() & (apart > _SAME_BOUNDS) & (apart < _BOUNDS)).any())
-
-
-def _agrees(row: AveragedRow, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
-    if row.got_lse is None:
-        return torch.ones_like(lse, dtype=torch.bool)
-    close = (lse - row.got_lse).abs() <= _BOUNDS * row.lse_bound + 1e-6 * (1 + lse.abs())
-    return (lse == row.got_lse) | (lse.isfinite() & close)
-
-
-def chain(families: Iterable[Callable[[_Row], Iterator[Family]]], row: _Row) -> Iterator[Family]:
-    """All families of mistakes, made one after another."""
-    for made in families:
-        yield from made(row)
+    largest = beside.replayed[:, : len(row.got)].abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
+    tolerance = _BOUNDS * beside.bound + roundoff * (largest + beside.expected.abs().nan_to_num(0.0, posinf=0.0))
+    if row.got_lse is not None:
+        tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + abs(row.lse))
+    same = (beside.replayed == beside.got) | (beside.replayed.isnan() & beside.got.isnan())
+    missed = torch.where(same, 0.0, beside.missed)
+    bound = beside.bound.clamp(min=_TINY)
+    error = torch.where(beside.got == beside.expected, 0.0, beside.error / bound)  # also of two infinities
+    error = error.nan_to_num(torch.inf).max()
+    found: Tensor = (missed <= tolerance).all(-1) & ((missed / bound).amax(-1) <= _UNEXPLAINED * error)
+    return found

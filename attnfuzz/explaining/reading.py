@@ -1,9 +1,7 @@
-"""What the weights of one row say: tokens dropped or doubled, places that are not its own, other scores.
+"""What the measured weights of one row say: tokens dropped or doubled, places that are not its own, other scores.
 
-In places that the row must not read: whose they are, and what they were read in place of; pages found through the wrong
-entry of the block table, by each rule that has been seen to go wrong. Of the case's variants: tokens outside the
-window, a cap, bias or sink left out. Of partial states: splits that overlap, leave out tokens, or have a wrong
-log-sum-exp.
+In places that the row must not read: whose they are, and what they were read in place of. Of partial states: splits
+that overlap, leave out tokens, or have a wrong log-sum-exp. Which mistake that comes of is for `diagnose` to say.
 """
 
 from __future__ import annotations
@@ -15,82 +13,17 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.diagnose import diagnose_lse, diagnose_row
-from attnfuzz.explaining.formulas import divisor_words, is_written, wrong_scales
 from attnfuzz.explaining.measured_row import Counts, MeasuredRow, Reading
-from attnfuzz.explaining.mistakes import first_match
 from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.words import descriptions, row_name, weight
-from attnfuzz.problems.block_table import block_table_rows, num_blocks
+from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import number
 
-__all__ = ["RULES", "another_page", "read_row", "split_mistakes"]
-
-RULES = _NEXT, _BEFORE, _FIRST, _NUMBER, _OTHER_ROW = (
-    "a page is read through the next entry of the block table",
-    "a page is read through the entry before its own in the block table",
-    "every page is read through the first entry of the block table",
-    "a page's number in its sequence is taken for a physical page",
-    "pages are read through another sequence's row of the block table",
-)
+__all__ = ["another_page", "read_row", "split_mistakes"]
 
 _NOBODYS = "a physical page is read that no sequence owns"
 _ANOTHER = "a page is read that is not the one in the block table"
-
-_SHOWN_PAGES = 2
-
-
-def read_through_table(row: MeasuredRow) -> Reading | None:
-    """The rules that give all of the row's weights; None if none does."""
-    case = row.case
-    if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
-        return None
-    count = -(-row.num_tokens // case.block_size)
-    own = block_table_rows(case)[row.seq][:count]
-    fitting: dict[str, list[int]] = {}
-    for words, pages in _rules(case, row.seq, count):
-        if pages != list(own) and all(0 <= page < num_blocks(case) for page in pages) and _fits(row, case, pages):
-            fitting.setdefault(words, pages)
-    if not fitting:
-        return None
-    return Reading(_where(row, case, own, next(iter(fitting.values()))), tuple(fitting))
-
-
-def _rules(case: PagedDecodeCase, seq: int, count: int) -> Iterator[tuple[str, list[int]]]:
-    """For each rule the first `count` physical pages that it finds."""
-    table = block_table_rows(case)
-    own = table[seq]
-    last = len(own) - 1
-    yield _NEXT, [own[min(i + 1, last)] for i in range(count)]
-    before = [own[max(i - 1, 0)] for i in range(count)]
-    yield _BEFORE, before
-    yield _FIRST, [own[0]] * count
-    yield _NUMBER, list(range(count))
-    for other, row in enumerate(table):
-        if other != seq:
-            yield _OTHER_ROW, list(row[:count])
-
-
-def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
-    steps = (divmod(position, case.block_size) for position in range(row.num_tokens))
-    read = torch.tensor(
-        [row.places.number(pages[page], offset, row.kv_head) for page, offset in steps], dtype=torch.int64, device="cpu"
-    )
-    return row.fits_lse(read) and row.fits(row.predicted(read, read))
-
-
-def _where(row: MeasuredRow, case: PagedDecodeCase, own: tuple[int, ...], pages: list[int]) -> str:
-    texts = []
-    for i, (right, read) in enumerate(zip(own, pages, strict=True)):
-        positions = list(range(i * case.block_size, min((i + 1) * case.block_size, row.num_tokens)))
-        if right != read:
-            is_are = "is" if len(positions) == 1 else "are"
-            said = f"{row.tokens(positions)} {is_are} read from physical page {read}, where the table says {right}"
-            texts.append(said)
-    return "; ".join(texts[:_SHOWN_PAGES]) + ("; ..." if len(texts) > _SHOWN_PAGES else "")
-
 
 _SHOWN = 3
 
@@ -245,20 +178,17 @@ def another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readin
         tokens = row.tokens([page * case.block_size + offset for offset in wanted[page]])
         is_are = "are" if len(wanted[page]) > 1 else "is"
         texts.append(f"{tokens} {is_are} read from physical page {read}, where the table says {table[row.seq][page]}")
-        general.append(set(_origins(row, case, page, read)))
+        general.append(set(_origins(row, read)))
     common = set.intersection(*general)
     return Reading("; ".join(texts), tuple(origin for origin in _ORIGINS if origin in common))
 
 
-_ORIGINS = (*RULES, _NOBODYS, _ANOTHER)
+_ORIGINS = (_NOBODYS, _ANOTHER)
 """The most telling first."""
 
 
-def _origins(row: MeasuredRow, case: PagedDecodeCase, page: int, read: int) -> Iterator[str]:
-    """Rules by which physical page `read` may have been found in place of a page of the sequence."""
-    yield from (words for words, pages in _rules(case, row.seq, page + 1) if pages[page:] == [read])
-    if any(read in other for seq, other in enumerate(block_table_rows(case)) if seq != row.seq):
-        yield _OTHER_ROW
+def _origins(row: MeasuredRow, read: int) -> Iterator[str]:
+    """What is to be said of physical page `read`, which is not the row's."""
     if not any(slot[0] == read for slot in row.places.owners):
         yield _NOBODYS
     yield _ANOTHER
@@ -333,18 +263,14 @@ def _wrong_lses(
             yield f"split {split} has {which}, but lse = {number(got)}, expected {number(expected)}"
 
 
-def read_variant(row: MeasuredRow) -> Reading | None:
-    """A mistake in what the case asks for beyond plain attention; None if the weights point to none."""
-    if row.case.variant == PLAIN_VARIANT:
+def _beyond_the_window(row: MeasuredRow) -> Reading | None:
+    """Tokens that have weight and lie outside the window."""
+    if row.case.variant.window is None or not (outside := _outside_the_window(row)):
         return None
-    mistake = _mistake(row)
-    named = (mistake,) if mistake else ()
-    if outside := _outside_the_window(row):
-        lies, has = ("lies", "has") if len(outside) == 1 else ("lie", "have")
-        total = weight(row.got[row.own[outside]].sum())
-        text = f"{row.tokens(outside)} {lies} outside the window of {row.case.variant.window} and {has} weight {total}"
-        return Reading("; ".join((f"{text}, expected 0", *named)), (*named, "tokens outside the window are read"))
-    return Reading(mistake, named) if mistake else None
+    lies, has = ("lies", "has") if len(outside) == 1 else ("lie", "have")
+    total = weight(row.got[row.own[outside]].sum())
+    text = f"{row.tokens(outside)} {lies} outside the window of {row.case.variant.window} and {has} weight {total}"
+    return Reading(f"{text}, expected 0", ("tokens outside the window are read",))
 
 
 def _outside_the_window(row: MeasuredRow) -> list[int]:
@@ -357,21 +283,12 @@ def _outside_the_window(row: MeasuredRow) -> list[int]:
     return found
 
 
-_LEAST_FACTOR = 0.02
-"""By which a factor must differ from 1, and by which it may from a divisor."""
-_FEWEST = 4
-_LEAST_SPREAD = 0.1
-"""Of scores, and between them: for two tokens, some factor always fits."""
-
-
 def read_row(row: MeasuredRow) -> Reading | None:
     """What is wrong with a row; None if its weights and its LSE are right."""
     if row.num_tokens == 0:
         return _empty(row)
     if not bool(row.got.isfinite().all()):
-        return Reading(
-            "weights are NaN or infinite, although all memory holds finite numbers", ("weights are NaN or infinite",)
-        )
+        return Reading("weights are NaN or infinite", ("weights are NaN or infinite",))
     if not bool(row.weights.wrong[row.number].any()):
         return _lse_alone(row)
     if not bool((row.got.abs() > row.bound).any()):
@@ -465,7 +382,7 @@ def _counted(row: MeasuredRow) -> Reading | None:
         return None
     dropped, repeated = counts.positions(0), counts.repeated
     if not dropped and not repeated:
-        return _factor(row, counts)
+        return _factor(counts)
     if dropped and repeated and int((counts.times[repeated] - 1).sum()) == len(dropped):
         return _read_twice(row, counts, dropped, repeated)
     texts, general = [], []
@@ -512,20 +429,8 @@ def _often(times: int) -> str:
     return "twice" if times == 2 else f"{times} times"
 
 
-def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:
+def _factor(counts: Counts) -> Reading:
     """All weights too large or too small by the same factor."""
-    total = 1 / max(float(row.expected.max()), row.beside_tokens)  # of exp(score - largest score)
-    of_exp = math.exp(float(row.weights.expected_lse[row.number]))
-    words, shown = divisor_words(counts.factor, total, rel_tol=_LEAST_FACTOR), f" ({weight(total)})"
-    if words is None or abs(total - 1) <= _LEAST_FACTOR:
-        is_of_exp = abs(of_exp - 1) > _LEAST_FACTOR and math.isclose(counts.factor, of_exp, rel_tol=_LEAST_FACTOR)
-        words, shown = "not divided by the sum of exp(score)" if is_of_exp else None, ""
-    if words is not None:
-        text = f"all weights are {weight(counts.factor)} x the right ones: {words}{shown}"
-        return Reading(text, (f"the output is {words}",))
-    diagnosed = _by_diagnosis(row)
-    if diagnosed is not None and "past the end" in diagnosed.exact:
-        return diagnosed
     text = f"all weights are {weight(counts.factor)} x the right ones"
     return Reading(text, (text, "all weights are off by a factor"))
 
@@ -545,56 +450,12 @@ def _query_of_another_row(row: MeasuredRow) -> Reading | None:
     return None
 
 
-def _rescaled(row: MeasuredRow) -> Reading | None:
-    """Scores that are wrong by a factor, which the ratios of weights tell, unless they are capped."""
-    if row.case.variant.soft_cap is not None:
-        return None
-    got, expected = row.got[row.own], row.expected[row.own]
-    visible = (got > 8 * row.bound[row.own]) & (expected > 8 * row.bound[row.own])
-    scores = row.scores(row.own)[visible]
-    if len(scores) < _FEWEST or float(scores.max() - scores.min()) < _LEAST_SPREAD:
-        return None
-    ratios = (got[visible] / expected[visible]).log()
-    spread = scores - scores.mean()
-    slope = float((spread @ (ratios - ratios.mean())) / (spread @ spread))
-    rest = (ratios - ratios.mean() - slope * spread).abs()
-    if float(rest.max()) > 0.1 * float((slope * spread).abs().max()):
-        return None
-    factor = float(f"{1 + slope:.3g}")
-    if not is_written(factor):
-        return None
-    text = f"the scores are {number(factor)} x the right ones"
-    return Reading(text, (text, "the scores are off by a factor"))
-
-
-def _by_diagnosis(row: MeasuredRow) -> Reading | None:
-    words = _mistake(row)
-    return Reading(words, (words.replace(f" of sequence {row.seq}", ""),)) if words else None
-
-
-def _mistake(row: MeasuredRow) -> str:
-    """What mistake, of those that `diagnose_row` replays, gives all of these weights; empty if none does."""
-    found = None if row.diagnosable is None else diagnose_row(row.diagnosable)
-    return "" if found is None else found.words
-
-
-def _by_scales(row: MeasuredRow) -> Reading | None:
-    """Scales of an 8-bit cache that are not this row's own: before anything else, which would see odd weights."""
-    full = row.diagnosable if row.values.kv_scales is not None else None
-    found = None if full is None else first_match(full, wrong_scales(full))
-    return None if found is None else Reading(found.words, (found.words,))
-
-
 def _lse_alone(row: MeasuredRow) -> Reading | None:
     if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
         return None
-    full = row.diagnosable
-    found = diagnose_lse(full) if full is not None else None
-    words = None if found is None else found.words
     got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
     text = f"the weights are right, but lse = {got}, expected {expected}"
-    general = (words,) if words else ()
-    return Reading(f"{text}: {words}" if words else text, (*general, "the weights are right, the LSE is wrong"))
+    return Reading(text, ("the weights are right, the LSE is wrong",))
 
 
 def _largest_errors(row: MeasuredRow) -> Reading:
@@ -609,14 +470,10 @@ def _largest_errors(row: MeasuredRow) -> Reading:
 
 
 _READERS: tuple[Callable[[MeasuredRow], Reading | None], ...] = (
-    _by_scales,
-    read_variant,
+    _beyond_the_window,
     _result_of_another_row,
-    read_through_table,
     _elsewhere,
     _counted,
     _query_of_another_row,
-    _by_diagnosis,
-    _rescaled,
 )
 """The most telling first."""

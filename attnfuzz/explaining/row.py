@@ -187,12 +187,48 @@ class AttentionRow(Query, AveragedRow):
     @cached_property
     def log_weights(self) -> Float64[Tensor, " seq_len"]:
         """Logarithms of the weights before they are divided by their sum: what a variant makes of the scores."""
-        return row_log_weights(self.case, self.row, self.head, self.scores)[0]
+        return self.final(self.scores)
 
     @cached_property
     def sink(self) -> Float64[Tensor, ""]:
         """The logit of the row's sink, -inf if it has none."""
         return row_log_weights(self.case, self.row, self.head, self.scores[:0])[1]
+
+    @cached_property
+    def top(self) -> float:
+        """The largest of the scores, as a variant makes them, and the sink."""
+        return float(torch.maximum(self.log_weights.amax(), self.sink))
+
+    @cached_property
+    def weights(self) -> Float64[Tensor, " seq_len"]:
+        """exp(score - top), not normalised."""
+        return (self.log_weights - self.top).exp()
+
+    @cached_property
+    def total(self) -> float:
+        """What the weights, and that of the sink, are divided by."""
+        return float(self.weights.sum() + (self.sink - self.top).exp())
+
+    @property
+    def seen(self) -> list[int]:
+        """The positions that take part."""
+        found: list[int] = self.log_weights.isfinite().nonzero()[:, 0].tolist()
+        return found
+
+    def final(self, dots: Float64[Tensor, " n"], case: AttentionCase | None = None) -> Float64[Tensor, " n"]:
+        """What the row's variant and mask, or those of ``case``, make of the scaled scores of its first ``n`` keys."""
+        return row_log_weights(case or self.case, self.row, self.head, dots)[0]
+
+    def average(
+        self,
+        log_weights: Float64[Tensor, "*batch n"],
+        v: Float64[Tensor, "*batch_v n v_head_size"],
+        sink: Float64[Tensor, ""] | None = None,
+    ) -> tuple[Float64[Tensor, "*batch v_head_size"], Float64[Tensor, "*batch"]]:
+        """Output and log-sum-exp of ``v`` with these weights, beside the row's sink or another. NaN where nothing is."""
+        beside = (self.sink if sink is None else sink).expand(*log_weights.shape[:-1], 1)
+        terms = torch.cat((log_weights, beside), -1)
+        return torch.einsum("...n,...nd->...d", terms.softmax(-1)[..., :-1], v), terms.logsumexp(-1)
 
     @cached_property
     def _right(self) -> tuple[Tensor, Tensor]:

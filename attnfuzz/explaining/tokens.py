@@ -1,179 +1,234 @@
 """Mistakes about which tokens count, and about where K, V or the query come from.
 
-Tokens left out, counted twice, or made of memory past the end; another head, sequence, page, token or tensor.
+Tokens left out, counted twice, or made of memory past the end; another head, sequence, page, token or tensor; results
+that lie in other rows. Each is replayed beside whatever variant or mask a case has.
 """
+
+from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.explaining.mistakes import Family
-from attnfuzz.explaining.row import AttentionRow, Query, softmax_average
+from attnfuzz.explaining.mistakes import Family, Predicted, family
+from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
-from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.reference import row_log_weights
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
 __all__ = [
+    "TILES_OF_KEYS",
     "another_head",
     "another_page",
     "another_row",
     "another_sequence",
     "another_tensor",
-    "at_an_edge",
     "behind_the_query",
-    "counted_twice",
-    "dropped",
-    "dropped_from_v",
+    "displaced",
+    "miscounted",
     "past_the_end",
-    "periodic",
     "single_token",
     "slots_past_the_end",
+    "through_the_table",
+    "token_sets",
 ]
 
-_MAX_NUMBERS = 1 << 18
-"""Predicted numbers of one family: bounds the time of a diagnosis."""
-
 _MAX_EXTRA = 512
-_TILES = (16, 32, 64, 128)
+_MOST_BY_NUMBER = 96
+"""Tokens of a row up to which each is named by its position."""
+_MOST_RANGES = 20
+TILES_OF_KEYS = (16, 32, 64, 128)
 
-Ranges = Int64[Tensor, "ranges 2"]
 Keys = Float64[Tensor, "seq_len head_size"]
 Values = Float64[Tensor, "seq_len v_head_size"]
+Positions = tuple[int, ...]
 
 
-def dropped(row: AttentionRow) -> Iterator[Family]:
-    """A range of tokens left out of weights and sum, each of those at an edge by itself first.
-
-    Of the others there are so many that one may come near to any small error, and then its neighbours do, too.
-    """
-    for edge in _edges(row):
-        yield _left_out(row, edge[None])
-    for ranges in _ranges(row):
-        yield _left_out(row, ranges)
+def _units(case: AttentionCase, length: int) -> Iterator[tuple[int, str]]:
+    """In what steps kernels go through so many keys."""
+    if 1 < case.page_size < length:
+        yield case.page_size, "page"
+    for tile in TILES_OF_KEYS:
+        if tile < length and tile != case.page_size:
+            yield tile, f"tile of {tile}"
 
 
-def at_an_edge(row: AttentionRow) -> Family:
-    """The last token left out, those of the last page or tile, or the first token: hardly one fits by chance."""
-    return _left_out(row, _edges(row))
+def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
+    """Tokens that a kernel may treat alike by mistake, by the rule that says which they are in any row."""
+    length, every = row.num_tokens, range(row.num_tokens)
+    yield "the last token", tuple(every[-1:])
+    yield "the first token", tuple(every[:1])
+    first = row.first_seen
+    if first:
+        yield "the first token of the window", (first,)
+        yield "every token of the window but the last", tuple(every[first:-1])
+    yield "every token but the last", tuple(every[:-1])
+    yield "every token but the first", tuple(every[1:])
+    for size, unit in _units(row.case, length):
+        last = (length - 1) // size * size
+        yield f"the last {unit}", tuple(every[last:])
+        if length % size:
+            yield f"the last, partial {unit}", tuple(every[last:])
+            yield f"every full {unit}", tuple(every[:last])
+        else:
+            yield f"the last {unit}, where that is full", tuple(every[last:])
+        yield f"the {unit} before the last", tuple(every[last - size : last])
+        yield f"the first {unit}", tuple(every[:size])
+        yield f"every {unit} but the first", tuple(every[size:])
+        yield f"every {unit} but the last", tuple(every[:last])
+        yield f"the first token of the last {unit}", (last,)
+        yield f"the first token of each {unit}", tuple(every[::size])
+        yield f"the first token of each {unit} but the first", tuple(every[size::size])
+        yield f"the last token of each {unit}", tuple(every[size - 1 :: size])
+        yield f"the last token of each {unit} but the last", tuple(every[size - 1 : last : size])
+        yield f"every second {unit}", tuple(t for t in every if t // size % 2)
+        yield f"every {unit} but each second one", tuple(t for t in every if not t // size % 2)
+        if first % size:
+            yield f"the first, partial {unit} of the window", tuple(every[first : -(-first // size) * size])
+        if first:
+            yield f"the first {unit} of the window", tuple(every[first : (first // size + 1) * size])
+        if unit == "page":
+            for offset in range(1, size - 1):
+                yield f"offset {offset} of each page", tuple(every[offset::size])
+    if length <= _MOST_BY_NUMBER:
+        for t in every:
+            yield f"token {t}", (t,)
+            if 1 < t < length - 1:
+                yield f"tokens from {t} on", tuple(every[t:])
+                yield f"tokens before {t}", tuple(every[:t])
+    if length <= _MOST_RANGES:
+        for start in every[1:]:
+            for end in range(start + 2, length):
+                yield f"tokens {start}-{end - 1}", tuple(range(start, end))
 
 
-def _edges(row: AttentionRow) -> Ranges:
-    length = row.num_tokens
-    size = row.case.page_size or _TILES[0]
-    ranges = [(length - 1, length), ((length - 1) // size * size, length), (0, 1)]
-    return torch.tensor(ranges, dtype=torch.int64, device="cpu")
+_EFFECTS = (
+    ("tokens_dropped", "is dropped", "are dropped"),
+    ("tokens_counted_twice", "is counted twice", "are counted twice"),
+    ("values_dropped", "has weight, but its V is left out", "have weight, but their V is left out"),
+)
 
 
-def _left_out(row: AttentionRow, ranges: Ranges) -> Family:
-    weighted = _weighted(row)
-    nothing = torch.zeros_like(weighted[:1])
-    before = torch.cat((nothing, weighted.cumsum(0)))[ranges[:, 0]]
-    behind = torch.cat((weighted.flip(0).cumsum(0).flip(0), nothing))[ranges[:, 1]]
-    left = before + behind  # not all minus the range: beside a heavy token, nothing would be left of the others
-    return Family(
-        "tokens_dropped",
-        left[:, :-1] / left[:, -1:],
-        row.top + left[:, -1].log(),
-        _names(row, ranges, "is dropped", "are dropped"),
-        _places(row, ranges),
-    )
+def miscounted(row: AttentionRow) -> Iterator[Family]:
+    """Sets of tokens left out, counted twice, or in the sum of weights without their values."""
+    seen = set(row.seen)
+    named = [(way, tuple(t for t in chosen if t in seen)) for way, chosen in token_sets(row)]
+    named = [(way, chosen) for way, chosen in named if chosen]
+    if not named:
+        return
+    ways = [way for way, _ in named]
+    distinct = {chosen: i for i, chosen in enumerate(dict.fromkeys(chosen for _, chosen in named))}
+    of_set = torch.tensor([distinct[chosen] for _, chosen in named], device="cpu")
+    inside = torch.zeros((len(distinct), row.num_tokens), dtype=torch.float64, device="cpu")
+    for chosen, i in distinct.items():
+        inside[i, list(chosen)] = 1.0
+    sink = (row.sink - row.top).exp()
+    for (mistake, one, several), times, of_values in zip(
+        _EFFECTS,
+        (1 - inside, 1 + inside, torch.ones_like(inside)),
+        (1 - inside, 1 + inside, 1 - inside),
+        strict=True,
+    ):
+        total = (times * row.weights).sum(-1) + sink
+        out = ((of_values * row.weights) @ row.v) / total[:, None]
+
+        def words(i: int, one: str = one, several: str = several) -> str:
+            chosen = named[i][1]
+            return f"{row.tokens(chosen)} of sequence {row.seq} {one if len(chosen) == 1 else several}"
+
+        lse = None if mistake == "values_dropped" else (row.top + total.log())[of_set]
+        yield Family(mistake, out[of_set], lse, ways, words, lambda i: _tokens_of(row, named[i][1]))
+
+
+def _tokens_of(row: AttentionRow, chosen: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((row.seq, position) for position in chosen[:MOST_PLACES])
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Family]:
-    """Tokens of the sequence that come after the query token, from the next one on."""
-    last = min(row.case.seq_lens[row.seq], row.num_tokens + _MAX_EXTRA)
-    if last > row.num_tokens:
-        k, v = (of(row.seq, row.kv_head)[:last] for of in (row.keys_of, row.values_of))
-        out, lse = _of_more_tokens(row, k, v)
-        yield Family(
-            "keys_behind_the_query",
-            out,
-            lse,
-            lambda i: _behind(row, row.num_tokens + i + 1),
-            lambda i: _tokens_of(row, row.num_tokens, row.num_tokens + i + 1),
-        )
+    """Another causal limit: more tokens of the sequence than those up to the query, or fewer."""
+    case, length = row.case, row.num_tokens
+    if case.seen(row.row) is not None:  # a mask says which
+        return
+    end = min(case.seq_lens[row.seq], length + _MAX_EXTRA)
+    k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
+    dots = case.scale * (k @ row.q)
+    limits: dict[str, int] = {}
+    if end > length:
+        limits["the next token"] = length + 1
+        limits |= {f"{more} tokens behind the query": length + more for more in range(2, min(17, end - length + 1))}
+        limits["all later tokens"] = end
+        for size in (*TILES_OF_KEYS, *((case.page_size,) if case.page_size > 1 else ())):
+            limits[f"later tokens of its tile of {size}"] = min(-(-length // size) * size, end)
+            limits[f"later tokens of full tiles of {size}"] = max(end // size * size, length)
+    query_len = len(case.rows_of(row.seq))
+    context = case.seq_lens[row.seq] - query_len
+    number = row.row - case.rows_of(row.seq).start
+    if query_len > 1:
+        limits["as if it had no context"] = number + 1
+        if case.gqa_ratio > 1:
+            limits["as if each query head were a token"] = context + number // case.gqa_ratio + 1
+    found = []
+    for way, limit in limits.items():
+        if limit == length or not 0 < limit <= end:
+            continue
+        scores = _final_up_to(row, dots[:limit], length)
+        out, lse = row.average(scores, v[:limit])
+        if limit > length:
+            takes = "takes" if limit - length == 1 else "take"
+            which = row.tokens(range(length, limit))
+            words = f"{which} of sequence {row.seq}, behind the query, {takes} weight"
+        else:
+            words = f"the query sees the first {limit} keys only, {way}"
+        found.append(Predicted(out, float(lse), way, words))
+    yield from family("causal_limit", found)
 
 
-def _of_more_tokens(
-    row: AttentionRow, k: Keys, v: Values
-) -> tuple[Float64[Tensor, "ends v_head_size"], Float64[Tensor, " ends"]]:
-    """What the first of these tokens give: one more than the row has, two more, up to all."""
-    ends = torch.arange(row.num_tokens + 1, len(k) + 1, device="cpu")
-    scores = (row.case.scale * (k @ row.q)).masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
-    return softmax_average(scores, v.expand(len(ends), -1, -1))
-
-
-def _behind(row: AttentionRow, end: int) -> str:
-    verb = "takes" if end - row.num_tokens == 1 else "take"
-    return f"{row.tokens(range(row.num_tokens, end))} of sequence {row.seq}, behind the query, {verb} weight"
-
-
-def counted_twice(row: AttentionRow) -> Iterator[Family]:
-    """A range of tokens counted twice."""
-    for ranges in _ranges(row):
-        masses, sums = _range_sums(row, ranges)
-        total = row.weights.sum()
-        counted = total + masses
-        yield Family(
-            "tokens_counted_twice",
-            (total * row.expected + sums) / counted[:, None],
-            row.top + counted.log(),
-            _names(row, ranges, "is counted twice", "are counted twice"),
-            _places(row, ranges),
-        )
-
-
-def dropped_from_v(row: AttentionRow) -> Iterator[Family]:
-    """Tokens whose weight is in the sum, but whose value is not in the output."""
-    for ranges in _ranges(row):
-        _, sums = _range_sums(row, ranges)
-        out = row.expected - sums / row.weights.sum()
-        yield Family(
-            "values_dropped",
-            out,
-            None,
-            _names(row, ranges, "has weight, but its V is left out", "have weight, but their V is left out"),
-            _places(row, ranges),
-        )
-
-
-def periodic(row: AttentionRow) -> Iterator[Family]:
-    """The same place of every page or tile left out or, where tiles overlap, counted twice."""
-    periods = {tile: f"tile of {tile}" for tile in _TILES} | {tile - 1: f"{tile - 1} tokens" for tile in _TILES}
-    if row.case.page_size:
-        periods[row.case.page_size] = "page"
-    for period, unit in periods.items():
-        if 1 < period < row.num_tokens:
-            token, place = torch.arange(row.num_tokens, device="cpu"), torch.arange(period, device="cpu")
-            of_every = f"of every {unit}"
-            offsets = token % period == place[:, None]
-            yield _scaled("tokens_dropped", row, (~offsets).double(), f"{of_every} is dropped")
-            yield _scaled("tokens_counted_twice", row, 1 + offsets.double(), f"{of_every} is counted twice")
-            offsets[:, 0] = False
-            yield _scaled(
-                "tokens_counted_twice", row, 1 + offsets.double(), f"{of_every} but the first is counted twice"
-            )
+def _final_up_to(row: AttentionRow, dots: Float64[Tensor, " n"], length: int) -> Float64[Tensor, " n"]:
+    """Scores of the first keys, some behind the query, with the window and the bias counted from the query."""
+    if len(dots) <= length:
+        return row.final(torch.cat((dots, dots.new_zeros(length - len(dots)))))[: len(dots)]
+    variant = row.case.variant
+    scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
+    distance = torch.arange(1 - length, len(dots) - length + 1, dtype=torch.float64, device="cpu")
+    numbers = variant.per_head_numbers(row.case.num_q_heads, row.case.values.seed)
+    if "alibi_slopes" in numbers:
+        scores = scores + numbers["alibi_slopes"][row.head] * distance
+    return scores if variant.window is None else scores.masked_fill(distance <= -variant.window, -torch.inf)
 
 
 def past_the_end(row: AttentionRow) -> Iterator[Family]:
     """Tokens past the sequence's end: zeros that a masked load gave, whatever the memory holds, or another's tokens."""
-    counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
-    for number, source in (
-        (0.0, "K and V masked to zero, the score not to -inf"),
-        (row.poison, "read from memory that holds no token"),
-    ):
-        score = torch.tensor(row.case.scale * number * float(row.q.sum()), dtype=torch.float64, device="cpu")
-        top = max(row.top, float(score))
-        own = float((row.scores - top).exp().sum())
-        mass = counts * (score - top).exp()
-        out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
-        yield Family(PAST_THE_END, out, top + (own + mass).log(), _extra_words(source))
+    if row.case.variant.alibi is None and row.num_tokens == row.case.seq_lens[row.seq]:
+        counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
+        for number, source, way in (
+            (0.0, "K and V masked to zero, the score not to -inf", "zeros"),
+            (row.poison, "read from memory that holds no token", "dead memory"),
+        ):
+            dot = torch.tensor([row.case.scale * number * float(row.q.sum())], dtype=torch.float64, device="cpu")
+            cap = row.case.variant.soft_cap
+            score = float(dot if cap is None else cap * torch.tanh(dot / cap))
+            top = max(row.top, score)
+            own = row.total * math.exp(row.top - top)
+            mass = counts * math.exp(score - top)
+            out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
+            lse = top + (own + mass).log()
+            yield Family(PAST_THE_END, out, lse, _extra_ways(row, way), _extra_words(source))
     yield from slots_past_the_end(row)
+
+
+def _extra_ways(row: AttentionRow, source: str) -> Sequence[str]:
+    """By the end that rounding up leads to, if it is one, else by their number."""
+    ends: dict[int, str] = {}
+    for size in (row.case.page_size or 1, *TILES_OF_KEYS):
+        if extra := -row.num_tokens % size:
+            ends.setdefault(extra, f"{source} up to the end of a tile of {size}")
+    return [ends.get(i + 1, f"{i + 1} of {source}") for i in range(_MAX_EXTRA)]
 
 
 def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
@@ -182,7 +237,7 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
     Those of another sequence on a page that both share, or on a page that an unused entry names.
     """
     case, length = row.case, row.case.seq_lens[row.seq]
-    if not isinstance(case, PagedDecodeCase) or row.num_tokens < length:
+    if not isinstance(case, PagedDecodeCase) or row.num_tokens < length or case.variant.alibi is not None:
         return
     table, size, total = block_table_rows(case)[row.seq], case.block_size, num_blocks(case)
     tokens = _tokens_of_pages(case)
@@ -203,10 +258,19 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
         slots = [nothing if token is None else of_seq(token[0])[token[1]] for token in found]
         return torch.cat((own, torch.stack(slots)))
 
-    out, lse = _of_more_tokens(row, read(row.keys_of), read(row.values_of))
-    words = _extra_words("where its row of the block table leads")
-    yield Family(PAST_THE_END, out[:1], lse[:1], words)  # by itself: of many counts some come near to one another
-    yield Family(PAST_THE_END, out, lse, words)
+    k, v = read(row.keys_of), read(row.values_of)
+    ends = torch.arange(length + 1, len(k) + 1, device="cpu")
+    dots = row.case.scale * (k @ row.q)
+    scores = torch.cat((row.log_weights if length else dots[:0], _capped(row, dots[length:])))
+    masked = scores.masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
+    out, lse = row.average(masked, v.expand(len(ends), -1, -1))
+    source = "where its row of the block table leads"
+    yield Family(PAST_THE_END, out, lse, [f"{i + 1} through the table" for i in range(len(ends))], _extra_words(source))
+
+
+def _capped(row: AttentionRow, dots: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+    cap = row.case.variant.soft_cap
+    return dots if cap is None else cap * torch.tanh(dots / cap)
 
 
 def _tokens_of_pages(case: PagedDecodeCase) -> dict[tuple[int, int], tuple[int, int]]:
@@ -228,238 +292,244 @@ def _extra_words(source: str) -> Callable[[int], str]:
     return words
 
 
-def _ranges(row: AttentionRow) -> Iterator[Ranges]:
-    """Single tokens, suffixes, prefixes, then ranges between any tokens, or between pages of a long sequence."""
-    num_tokens = row.num_tokens
-    i = torch.arange(num_tokens, device="cpu")
-    yield torch.stack((i, i + 1), -1)
-    yield torch.stack((i[1:], torch.full_like(i[1:], num_tokens)), -1)
-    yield torch.stack((torch.zeros_like(i[1:]), i[1:]), -1)
-    block_size = row.case.page_size or _TILES[0]
-    for step in (1, block_size):
-        edges = torch.tensor([*range(0, num_tokens, step), num_tokens], dtype=torch.int64, device="cpu")
-        if len(edges) ** 2 // 2 * row.case.value_size <= _MAX_NUMBERS:
-            yield torch.combinations(edges, 2)
-            return
-
-
-def _weighted(row: AttentionRow) -> Float64[Tensor, "seq_len sums"]:
-    """Each value times its weight and, last, the weight."""
-    return torch.cat((row.weights[:, None] * row.v, row.weights[:, None]), -1)
-
-
-def _range_sums(
-    row: AttentionRow, ranges: Ranges
-) -> tuple[Float64[Tensor, " ranges"], Float64[Tensor, "ranges v_head_size"]]:
-    """Weight of each range, and its weighted values."""
-    weighted = _weighted(row)
-    sums = torch.cat((torch.zeros_like(weighted[:1]), weighted.cumsum(0)))
-    parts = sums[ranges[:, 1]] - sums[ranges[:, 0]]
-    return parts[:, -1], parts[:, :-1]
-
-
-def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callable[[int], str]:
-    def words(i: int) -> str:
-        start, end = (int(edge) for edge in ranges[i])
-        return f"{row.tokens(range(start, end))} of sequence {row.seq} {one if end - start == 1 else several}"
-
-    return words
-
-
-def _scaled(cause: str, row: AttentionRow, factors: Float64[Tensor, "mistakes seq_len"], words: str) -> Family:
-    weights = row.weights * factors
-    total = weights.sum(-1)
-    return Family(cause, (weights @ row.v) / total[:, None], row.top + total.log(), lambda i: f"token {i} {words}")
-
-
-def _places(row: AttentionRow, ranges: Ranges) -> Callable[[int], tuple[tuple[int, int], ...]]:
-    return lambda i: _tokens_of(row, *ranges[i].tolist())
-
-
-def _tokens_of(row: AttentionRow, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    return tuple((row.seq, position) for position in range(start, min(end, start + MOST_PLACES)))
-
-
-_MAX_PAGE_PAIRS = 4096
 _MAX_ROWS = 64
 """On either side of the row, of which a long prompt has thousands."""
 
 
+def _attend(row: AttentionRow, k: Keys, v: Values, q: Tensor | None = None) -> tuple[Tensor, float]:
+    """The row with other keys, values or query of the same positions."""
+    out, lse = row.average(row.final(row.case.scale * (k @ (row.q if q is None else q))), v)
+    return out, float(lse)
+
+
 def another_head(row: AttentionRow) -> Iterator[Family]:
-    """K and V, or one of them, of another KV head."""
-    heads = [head for head in range(row.case.num_kv_heads) if head != row.kv_head]
-    if not heads:
-        return
-    keys = [row.keys_of(row.seq, head)[: row.num_tokens] for head in heads]
-    values = [row.values_of(row.seq, head)[: row.num_tokens] for head in heads]
-    right = f", expected {row.kv_head}"
-    yield _attend("head_map", row, keys, values, lambda i: f"query head {row.head} reads KV head {heads[i]}{right}")
-    yield _attend(
-        "head_map",
-        row,
-        keys,
-        [row.v] * len(heads),
-        lambda i: f"query head {row.head} reads K of KV head {heads[i]}{right}",
+    """K and V, or one of them, of another KV head, by the formula that leads there."""
+    yield from family("head_map", _other_heads(row))
+
+
+def _other_heads(row: AttentionRow) -> Iterator[Predicted]:
+    case, h = row.case, row.head
+    formulas = {
+        "h % group size": h % case.gqa_ratio,
+        "h % KV heads": h % case.num_kv_heads,
+        "h": h,
+        "0": 0,
+        "the last": case.num_kv_heads - 1,
+        "the next": row.kv_head + 1,
+        "the one before": row.kv_head - 1,
+    }
+    formulas |= {f"h // {d}": h // d for d in range(2, min(2 * case.gqa_ratio + 2, 17)) if d != case.gqa_ratio}
+    read = functools.cache(
+        lambda head: tuple(of(row.seq, head)[: row.num_tokens] for of in (row.keys_of, row.values_of))
     )
-    yield _attend(
-        "head_map",
-        row,
-        [row.k] * len(heads),
-        values,
-        lambda i: f"query head {row.head} reads V of KV head {heads[i]}{right}",
-    )
+    for formula, head in formulas.items():
+        if head == row.kv_head or not 0 <= head < case.num_kv_heads:
+            continue
+        k, v = read(head)
+        for what, way, keys, values in (
+            ("", "", k, v),
+            ("K of ", "K, ", k, row.v),
+            ("V of ", "V, ", row.k, v),
+        ):
+            out, lse = _attend(row, keys, values)
+            words = f"query head {h} reads {what}KV head {head}, expected {row.kv_head}"
+            yield Predicted(out, lse, f"{way}{formula}", words)
 
 
 def another_sequence(row: AttentionRow) -> Iterator[Family]:
     """K and V of another sequence: all of it, or as many tokens as this one has."""
-    others = [seq for seq, length in enumerate(row.case.seq_lens) if seq != row.seq and length]
-    if others:
-        yield _attend_sequences(row, others, None, "K and V")
-        yield _attend_sequences(row, others, row.num_tokens, f"the first {row.num_tokens} tokens")
+    yield from family("another_sequence", _other_sequences(row))
+
+
+def _other_sequences(row: AttentionRow) -> Iterator[Predicted]:
+    case, own = row.case, row.seq
+    rules = {"the next": own + 1, "the one before": own - 1, "the first": 0, "the last": case.num_seqs - 1}
+    for way, seq in rules.items():
+        if seq == own or not 0 <= seq < case.num_seqs or not case.seq_lens[seq]:
+            continue
+        k, v = row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)
+        for count, what in ((None, "K and V"), (row.num_tokens, f"the first {row.num_tokens} tokens")):
+            if count is not None and count > len(k):
+                continue
+            keys, values = k[:count], v[:count]
+            scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
+            out, lse = row.average(scores, values)
+            which = "as long as this one" if count is not None else "all of it"
+            yield Predicted(out, float(lse), f"{way}, {which}", f"sequence {own} reads {what} of sequence {seq}")
+
+
+def through_the_table(row: AttentionRow) -> Iterator[Family]:
+    """Pages that are found through the wrong entry of the block table."""
+    yield from family("block_table", _through_entries(row))
+
+
+def _through_entries(row: AttentionRow) -> Iterator[Predicted]:
+    case = row.case
+    if not isinstance(case, PagedDecodeCase):
+        return
+    size, table = case.block_size, block_table_rows(case)
+    count = -(-row.num_tokens // size)
+    own, last = list(table[row.seq][:count]), len(table[row.seq]) - 1
+    rules = [
+        (
+            "the next entry",
+            "a page is read through the next entry",
+            [table[row.seq][min(i + 1, last)] for i in range(count)],
+        ),
+        (
+            "the entry before",
+            "a page is read through the entry before its own",
+            [table[row.seq][max(i - 1, 0)] for i in range(count)],
+        ),
+        ("the first entry", "every page is read through the first entry", [table[row.seq][0]] * count if count else []),
+        ("the page's number", "a page's number in its sequence is taken for a physical page", list(range(count))),
+    ]
+    for way, other in (
+        ("the row of the next sequence", row.seq + 1),
+        ("the row of the sequence before", row.seq - 1),
+        ("the first row", 0),
+    ):
+        if other != row.seq and 0 <= other < case.num_seqs:
+            rules.append((way, f"pages are read through sequence {other}'s row", list(table[other][:count])))
+    owners = _tokens_of_pages(case)
+    for way, words, pages in rules:
+        if pages == own or len(pages) < count or not all(0 <= page < num_blocks(case) for page in pages):
+            continue
+        slots = [owners.get((pages[t // size], t % size)) for t in range(row.num_tokens)]
+        if any(slot is None for slot in slots) and not math.isfinite(row.poison):
+            continue
+        parts = []
+        for of in (row.keys_of, row.values_of):
+            nothing = of(row.seq, row.kv_head).new_full(of(row.seq, row.kv_head).shape[1:], row.poison)
+            of_seq = functools.cache(lambda seq, of=of: of(seq, row.kv_head))
+            parts.append(torch.stack([nothing if slot is None else of_seq(slot[0])[slot[1]] for slot in slots]))
+        out, lse = _attend(row, *parts)
+        where = words if "number in" in words else f"{words} of the block table"
+        yield Predicted(out, lse, way, where)
+
+
+_MAX_PAGE_PAIRS = 1024
 
 
 def another_page(row: AttentionRow) -> Iterator[Family]:
-    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns.
+    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns."""
+    yield from family("another_page", _other_pages(row))
 
-    The result is that of all other pages, merged with the page's: nothing is computed again for each pair of pages.
-    """
+
+def _other_pages(row: AttentionRow) -> Iterator[Predicted]:
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return
-    size = case.block_size
-    own = -(-row.num_tokens // size)
-    if own * sum(map(case.blocks_of, range(case.num_seqs))) > _MAX_PAGE_PAIRS:
-        return
+    size, own = case.block_size, -(-row.num_tokens // case.block_size)
     sources = [(seq, page) for seq in range(case.num_seqs) for page in range(case.blocks_of(seq))]
-    pairs = [(page, i) for page in range(own) for i, source in enumerate(sources) if _fits(row, page, source)]
-    if not pairs:
+    if own * len(sources) > _MAX_PAGE_PAIRS:
         return
-    page, source = torch.tensor(pairs, dtype=torch.int64, device="cpu").unbind(1)
-
-    own_scores, own_v = _in_pages(row, size, row.k, row.v)
-    own_lse, own_out = _states(own_scores, own_v)
-    others = own_lse.expand(own, -1).masked_fill(torch.eye(own, dtype=torch.bool, device="cpu"), -torch.inf)
-    rest_lse, rest_out = others.logsumexp(-1)[page], (others.softmax(-1).nan_to_num(0.0) @ own_out)[page]
-
-    filled = [seq for seq, length in enumerate(case.seq_lens) if length]
-    read = [_in_pages(row, size, row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)) for seq in filled]
-    scores, v = (torch.cat(parts) for parts in zip(*read, strict=True))
-    of_the_last = scores.masked_fill(own_scores[-1].isinf(), -torch.inf)  # of which fewer tokens may be read
-    states = [torch.stack(parts) for parts in zip(_states(scores, v), _states(of_the_last, v), strict=True)]
-    page_lse, page_out = (state[(page == own - 1).long(), source] for state in states)
-    lse = torch.logaddexp(rest_lse, page_lse)
-    out = (rest_lse - lse).exp()[:, None] * rest_out + (page_lse - lse).exp()[:, None] * page_out
-
-    right_lse = torch.logaddexp(rest_lse, own_lse[page])
-    other_v = torch.einsum("pn,snd->psd", own_scores.softmax(-1), v)[page, source]
-    v_out = (rest_lse - right_lse).exp()[:, None] * rest_out + (own_lse[page] - right_lse).exp()[:, None] * other_v
-
-    def name(i: int) -> str:
-        seq, other = sources[int(source[i])]
-        return f"page {int(page[i])} of sequence {row.seq} is read from page {other} of sequence {seq}"
-
-    yield Family("another_page", out, lse, name)
-    yield Family("another_page", v_out, right_lse, lambda i: f"V of {name(i)}")
-
-
-def _in_pages(
-    row: AttentionRow, size: int, k: Keys, v: Values
-) -> tuple[Float64[Tensor, "pages block_size"], Float64[Tensor, "pages block_size v_head_size"]]:
-    """Scores and values of all tokens, page by page; behind the last token, -inf and zeros."""
-    missing = -len(k) % size
-    scores = torch.nn.functional.pad(row.case.scale * (k @ row.q), (0, missing), value=-torch.inf)
-    values = torch.nn.functional.pad(v, (0, 0, 0, missing))
-    return scores.reshape(-1, size), values.reshape(-1, size, v.shape[1])
-
-
-def _states(
-    scores: Float64[Tensor, "pages block_size"], v: Float64[Tensor, "pages block_size v_head_size"]
-) -> tuple[Float64[Tensor, " pages"], Float64[Tensor, "pages v_head_size"]]:
-    """LSE and output of each page alone."""
-    out, lse = softmax_average(scores, v)
-    return lse, out
+    read = functools.cache(lambda seq: tuple(of(seq, row.kv_head) for of in (row.keys_of, row.values_of)))
+    for page in range(own):
+        tokens = slice(page * size, min((page + 1) * size, row.num_tokens))
+        count = tokens.stop - tokens.start
+        for seq, other in sources:
+            live = min(size, case.seq_lens[seq] - other * size)
+            if (seq, other) == (row.seq, page) or live < count:
+                continue
+            k, v = (part[other * size : other * size + count] for part in read(seq))
+            keys, values = row.k.clone(), row.v.clone()
+            keys[tokens], values[tokens] = k, v
+            words = f"page {page} of sequence {row.seq} is read from page {other} of sequence {seq}"
+            way = f"page {page} from page {other} of sequence {seq}"
+            yield Predicted(*_attend(row, keys, values), way, words)
+            yield Predicted(*_attend(row, row.k, values), f"V, {way}", f"V of {words}")
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Family]:
     """K and V confused, as far as their heads are large enough for that, or V shifted against K."""
-    if row.v.shape[1] <= row.k.shape[1]:
-        yield _attend("another_tensor", row, [row.k], [row.k[:, : row.v.shape[1]]], lambda _: "K is read in place of V")
-    if row.v.shape[1] == row.k.shape[1]:
-        yield _attend("another_tensor", row, [row.v], [row.v], lambda _: "V is read in place of K")
-        yield _attend("another_tensor", row, [row.v], [row.k], lambda _: "K and V are exchanged")
-    shifted = [row.v.roll(-1, 0), row.v.roll(1, 0)]
-    yield _attend(
-        "another_tensor", row, [row.k] * 2, shifted, lambda i: f"V is read one token {'before' if i else 'after'} its K"
-    )
+    yield from family("another_tensor", _other_tensors(row))
+
+
+def _other_tensors(row: AttentionRow) -> Iterator[Predicted]:
+    size = row.v.shape[1]
+    if size <= row.k.shape[1]:
+        words = "K is read in place of V"
+        yield Predicted(*_attend(row, row.k, row.k[:, :size]), words, words)
+    if size == row.k.shape[1]:
+        for words, v in (("V is read in place of K", row.v), ("K and V are exchanged", row.k)):
+            yield Predicted(*_attend(row, row.v, v), words, words)
+    for words, step in (("V is read one token behind its K", -1), ("V is read one token before its K", 1)):
+        if row.num_tokens > 1:
+            yield Predicted(*_attend(row, row.k, row.v.roll(step, 0)), words, words)
 
 
 def single_token(row: AttentionRow) -> Iterator[Family]:
     """The output is the value of one token."""
-    for seq in [row.seq, *(seq for seq in range(row.case.num_seqs) if seq != row.seq)]:
-        if row.case.seq_lens[seq]:
-            values = torch.cat([row.values_of(seq, head) for head in range(row.case.num_kv_heads)])
-            yield Family("single_token", values, None, _token_words(row, seq))
+    if row.num_tokens < 2:
+        return
+    chosen = {
+        "heaviest": int(row.log_weights.argmax()),
+        "last": row.num_tokens - 1,
+        "first": row.seen[0] if row.seen else 0,
+    }
+    found = [
+        Predicted(row.v[t], None, f"the {way}", f"the output is V of {row.tokens([t])} of sequence {row.seq} alone")
+        for way, t in chosen.items()
+    ]
+    yield from family("single_token", found)
 
 
 def another_row(row: AttentionRow) -> Iterator[Family]:
-    """The result of another query."""
+    """The result of another query, or its query with this row's keys; no result at all."""
     case = row.case
     near = range(max(0, row.row - _MAX_ROWS), min(case.num_rows, row.row + _MAX_ROWS))
     queries = [Query(case=case, row=other, head=head) for other in near for head in range(case.num_q_heads)]
-    others = [query for query in queries if query.num_tokens]
-    out, lse = (torch.stack(parts) for parts in zip(*(_result(row, other) for other in others), strict=True))
-    yield Family(
-        "another_row",
-        out,
-        lse,
-        lambda i: f"this is the result of {row_words(case, others[i].row)}, head {others[i].head}",
-    )
-    zero = torch.zeros_like(out[:1])
-    yield Family(
-        "treated_as_empty", zero, torch.full_like(zero[:, 0], -torch.inf), lambda _: "the sequence is treated as empty"
-    )
+    found, of_query = [], []
+    for other in queries:
+        if (other.row, other.head) == (row.row, row.head):
+            continue
+        way = f"{other.row - row.row:+d} rows, {other.head - row.head:+d} heads"
+        q = row.values.q[other.row, other.head].double()
+        name = f"{row_words(case, other.row)}, head {other.head}"
+        if other.num_tokens:
+            out, lse = _result_of(row, other)
+            found.append(Predicted(out, lse, way, f"this is the result of {name}"))
+        of_query.append(Predicted(*_attend(row, row.k, row.v, q), way, f"the query of {name} is read"))
+    yield from family("another_row", found)
+    yield from family("another_query", of_query)
+    zero = torch.zeros_like(row.v[0]) if row.num_tokens else row.got.new_zeros(len(row.got))
+    words = "the sequence is treated as empty"
+    yield from family("treated_as_empty", [Predicted(zero, float(row.sink), words, words)])
+    yield from family("output_is_zero", [Predicted(zero, None, "zero", "the output is 0")])
 
 
-def _result(row: AttentionRow, other: Query) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:
+def _result_of(row: AttentionRow, other: Query) -> tuple[Tensor, float]:
+    """The right result of another row."""
     k, v = (of(other.seq, other.kv_head)[: other.num_tokens] for of in (row.keys_of, row.values_of))
-    return softmax_average(row.case.scale * (k @ row.values.q[other.row, other.head].double()), v)
+    dots = row.case.scale * (k @ row.values.q[other.row, other.head].double())
+    scores, lse = row_log_weights(row.case, other.row, other.head, dots)
+    return (scores - lse).exp() @ v, float(lse)
 
 
-def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Family:
-    keys = [row.keys_of(seq, row.kv_head)[:count] for seq in others]
-    values = [row.values_of(seq, row.kv_head)[:count] for seq in others]
-    return _attend(
-        "another_sequence", row, keys, values, lambda i: f"sequence {row.seq} reads {what} of sequence {others[i]}"
-    )
-
-
-def _attend(
-    cause: str, row: AttentionRow, keys: list[Keys], values: list[Values], words: Callable[[int], str]
-) -> Family:
-    results = [softmax_average(row.case.scale * (k @ row.q), v) for k, v in zip(keys, values, strict=True)]
-    out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
-    return Family(cause, out, lse, words)
-
-
-def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:
-    """Whether the source page is another one that has a live token for each of this page's."""
-    return source != (row.seq, page) and _live(row, *source) >= _read(row, page)
-
-
-def _read(row: AttentionRow, page: int) -> int:
-    """Tokens of one of its pages that the row attends to."""
-    size = row.case.page_size
-    return min(size, row.num_tokens - page * size)
-
-
-def _live(row: AttentionRow, seq: int, page: int) -> int:
+def displaced(row: AttentionRow) -> Iterator[Family]:
+    """Results that lie where they would if each sequence had as many query tokens as a padded batch gives it."""
     case = row.case
-    return min(case.block_size, case.seq_lens[seq] - page * case.block_size) if isinstance(case, PagedDecodeCase) else 0
-
-
-def _token_words(row: AttentionRow, seq: int) -> Callable[[int], str]:
-    def words(i: int) -> str:
-        head, position = divmod(i, row.case.seq_lens[seq])
-        return f"the output is V of {row.tokens([position])} of sequence {seq}, KV head {head}, alone"
-
-    return words
+    counts = [len(case.rows_of(seq)) for seq in range(case.num_seqs)]
+    if max(counts) < 2 or case.num_seqs < 2:
+        return
+    longest = max(counts)
+    strides = {"as many query tokens as the longest": longest}
+    strides |= {f"a multiple of {step} query tokens": -(-longest // step) * step for step in (2, 4, 8, 16, 32, 64)}
+    found = []
+    for way, stride in strides.items():
+        written: dict[int, int] = {}
+        for seq, count in enumerate(counts):
+            for j in range(count):
+                written[seq * stride + j] = case.rows_of(seq).start + j
+        source = written.get(row.row)
+        if source == row.row:
+            continue
+        other = None if source is None else Query(case=case, row=source, head=row.head)
+        if other is None or not other.num_tokens:
+            out, lse = torch.zeros_like(row.expected), -math.inf
+        else:
+            out, lse = _result_of(row, other)
+        told = f"output rows lie as if each sequence had {way} ({stride})"
+        found.append(Predicted(out, lse, way, told))
+    yield from family("displaced_rows", found)

@@ -8,18 +8,20 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import msgspec
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Rounding, roundings
-from attnfuzz.explaining.mistakes import MOST_TOLD, REFUTED, Beside, Diagnosis
+from attnfuzz.explaining.mistakes import REFUTED, Beside, Key
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.verdict import Cause
 
 __all__ = ["MOST_ROWS", "WrongRows"]
 
@@ -92,29 +94,43 @@ class WrongRows:
         different = {(tuple(row.expected.tolist()), tuple(row.got.tolist())): row for row in self.rows}
         return sum(map(_wrong_numbers, different.values())) >= _TELLING
 
-    def exactly(self) -> Diagnosis | None:
-        """The rounding that gives each wrong row, to within its error bound, and leaves right rows right.
+    def exactly(self) -> tuple[Cause, ...]:
+        """The roundings that give each wrong row, to within its error bound, and leave right rows right.
 
-        Of a rounding that has many ways, one gives this or that number by chance.
+        Those that leave least open of the errors go first: a part of what a design rounds gives nearly the same where
+        the other part matters less, and other cases tell.
         """
-        return self._told(self._exact)
+        ordered = sorted(self._exact, key=lambda rounding: self._left_by(rounding.name))
+        return tuple(map(self._as_cause, ordered))
 
-    def nearly(self) -> Diagnosis | None:
-        """The rounding among whose results, as several orders of summing give them, each wrong row lies.
+    def nearly(self) -> tuple[Cause, ...]:
+        """The roundings among whose results, as several orders of summing give them, each wrong row lies.
 
-        Of few numbers that are little beyond their bounds that says little: it is no cause then, but may be one.
+        Of few numbers that are little beyond their bounds that says little: it is no cause then.
         """
-        told = self._told(self._near)
-        if told is None:
-            return None
         if not self.is_telling and not any(map(_is_far_off, self.rows)):
-            told = replace(told, words=f"perhaps {told.words}", cause="", maybe=(told.cause, *told.maybe))
-        maybe = dict.fromkeys((*told.maybe, *self.perhaps()))
-        return replace(told, maybe=tuple(cause for cause in maybe if cause != told.cause))
+            return ()
+        return tuple(map(self._as_cause, self._near))
 
-    def left_open(self) -> float:
-        """The largest part of an error, in bounds, that the first of the replays of `exactly` leaves open."""
-        return self._left_by(self._exact[0].name)
+    def _as_cause(self, rounding: Rounding) -> Cause:
+        cause = rounding.as_cause()
+        is_of_float16 = rounding.cause == "scores_rounded" and self.rows[0].case.dtype == "float16"
+        if is_of_float16 and not all(row.is_finite for row in self.rows):
+            words = f"{cause.words}; they overflow at {torch.finfo(torch.float16).max:.0f}"
+            return msgspec.structs.replace(cause, words=words)
+        return cause
+
+    def kept(self, causes: Iterable[Cause]) -> set[Key]:
+        """Those of ``causes`` that other wrong rows do not speak against: some way gives them, or such errors."""
+        names = {(one.mistake, one.way) for one in causes}
+        fitting = {(one.cause, one.name) for one in (*self._fitting(_is_given), *self._near)}
+        possible = set(self.perhaps())
+        return {key for key in names if key in fitting or key[0] in possible}
+
+    def refuted(self, causes: Iterable[Cause]) -> set[Key]:
+        """Those of ``causes`` that would make a right row wrong."""
+        refuted = self._refuted(self.others)
+        return {(one.mistake, one.way) for one in causes if one.way in refuted}
 
     def _left_by(self, name: str) -> float:
         replayed = next(one for one in self._replayed if one[0].name == name)
@@ -129,36 +145,6 @@ class WrongRows:
             return ()
         sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
         return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
-
-    def _told(self, found: Sequence[Rounding]) -> Diagnosis | None:
-        if not found:
-            return None
-        first = found[0]
-        of_any_numbers = self._fitting(_is_exact)
-        fitting = {rounding.name: rounding for rounding in (*found, *self._exact, *of_any_numbers, *self._near)}
-        given = self._given | {rounding.name for rounding in found}
-        told = [rounding for name, rounding in fitting.items() if name in given]
-        words = ", or ".join(rounding.words for rounding in told[:MOST_TOLD])
-        if (
-            first.cause == "scores_rounded"
-            and self.rows[0].case.dtype == "float16"
-            and not all(row.is_finite for row in self.rows)
-        ):
-            words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
-        return Diagnosis(
-            words,
-            first.cause,
-            maybe=tuple(dict.fromkeys(rounding.cause for rounding in told if rounding.cause != first.cause)),
-            roundings=tuple(rounding.as_cause() for rounding in self._likeliest_first(found, fitting)),
-        )
-
-    def _likeliest_first(self, found: Sequence[Rounding], fitting: Mapping[str, Rounding]) -> Iterable[Rounding]:
-        """Those that leave least open of the errors.
-
-        A part of what a design rounds gives nearly the same where the other part matters less: other cases tell.
-        """
-        ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
-        return {rounding.name: rounding for rounding in (*ordered, *fitting.values())}.values()
 
     @cached_property
     def _is_nothing(self) -> bool:
@@ -205,11 +191,6 @@ class WrongRows:
         if any(not row.is_finite and row.num_tokens in lengths and _is_calm(row) for row in nearby):
             return {rounding.name for replayed in self._replayed for rounding in replayed}  # it is not their size
         return self._refuted([row for row in nearby if row.is_finite])
-
-    @cached_property
-    def _given(self) -> set[str]:
-        """Roundings of which some way gives each row."""
-        return {rounding.name for rounding in self._fitting(_is_given)}
 
     def _fitting(self, fits: Callable[[AttentionRow, Rounding], bool]) -> Sequence[Rounding]:
         found = [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]

@@ -77,6 +77,8 @@ class Judging(TypedDict, total=False):
     - ``size_limit``: bytes that a case may need.
     - ``thorough``: without, a first run that is right in every respect is believed, at half the price: missed are
       results that are nondeterministic, or depend on dead memory, and yet are right where that memory holds NaN.
+    - ``inquire``: the mistakes that give a wrong result are told apart by runs on neighbouring cases; without, none is
+      told.
     - ``catch_interrupt``: a KeyboardInterrupt is the kernel's own doing, as it is where no keyboard can reach.
     - ``compile_clock``: see `observe`.
     """
@@ -85,6 +87,7 @@ class Judging(TypedDict, total=False):
     tolerance: Tolerance
     size_limit: int
     thorough: bool
+    inquire: bool
     relations: Relations
     catch_interrupt: bool
     compile_clock: Callable[[], float]
@@ -127,6 +130,7 @@ class _Judge:
     tolerance: Tolerance = "bound"
     size_limit: int = DEFAULT_LIMIT_BYTES
     thorough: bool = True
+    inquire: bool = True
     relations: Relations = None
     catch_interrupt: bool = False
     compile_clock: Callable[[], float] = lambda: 0.0
@@ -143,6 +147,7 @@ class _Judge:
             tolerance=self.tolerance,
             twice=self._runs_twice or guard is not None,
             guard=guard,
+            inquire=self.inquire,
             compile_clock=self.compile_clock,
         )
         asked = (partial(self._of_relation, trial=trial, relation=relation) for relation in self._relations_of(case))

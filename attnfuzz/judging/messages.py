@@ -117,6 +117,7 @@ class JudgeRequest(_Message, frozen=True):
     oracles: tuple[OracleName, ...]
     tolerance: Tolerance
     thorough: bool = True
+    inquire: bool = False
     relations: Relations = None
     together: bool = False
     watched: bool = False

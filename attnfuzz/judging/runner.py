@@ -167,12 +167,14 @@ class Runner:
         *,
         timeout_s: float | None = None,
         thorough: bool = True,
+        inquire: bool = False,
         relations: Relations = None,
     ) -> Verdict:
         """The verdict on one case. A dead executor is a failure of the oracle "crash", a late one of "hang".
 
         `thorough=False` believes a first run that is right (see `attnfuzz.judging.judge`): a case that passes takes
-        half the time. `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
+        half the time. `inquire`: mistakes behind a failure are told apart by runs on neighbouring cases (see there,
+        too). `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
         count against `timeout_s`, which is longer for all relations.
 
         The time of a kernel that is built when it is called does not count (see `attnfuzz.isolation.builds`).
@@ -184,7 +186,7 @@ class Runner:
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
-        request = self._request(declaration, [case], thorough=thorough, relations=relations)
+        request = self._request(declaration, [case], thorough=thorough, inquire=inquire, relations=relations)
         reply, built_s = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.lost is not None:  # a fresh process has the memory to itself
             reply, built_s = self._ask(declaration, request, timeout_s)

@@ -167,6 +167,7 @@ class JudgingService:
             "oracles": request.oracles,
             "tolerance": request.tolerance,
             "thorough": request.thorough,
+            "inquire": request.inquire,
             "relations": request.relations,
             "catch_interrupt": True,
             "compile_clock": self._compile_times.total_s,

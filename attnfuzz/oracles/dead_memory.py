@@ -1,12 +1,11 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from attnfuzz.explaining.diagnose import diagnose, past_the_end_within_bounds
-from attnfuzz.explaining.mistakes import Diagnosis
+from attnfuzz.explaining.diagnose import OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
-from attnfuzz.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 
 __all__ = ["check"]
 
@@ -34,7 +33,7 @@ def check(trial: Trial) -> Failure | None:
         ),
         tensor=name,
         causes=() if found is None else found.causes,
-        blame=blame_of(trial.case, axes, index) | Blame(tokens=() if found is None else found.tokens),
+        blame=blame_of(trial.case, axes, index),
     )
 
 
@@ -48,6 +47,8 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
     if failed is None:
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
         without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
-        return read or Diagnosis(without, WITHOUT_WEIGHT)
+        return read or Diagnosis(without, (Cause(mistake=WITHOUT_WEIGHT, words=without),))
     found = diagnose(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
-    return None if found is not None and found.cause in IDENTIFYING_CAUSES else found
+    places = tuple(one for one in found.causes if one.mistake in OF_PLACES)
+    words = {one.words for one in places}
+    return Diagnosis(words.pop() if len(words) == 1 else "", places)

@@ -94,7 +94,7 @@ def check_relations(
         runner = shared_runner(device, oracles, tolerance)
         verdict = run_saved(saved, declaration, runner).verdict if saved else None
         verdict = verdict or with_name(
-            runner, declaration, found, runner.judge(declaration, found, relations=relations)
+            runner, declaration, found, runner.judge(declaration, found, relations=relations, inquire=True)
         )
     else:
         preceding = preceding_for(declaration, saved) if saved else ()

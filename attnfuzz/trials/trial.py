@@ -37,11 +37,13 @@ class Trial:
         twice: bool = True,
         guard: Guard | None = None,
         wait: bool = True,
+        inquire: bool = False,
         compile_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
 
-        `guard`: see `second`. `wait` and `compile_clock`: see `observe`.
+        `guard`: see `second`. `inquire`: whether neighbouring cases are asked what is behind a failure. `wait` and
+        `compile_clock`: see `observe`.
         """
         self.kernel = kernel
         self.case = case
@@ -49,6 +51,7 @@ class Trial:
         self.twice = twice
         self.guard = guard
         self.wait = wait
+        self.inquire = inquire
         self.compile_clock = compile_clock
         self.reference = reference or Reference(kernel.declaration, case, device=device, tolerance=tolerance)
         self.observations: list[Observation] = []

@@ -133,10 +133,10 @@ def _once(
         return Verdict(failure=leak)  # a kernel that does not leak any more may still fail in another way
     relations = relations_for(regression)
     if not preceding and relations != ("call_sequence",):
-        return runner.judge(declaration, case, relations=relations)
+        return runner.judge(declaration, case, relations=relations, inquire=True)
 
     def judge(one: Case) -> Verdict:
-        return fresh.judge(declaration, one, relations=relations if one is case else ())
+        return fresh.judge(declaration, one, relations=relations if one is case else (), inquire=one is case)
 
     with runner.sibling() as fresh:
         return judge_sequence(preceding, case, judge)

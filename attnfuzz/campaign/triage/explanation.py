@@ -12,7 +12,7 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
+from attnfuzz.verdict import RELATION_ORACLES, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
 
@@ -36,17 +36,19 @@ def explain_failure(
     if failure.oracle == "hang":
         return Explanation()
     is_relation = failure.oracle in RELATION_ORACLES
-    found = Explanation()
-    if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
-        found = runner.cause_lines(declaration, case, failure.replays)
+    told = failure if is_relation else _told(runner, declaration, case, failure)
+    if told.causes and all(one.rounding for one in told.causes):  # replayed: single weights say nothing of it
+        found = runner.cause_lines(declaration, case, told.replays)
     elif not is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     else:
+        found = Explanation()
         named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
         if named is not None and named is not failure:
             found = Explanation(lines=(named.message,))
     if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
         found = Explanation()
+    found = msgspec.structs.replace(found, told=told)
     relations = (failure.oracle,) if is_relation else ()
 
     def fails(changed: Case) -> bool | None:
@@ -63,10 +65,17 @@ def explain_failure(
     return msgspec.structs.replace(found, changes=changes)
 
 
+def _told(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Failure:
+    """``failure`` with the mistake that neighbouring cases leave, if it shows again."""
+    told = runner.judge(declaration, case, relations=(), inquire=True).failure
+    return told if told is not None and (told.oracle, told.kind) == (failure.oracle, failure.kind) else failure
+
+
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
     """As `explain_failure`, in the time that a campaign has for it, and no longer than its findings tell."""
     found = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
-    unsaid = tuple(line for line in found.lines if not failure.message.endswith(f"; {line}"))
+    message = failure.message if found.told is None else found.told.message
+    unsaid = tuple(line for line in found.lines if not message.endswith(f"; {line}"))
     return shortened(msgspec.structs.replace(found, lines=unsaid))
 
 
@@ -74,4 +83,4 @@ def shortened(explanation: Explanation) -> Explanation:
     """What goes into the details of a finding."""
     lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
     short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
-    return Explanation(lines=short, rows=explanation.rows, blame=explanation.blame, sources=explanation.sources)
+    return msgspec.structs.replace(explanation, lines=short, changes=(), runs=0)

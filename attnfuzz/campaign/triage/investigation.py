@@ -526,6 +526,8 @@ class Investigation:
         if self._now.preceding:
             self._needed |= {NEEDS_PRECEDING}
         explanation = self._explanation()
+        if explanation.told is not None and explanation.told != self._now.failure:
+            self._step_to(self._now.as_(self._now.case, explanation.told))
         self._send(
             Minimised(
                 finding=self._finding,

@@ -1,0 +1,88 @@
+"""Cases beside a failing one in which mistakes that coincide there predict different numbers. Torch-free.
+
+Shrinking ends where little is left to tell mistakes apart: with equal weights, one token more or less, a window of one
+key. The same shapes with numbers that differ, and a few tokens more or less, tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from attnfuzz.cases.facets.facet import changed
+from attnfuzz.cases.facets.sequences import with_lengths
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
+from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
+from attnfuzz.problems.repeated import plain_values
+
+__all__ = ["neighbours"]
+
+_SEEDS = (0x2545F491, 0x9E3779B1)
+_LONG = 70
+"""Tokens: more than a tile of 64, and no multiple of any."""
+
+
+def neighbours(case: Case) -> Iterator[Case]:
+    """The most telling first."""
+    if isinstance(case, AttentionCase):
+        yield from _of_attention(case)
+    elif isinstance(case, MergeStatesCase):
+        yield from _of_merge(case)
+
+
+def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
+    seen = {encode_case(case)}
+    for one in (*_told_by_numbers(case), *_of_other_lengths(case)):
+        if one is not None and (encoded := encode_case(one)) not in seen:
+            seen.add(encoded)
+            yield one
+
+
+def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """The same lengths with scores about 0 and values unlike each other; its own numbers with smaller scores."""
+    for seed in _SEEDS:
+        yield msgspec.structs.replace(case, values=plain_values(case, (case.values.seed + seed) % (1 << 32)))
+    for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
+        if exponent >= MIN_LOGIT_EXPONENT:
+            yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _of_other_lengths(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """One token more and fewer, some more, many, the first alone: with numbers of their own that tell."""
+    page = max(case.page_size, 1)
+    steps: tuple[Callable[[int], int], ...] = (
+        lambda length: length + 1,
+        lambda length: length + 5,
+        lambda length: max(length, 2 * page + 1),
+        lambda length: length - 1,
+        lambda length: max(length, _LONG),
+        lambda length: length // 2,
+        lambda length: 1,
+    )
+    tried = {case.seq_lens}
+    for number, step in enumerate(steps):
+        kept = tuple(max(step(length), 1) if length else 0 for length in case.seq_lens)
+        if kept in tried:
+            continue
+        tried.add(kept)
+        longer = with_lengths(case, kept)
+        if longer is not None:
+            yield longer if number == 0 else None
+            yield changed(longer, values=plain_values(longer, (case.values.seed + _SEEDS[0] + number) % (1 << 32)))
+
+
+def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
+    """Other numbers in the same states, then states of about the same weight, in several tokens."""
+    for number, seed in enumerate(_SEEDS):
+        yield msgspec.structs.replace(case, seed=(case.seed + seed) % (1 << 32), outputs="normal")
+        for pair in (("finite", "finite"), ("equal", "equal")):
+            several = changed(
+                case,
+                seed=(case.seed + seed) % (1 << 32),
+                outputs="normal",
+                lse_pairs=(pair,),
+                num_tokens=max(case.num_tokens, 3 + number),
+            )
+            if several is not None:
+                yield several
