@@ -30,11 +30,13 @@ from attnfuzz.verdict import PAST_THE_END, Cause
 
 __all__ = [
     "MAKERS",
+    "MOST_TOLD",
     "OF_PLACES",
     "Compared",
     "Diagnosis",
     "Survivors",
     "diagnose",
+    "given_by_all",
     "past_the_end_within_bounds",
     "row_of",
 ]
@@ -83,7 +85,7 @@ _MOST_RIGHT = 4
 _MOST_OF_NEIGHBOUR = 3
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
-_MOST_TOLD = 2
+MOST_TOLD = 2
 """Causes that are told where nothing tells them apart."""
 _SAME_BOUNDS = 2.0
 """What a mistake leaves open of a row that it gives exactly. Where one does, others that leave more fit by chance."""
@@ -144,7 +146,7 @@ def _diagnose(
     if nearby is not None:
         for other_reference, other_comparisons in itertools.islice(nearby(), _MOST_NEIGHBOURS):
             found.ask(_Rows(other_reference, poison, other_comparisons))
-    return Diagnosis(found.told() if nearby is not None else "", found.causes, found.maybe)
+    return Diagnosis(found.told() if nearby is not None else "", found.believed, found.maybe)
 
 
 class _Rows:
@@ -221,10 +223,8 @@ class Survivors:
                 roundings = rounded.nearly()
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
-        best = sorted(found.values(), key=lambda one: one.left > _SAME_BOUNDS)
-        if best and best[0].left <= _SAME_BOUNDS:
-            best = [one for one in best if one.left <= _SAME_BOUNDS]
-        self.causes = (*roundings, *(one.cause for one in best))
+        exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
+        self.causes = (*roundings, *(match.cause for match in (exact or found.values())))
 
     def ask(self, rows: _Rows) -> None:
         """Drop what does not give the wrong rows of another run, or would make its right rows wrong.
@@ -258,12 +258,15 @@ class Survivors:
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
 
+    @property
+    def believed(self) -> tuple[Cause, ...]:
+        """Those that are left, unless more runs have spoken against all of them than for one."""
+        return self.causes if self._unexplained <= self._borne_out else ()
+
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing."""
-        if self._unexplained > self._borne_out:
-            return ""
-        words = list(dict.fromkeys(one.words for one in self.causes))
-        if not 0 < len(words) <= _MOST_TOLD:
+        words = list(dict.fromkeys(one.words for one in self.believed))
+        if not 0 < len(words) <= MOST_TOLD:
             return ""
         said = ", or ".join(words)
         return said if self._borne_out else f"perhaps {said}"
@@ -289,6 +292,13 @@ def _matched(row: AveragedRow, mistakes: Iterable[str] | None = None) -> dict[Ke
         for match in matches(row, maker.made(row)):
             found.setdefault(_key(match.cause), match)
     return found
+
+
+def given_by_all(rows: Sequence[AveragedRow]) -> tuple[Cause, ...]:
+    """The mistakes, roundings aside, that give all of some wrong rows. Those that give the first exactly rule."""
+    found = _given_by_all(rows).values()
+    exact = [match for match in found if match.left <= _SAME_BOUNDS]
+    return tuple(match.cause for match in (exact or found))
 
 
 def _given_by_all(wrong: Sequence[AveragedRow]) -> dict[Key, Match]:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.explaining.diagnose import MOST_TOLD, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
@@ -21,9 +22,10 @@ from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
 from attnfuzz.explaining.places import Places, key_slots
 from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
-from attnfuzz.explaining.row import Query
+from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
 from attnfuzz.explaining.words import joined, row_name, scope
+from attnfuzz.explaining.wrong_rows import MOST_ROWS
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
@@ -32,7 +34,7 @@ from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
-from attnfuzz.verdict import Blame, OracleName
+from attnfuzz.verdict import Blame, Cause, OracleName
 
 __all__ = ["explain_case", "summarise"]
 
@@ -110,6 +112,7 @@ def explain_case(
         rows=tuple(explaining.drawn),
         blame=explaining.blamed,
         runs=explaining.reruns.runs,
+        causes=explaining.causes,
     )
 
 
@@ -123,6 +126,8 @@ class _Explaining:
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
         self.blamed = Blame()
+        self.causes: tuple[Cause, ...] | None = None
+        self._measured: dict[int, MeasuredRow] = {}
 
     def explain(self) -> None:
         """All steps; where dead memory enters is found out first if that is what the failure is about."""
@@ -179,12 +184,29 @@ class _Explaining:
         written = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
         if not unwritten.rows:
             self.lines += self._dimensions(weights)
+        self.lines += self._mistakes(written)
         self.lines += summarise(self.reruns.case, written, count=self._num_rows)
         self.lines += self._constants(weights, unwritten.rows)
         self.lines += self._foreign([row for row, reading in written.items() if reading.vague])
         if not readings and not self.lines:
             right = "every weight is right" + ("" if weights.lse is None else ", and so is the LSE")
             self.lines.append(right + self._what_else())
+
+    def _mistakes(self, readings: Mapping[int, Reading]) -> Iterator[str]:
+        """The mistakes that give the weights of all rows that were read, if these are one or two."""
+        rows = [row for number in sorted(readings)[:MOST_ROWS] if (row := self._as_row(number)) is not None]
+        if rows:
+            self.causes = given_by_all(rows)
+            words = list(dict.fromkeys(one.words for one in self.causes))
+            if 0 < len(words) <= MOST_TOLD:
+                yield ", or ".join(words)
+
+    def _as_row(self, number: int) -> AttentionRow | None:
+        """A measured row as mistakes are replayed on it; None where it is too large, or has no keys."""
+        measured = self._measured.get(number)
+        if measured is None or not measured.num_tokens or not bool(measured.got.isfinite().all()):
+            return None
+        return measured.diagnosable
 
     def _suspects(self, weights: Weights) -> list[int]:
         """Rows that may be wrong."""
@@ -211,6 +233,7 @@ class _Explaining:
             return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._values, row))
         query, (values, keys) = Query.numbered(self.reruns.case, row), self._read_from
         measured = MeasuredRow(**vars(query), places=self.places, weights=weights, values=values, keys=keys)
+        self._measured[row] = measured
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
             exact = "; ".join(mistakes[:2])

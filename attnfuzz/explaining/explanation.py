@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
-from attnfuzz.verdict import Blame, Failure, SourceLine, where_to_look
+from attnfuzz.verdict import Blame, Cause, Failure, SourceLine, where_to_look
 
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
 
@@ -49,6 +49,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     ``blame``: what they point to. ``sources``: the lines of the kernel that the failure's cause comes from.
     ``changes``: which single changes of the case make it pass, and which do not. ``runs``: of the kernel, for the rest.
+    ``causes``: the mistakes that give all measured weights; None where none were measured, or all are right.
     ``told``: the failure as it is told once neighbouring cases have been asked which mistake it is.
     """
 
@@ -58,6 +59,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     changes: tuple[str, ...] = ()
     runs: int = 0
     sources: tuple[SourceLine, ...] = ()
+    causes: tuple[Cause, ...] | None = None
     told: Failure | None = None
 
     def __post_init__(self) -> None:

@@ -225,32 +225,76 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
 
 
 _SPLITS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+_MOST_PARTS = 64
 
 
 def partial_states(row: AttentionRow) -> Iterator[Family]:
     """States of parts of the keys, weighed with log-sum-exps of another base, of another head, or with none."""
-    parts = list(_parts(row))
-    found = []
+    found: list[Predicted] = []
+    parts = _partitions(row)
     for way, words, change in (
         ("base 2 as natural", "partial log-sum-exps in base 2 are merged as natural ones", lambda lse: _LOG2_E * lse),
         ("natural as base 2", "natural partial log-sum-exps are merged as in base 2", lambda lse: lse / _LOG2_E),
-        ("equal", "partial states are merged with equal weights", lambda lse: torch.where(lse.isneginf(), lse, 0.0)),
-        (
-            "exchanged",
-            "partial states are merged with weights of the wrong sign",
-            lambda lse: torch.where(lse.isneginf(), lse, -lse),
-        ),
+        ("equal", "partial states are merged with equal weights", torch.zeros_like),
+        ("exchanged", "partial states are merged with weights of the wrong sign", torch.neg),
     ):
-        for name, scores, v in parts:
-            out, lse = _merged(row, scores, v, change(scores.logsumexp(1)))
-            found.append(Predicted(out, float(lse), f"{way}, {name}", words))
+        for part_of, names in parts.items():
+            scores = _in_parts(row.log_weights, part_of)
+            lses = scores.logsumexp(1)
+            out, lse = _merged(row, scores, torch.where(lses.isneginf(), lses, change(lses)))
+            found += [Predicted(out, float(lse), f"{way}, {name}", words) for name in names]
+    for way, words, factor in (
+        ("maxima, base 2 as natural", "partial sums are rescaled with powers of 2 of natural maxima", math.log(2)),
+        ("maxima, natural as base 2", "partial sums are rescaled with exponentials of base-2 maxima", _LOG2_E),
+        ("maxima, not rescaled", "partial sums are added without being rescaled to one maximum", 0.0),
+    ):
+        for part_of, names in parts.items():
+            scores = _in_parts(row.log_weights, part_of)
+            tops, top = scores.amax(1), row.log_weights.amax()
+            finite = torch.where(tops.isneginf(), 0.0, tops)
+            out, lse = _merged(row, scores, scores.logsumexp(1) + (factor - 1) * (finite - top))
+            found += [Predicted(out, float(lse), f"{way}, {name}", words) for name in names]
     for formula, head in _other_heads(row):
         words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
         others = _scores_of_head(row, head)
-        for (name, scores, v), (_, other, _) in zip(parts, _parts(row, others), strict=True):
-            out, lse = _merged(row, scores, v, other.logsumexp(1))
-            found.append(Predicted(out, float(lse), f"{formula}, {name}", words))
+        for part_of, names in parts.items():
+            out, lse = _merged(row, _in_parts(row.log_weights, part_of), _in_parts(others, part_of).logsumexp(1))
+            found += [Predicted(out, float(lse), f"{formula}, {name}", words) for name in names]
     yield from family("partial_lse", found)
+
+
+def _partitions(row: AttentionRow) -> dict[tuple[int, ...], list[str]]:
+    """For each way in which kernels split keys, into which part each goes; by what ways that comes about."""
+    length, page = row.num_tokens, max(row.case.page_size, 1)
+    pages = -(-length // page)
+    named: dict[str, list[int]] = {}
+    for splits in _SPLITS:
+        size = -(-length // splits)
+        named[f"{splits} parts"] = [t // size for t in range(length)]
+        of_pages = -(-pages // splits)
+        named[f"{splits} parts of whole pages"] = [t // page // of_pages for t in range(length)]
+        named[f"{splits} parts, page by page"] = [t // page % splits for t in range(length)]
+    for tile in (page, *TILES):
+        named[f"parts of {tile}"] = [t // tile for t in range(length)]
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, part_of in named.items():
+        if 0 < max(part_of, default=0) < _MOST_PARTS:
+            found.setdefault(tuple(part_of), []).append(name)
+    return found
+
+
+def _in_parts(scores: Float64[Tensor, " n"], part_of: tuple[int, ...]) -> Float64[Tensor, "parts n"]:
+    """The scores of each part, -inf for all others."""
+    parts = torch.arange(max(part_of) + 1, device="cpu")[:, None]
+    return scores.masked_fill(torch.tensor(part_of, device="cpu") != parts, -torch.inf)
+
+
+def _merged(
+    row: AttentionRow, scores: Float64[Tensor, "parts n"], lses: Float64[Tensor, " parts"]
+) -> tuple[Tensor, Tensor]:
+    outs = scores.softmax(1).nan_to_num(0.0) @ row.v
+    states = torch.cat((lses, row.sink[None]))
+    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
 
 
 def _other_heads(row: AttentionRow) -> Iterator[tuple[str, int]]:
@@ -273,28 +317,6 @@ def _other_heads(row: AttentionRow) -> Iterator[tuple[str, int]]:
 def _scores_of_head(row: AttentionRow, head: int) -> Float64[Tensor, " seq_len"]:
     k = row.keys_of(row.seq, head // row.case.gqa_ratio)[: row.num_tokens]
     return row.final(row.case.scale * (k @ row.values.q[row.row, head].double()))
-
-
-def _parts(row: AttentionRow, scores: Tensor | None = None) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Scores and values of the row's keys in equal parts: of each usual number, and of each usual length."""
-    scores, length = row.log_weights if scores is None else scores, row.num_tokens
-    sizes: dict[int, str] = {}
-    for splits in _SPLITS:
-        if splits <= length:
-            sizes.setdefault(-(-length // splits), f"{splits} parts")
-    for tile in (getattr(row.case, "block_size", 1), *TILES):
-        if tile < length:
-            sizes.setdefault(tile, f"parts of {tile}")
-    for size, name in sizes.items():
-        padding = -length % size
-        parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, size)
-        yield name, parts, torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, size, row.v.shape[1])
-
-
-def _merged(row: AttentionRow, scores: Tensor, v: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    outs = torch.einsum("sn,snd->sd", scores.softmax(1).nan_to_num(0.0), v)
-    states = torch.cat((lses, row.sink[None]))
-    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
 
 
 def kv_scales(row: AttentionRow) -> Iterator[Family]:

@@ -197,10 +197,10 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[R
 
 
 def _weights_of_another_type(row: AttentionRow) -> Iterator[Rounding]:
-    """One of 16 bits that is not the case's: a cast that somebody wrote for the models at hand."""
+    """One of 16 bits that is not the case's, or of 8: a cast that somebody wrote for the models at hand."""
     _, lse = row_weights(row.case, row.row, row.head, row.scores)
     total = (lse - _top(row)).exp()
-    for name in ("float16", "bfloat16"):
+    for name in ("float16", "bfloat16", "float8_e5m2"):
         if name != row.case.dtype:
             words = f"weights are rounded to {name} before they are multiplied with V"
             ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]

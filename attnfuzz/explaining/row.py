@@ -225,7 +225,7 @@ class AttentionRow(Query, AveragedRow):
         v: Float64[Tensor, "*batch_v n v_head_size"],
         sink: Float64[Tensor, ""] | None = None,
     ) -> tuple[Float64[Tensor, "*batch v_head_size"], Float64[Tensor, "*batch"]]:
-        """Output and log-sum-exp of ``v`` with these weights, beside the row's sink or another. NaN where nothing is."""
+        """Output and log-sum-exp of ``v`` with these weights, beside the row's sink or another; NaN of nothing."""
         beside = (self.sink if sink is None else sink).expand(*log_weights.shape[:-1], 1)
         terms = torch.cat((log_weights, beside), -1)
         return torch.einsum("...n,...nd->...d", terms.softmax(-1)[..., :-1], v), terms.logsumexp(-1)

@@ -530,6 +530,6 @@ def displaced(row: AttentionRow) -> Iterator[Family]:
             out, lse = torch.zeros_like(row.expected), -math.inf
         else:
             out, lse = _result_of(row, other)
-        told = f"output rows lie as if each sequence had {way} ({stride})"
+        told = f"output rows lie as if each sequence had {stride} query tokens"
         found.append(Predicted(out, lse, way, told))
     yield from family("displaced_rows", found)

@@ -277,7 +277,7 @@ def test_fault_in_the_diagnosis_costs_no_finding(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(sys.modules["attnfuzz.explaining.diagnose"], "first_match", fail)
+    monkeypatch.setattr(sys.modules["attnfuzz.explaining.diagnose"], "_matched", fail)
     message = failure_of(plant(average=lambda w, v: w @ v + 1), dense).message
     assert message.endswith("; (attnfuzz could not diagnose this: ZeroDivisionError: planted)")
 
@@ -285,7 +285,7 @@ def test_fault_in_the_diagnosis_costs_no_finding(
 def test_natural_lse_declared_as_base_2(plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong declaration would be shown as numbers only."""
     message = failure_of(plant(supports=attnfuzz.Supports(lse="base2")), dense).message
-    assert "lse is natural, but the kernel declares base 2" in message
+    assert "lse is a natural logarithm, not one in base 2" in message
 
 
 def test_padding_tokens_with_score_zero(plant: Any, dense: Case, failure_of: Any) -> None:

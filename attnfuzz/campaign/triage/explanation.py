@@ -12,7 +12,7 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import RELATION_ORACLES, Failure, Verdict
+from attnfuzz.verdict import RELATION_ORACLES, Cause, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
 
@@ -48,7 +48,7 @@ def explain_failure(
             found = Explanation(lines=(named.message,))
     if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
         found = Explanation()
-    found = msgspec.structs.replace(found, told=told)
+    found = msgspec.structs.replace(found, told=_by_weights(told, failure, found.causes))
     relations = (failure.oracle,) if is_relation else ()
 
     def fails(changed: Case) -> bool | None:
@@ -69,6 +69,15 @@ def _told(runner: Runner, declaration: Declaration, case: Case, failure: Failure
     """``failure`` with the mistake that neighbouring cases leave, if it shows again."""
     told = runner.judge(declaration, case, relations=(), inquire=True).failure
     return told if told is not None and (told.oracle, told.kind) == (failure.oracle, failure.kind) else failure
+
+
+def _by_weights(told: Failure, plain: Failure, measured: tuple[Cause, ...] | None) -> Failure:
+    """``told`` as far as measured weights bear it out, else ``plain``: they are what the kernel did."""
+    if measured is None or not told.causes or any(one.rounding for one in told.causes):
+        return told
+    given = {(one.mistake, one.way) for one in measured}
+    kept = tuple(one for one in told.causes if (one.mistake, one.way) in given)
+    return msgspec.structs.replace(told, causes=kept) if kept else msgspec.structs.replace(plain, causes=())
 
 
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
