@@ -98,7 +98,7 @@ def _best_scale(row: AttentionRow) -> float:
     beside = row.final(torch.zeros_like(row.scores))  # a bias, and -inf for what is hidden
     for _ in range(_ZOOMS):
         factors = torch.linspace(low, high, _STEPS, dtype=torch.float64, device="cpu")
-        out, lse = row.average(factors[:, None] * row.scores + beside, row.v.expand(_STEPS, *row.v.shape))
+        out, lse = row.average(factors[:, None] * row.scores + beside, row.v)
         missed = ((out - row.got) / (row.bound + _TINY)).abs().amax(-1)
         if row.got_lse is not None:
             missed += (lse - row.got_lse).abs() / (row.lse_bound + _TINY)

@@ -228,7 +228,9 @@ class AttentionRow(Query, AveragedRow):
         """Output and log-sum-exp of ``v`` with these weights, beside the row's sink or another; NaN of nothing."""
         beside = (self.sink if sink is None else sink).expand(*log_weights.shape[:-1], 1)
         terms = torch.cat((log_weights, beside), -1)
-        return torch.einsum("...n,...nd->...d", terms.softmax(-1)[..., :-1], v), terms.logsumexp(-1)
+        weights = terms.softmax(-1)[..., :-1]
+        out = weights @ v if v.dim() == 2 else torch.einsum("...n,...nd->...d", weights, v)
+        return out, terms.logsumexp(-1)
 
     @cached_property
     def _right(self) -> tuple[Tensor, Tensor]:

@@ -263,7 +263,7 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
     dots = row.case.scale * (k @ row.q)
     scores = torch.cat((row.log_weights if length else dots[:0], _capped(row, dots[length:])))
     masked = scores.masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
-    out, lse = row.average(masked, v.expand(len(ends), -1, -1))
+    out, lse = row.average(masked, v)
     source = "where its row of the block table leads"
     yield Family(PAST_THE_END, out, lse, [f"{i + 1} through the table" for i in range(len(ends))], _extra_words(source))
 
@@ -292,8 +292,8 @@ def _extra_words(source: str) -> Callable[[int], str]:
     return words
 
 
-_MAX_ROWS = 64
-"""On either side of the row, of which a long prompt has thousands."""
+_NEAR = 8
+"""Rows and heads on either side, of which a long prompt has thousands."""
 
 
 def _attend(row: AttentionRow, k: Keys, v: Values, q: Tensor | None = None) -> tuple[Tensor, float]:
@@ -478,12 +478,8 @@ def single_token(row: AttentionRow) -> Iterator[Family]:
 def another_row(row: AttentionRow) -> Iterator[Family]:
     """The result of another query, or its query with this row's keys; no result at all."""
     case = row.case
-    near = range(max(0, row.row - _MAX_ROWS), min(case.num_rows, row.row + _MAX_ROWS))
-    queries = [Query(case=case, row=other, head=head) for other in near for head in range(case.num_q_heads)]
     found, of_query = [], []
-    for other in queries:
-        if (other.row, other.head) == (row.row, row.head):
-            continue
+    for other in _other_queries(row):
         way = f"{other.row - row.row:+d} rows, {other.head - row.head:+d} heads"
         q = row.values.q[other.row, other.head].double()
         name = f"{row_words(case, other.row)}, head {other.head}"
@@ -497,6 +493,14 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
     words = "the sequence is treated as empty"
     yield from family("treated_as_empty", [Predicted(zero, float(row.sink), words, words)])
     yield from family("output_is_zero", [Predicted(zero, None, "zero", "the output is 0")])
+
+
+def _other_queries(row: AttentionRow) -> Iterator[Query]:
+    """Those of rows near by, and of other heads in the same row and in its neighbours."""
+    for other in range(max(0, row.row - _NEAR), min(row.case.num_rows, row.row + _NEAR + 1)):
+        for head in range(max(0, row.head - _NEAR), min(row.case.num_q_heads, row.head + _NEAR + 1)):
+            if (other, head) != (row.row, row.head) and (head == row.head or abs(other - row.row) <= 1):
+                yield Query(case=row.case, row=other, head=head)
 
 
 def _result_of(row: AttentionRow, other: Query) -> tuple[Tensor, float]:
