@@ -78,9 +78,33 @@ MAKERS: tuple[Maker, ...] = (
 )
 """The list of mistakes with tokens, places and formulas, the likeliest first; `low_precision` has the roundings."""
 
+IN_GENERAL = {
+    "another_page": "a page is read that is not the one in the block table",
+    "another_query": "the query of another row is read",
+    "another_row": "this is the result of another row",
+    "block_table": "pages are read through the wrong entry of the block table",
+    "causal_limit": "keys behind the query take weight, or some before it do not",
+    "displaced_rows": "output rows lie in the places of others",
+    "head_map": "another KV head is read",
+    "hidden_keys": "hidden keys take part with a finite score",
+    "kv_scales": "the scales of K and V are wrong",
+    "mask": "the mask is read wrongly",
+    "merge": "the weights of prefix and suffix are wrong",
+    "not_rescaled": "the sums so far are rescaled wrongly when the maximum grows",
+    "partial_lse": "partial states are merged with wrong weights",
+    PAST_THE_END: "tokens past the end of the sequence take weight",
+    "tokens_counted_twice": "tokens are counted twice",
+    "tokens_dropped": "tokens are dropped",
+    "values_dropped": "tokens have weight, but their V is left out",
+    "window": "the window is wrong",
+}
+"""What is told of a mistake where it is not known in which way it is made."""
+
 OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 """Mistakes that read memory which is not the row's own."""
 
+_MOST_NUMBERS = 1 << 21
+"""Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 4
 _MOST_OF_NEIGHBOUR = 3
 _MOST_NEIGHBOURS = 10
@@ -142,11 +166,19 @@ def _diagnose(
         if case.row_lens[number] == 0:
             read = _read_by_empty(rows.of(case, (number, head))) if failed.name == "out" else None
             return read or _of_empty(case, failed, number, head)
+    if nearby is None:
+        found = Survivors(rows)
+        return Diagnosis("", found.causes, found.maybe)
+    runs = [_Rows(other, poison, compared) for other, compared in itertools.islice(nearby(), _MOST_NEIGHBOURS)]
     found = Survivors(rows)
-    if nearby is not None:
-        for other_reference, other_comparisons in itertools.islice(nearby(), _MOST_NEIGHBOURS):
-            found.ask(_Rows(other_reference, poison, other_comparisons))
-    return Diagnosis(found.told() if nearby is not None else "", found.believed, found.maybe)
+    telling = max(runs, key=lambda run: run.told_by, default=rows)
+    if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
+        other = Survivors(telling)
+        other.ask(rows)
+        found = other if other.causes and other.is_borne_out else found
+    for run in runs:
+        found.ask(run)
+    return Diagnosis(found.told(), found.believed, found.maybe)
 
 
 class _Rows:
@@ -177,17 +209,25 @@ class _Rows:
         return self._rows(self._right, most)
 
     @property
+    def told_by(self) -> int:
+        """How many wrong numbers there are, in the rows that are looked at."""
+        rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite]
+        return sum(int(((row.got - row.expected).abs() > row.bound).sum()) for row in rows)
+
+    @property
     def wrong_if_empty(self) -> bool:
         """Whether a row without keys is wrong."""
         case = self.case
         return isinstance(case, AttentionCase) and any(case.row_lens[row] == 0 for row, _ in self._wrong)
 
     def _rows(self, places: Sequence[Sequence[int]], most: int) -> list[AveragedRow]:
+        """None of so many numbers that replaying all mistakes would take seconds: shrinking comes first."""
         if isinstance(self.case, MergeStatesCase):
             found = [merged_row(self.reference, self.comparisons, row, head) for row, head in places]
             return list(_spread([row for row in found if not row.is_empty], most))
         case: AttentionCase = self.case
-        with_keys = [(row, head) for row, head in places if case.row_lens[row]]
+        most_keys = _MOST_NUMBERS // (case.head_size + case.value_size)
+        with_keys = [(row, head) for row, head in places if 0 < case.row_lens[row] <= most_keys]
         return [self.of(case, place) for place in _spread(with_keys, most)]
 
 
@@ -259,6 +299,11 @@ class Survivors:
             self.causes = unrefuted
 
     @property
+    def is_borne_out(self) -> bool:
+        """Whether a run besides the first has the same wrong results."""
+        return self._borne_out > 0
+
+    @property
     def believed(self) -> tuple[Cause, ...]:
         """Those that are left, unless more runs have spoken against all of them than for one."""
         return self.causes if self._unexplained <= self._borne_out else ()
@@ -266,6 +311,9 @@ class Survivors:
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing."""
         words = list(dict.fromkeys(one.words for one in self.believed))
+        mistakes = {one.mistake for one in self.believed}
+        if len(words) > MOST_TOLD and len(mistakes) == 1:
+            words = [IN_GENERAL[mistake] for mistake in mistakes if mistake in IN_GENERAL]
         if not 0 < len(words) <= MOST_TOLD:
             return ""
         said = ", or ".join(words)

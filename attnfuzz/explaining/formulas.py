@@ -527,6 +527,8 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         larger = 1 + (count - 1) * of_sink
         words = f"the sink is counted {count} times"
         yield Predicted(weights @ row.v / larger, float(lse) + math.log(larger), f"{count} times", words)
+    if row.got_lse is None:  # as if it were left out
+        return
     out, _ = row.average(row.log_weights, row.v, torch.tensor(-math.inf, dtype=torch.float64))
     yield Predicted(
         out, float(lse), "not in the divisor", "the sink is in the LSE, but the output is not divided by it"

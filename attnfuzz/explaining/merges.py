@@ -73,17 +73,18 @@ def natural_lses(states: LogicalStates) -> Float64[Tensor, "2 num_tokens num_q_h
 
 
 def merged_row(reference: Reference, comparisons: Sequence[Comparison], token: int, head: int) -> MergedRow:
-    """What came out of one row of a run."""
+    """What came out of one row of a run. Each result may be wrong by itself: an LSE counts beside a right output."""
     states: LogicalStates = reference.values
     out, *rest = comparisons
     at = token, head
+    has_lse = bool(rest) and not bool((out.ratio[at] > 1).any())
     return MergedRow(
         stored=getattr(torch, reference.case.dtype),
         at=at,
         got=out.got[at].double().cpu(),
         bound=out.bound[at].double().cpu(),
-        got_lse=float(rest[0].got[at]) if rest else None,
-        lse_bound=float(rest[0].bound[at]) if rest else 0.0,
+        got_lse=float(rest[0].got[at]) if has_lse else None,
+        lse_bound=float(rest[0].bound[at]) if has_lse else 0.0,
         states=natural_lses(states),
         outputs=torch.stack([getattr(states, f"{name}_output")[at].double().cpu() for name in SIDES]),
     )

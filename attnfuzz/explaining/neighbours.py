@@ -33,7 +33,7 @@ def neighbours(case: Case) -> Iterator[Case]:
 
 def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
-    for one in (*_told_by_numbers(case), *_of_other_lengths(case)):
+    for one in (*_told_by_numbers(case), *_of_another_window(case), *_of_other_lengths(case)):
         if one is not None and (encoded := encode_case(one)) not in seen:
             seen.add(encoded)
             yield one
@@ -46,6 +46,16 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
     for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _of_another_window(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """A window of some keys more, in sequences that are longer."""
+    if case.variant.window is not None:
+        kept = tuple(length + 9 if length else 0 for length in case.seq_lens)
+        longer = with_lengths(case, kept)
+        if longer is not None:
+            variant = msgspec.structs.replace(case.variant, window=case.variant.window + 5)
+            yield changed(longer, variant=variant, values=plain_values(longer, _SEEDS[0] ^ case.values.seed))
 
 
 def _of_other_lengths(case: AttentionCase) -> Iterator[AttentionCase | None]:

@@ -408,29 +408,29 @@ def _through_entries(row: AttentionRow) -> Iterator[Predicted]:
         yield Predicted(out, lse, way, where)
 
 
-_MAX_PAGE_PAIRS = 1024
+_MOST_PAGES = 16
 
 
 def another_page(row: AttentionRow) -> Iterator[Family]:
-    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns."""
+    """One page of the sequence, or the V of one page, replaced by a page that it or a sequence beside it owns."""
     yield from family("another_page", _other_pages(row))
 
 
 def _other_pages(row: AttentionRow) -> Iterator[Predicted]:
     case = row.case
-    if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
+    if not isinstance(case, PagedDecodeCase) or not 0 < row.num_tokens <= _MOST_PAGES * case.block_size:
         return
     size, own = case.block_size, -(-row.num_tokens // case.block_size)
-    sources = [(seq, page) for seq in range(case.num_seqs) for page in range(case.blocks_of(seq))]
-    if own * len(sources) > _MAX_PAGE_PAIRS:
-        return
     read = functools.cache(lambda seq: tuple(of(seq, row.kv_head) for of in (row.keys_of, row.values_of)))
     for page in range(own):
         tokens = slice(page * size, min((page + 1) * size, row.num_tokens))
         count = tokens.stop - tokens.start
-        for seq, other in sources:
-            live = min(size, case.seq_lens[seq] - other * size)
-            if (seq, other) == (row.seq, page) or live < count:
+        here = ((row.seq, other) for other in (page - 1, page + 1, 0, own - 1))
+        beside = ((row.seq + step, other) for step in (-1, 1) for other in (page, 0))
+        for seq, other in dict.fromkeys((*here, *beside)):
+            if not 0 <= seq < case.num_seqs or other < 0 or (seq, other) == (row.seq, page):
+                continue
+            if case.seq_lens[seq] - other * size < count:
                 continue
             k, v = (part[other * size : other * size + count] for part in read(seq))
             keys, values = row.k.clone(), row.v.clone()
@@ -517,9 +517,12 @@ def displaced(row: AttentionRow) -> Iterator[Family]:
     counts = [len(case.rows_of(seq)) for seq in range(case.num_seqs)]
     if max(counts) < 2 or case.num_seqs < 2:
         return
-    longest = max(counts)
-    strides = {"as many query tokens as the longest": longest}
-    strides |= {f"a multiple of {step} query tokens": -(-longest // step) * step for step in (2, 4, 8, 16, 32, 64)}
+    given = getattr(case, "max_query_len", max(counts))
+    strides: dict[str, int] = {}
+    for longest, what in ((max(counts), "the longest"), (given, "max_query_len")):
+        strides[f"as many query tokens as {what}"] = longest
+        for step in (2, 4, 8, 16, 32, 64):
+            strides[f"a multiple of {step} query tokens, for {what}"] = -(-longest // step) * step
     found = []
     for way, stride in strides.items():
         written: dict[int, int] = {}
