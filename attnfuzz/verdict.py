@@ -219,7 +219,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A mistake of a kernel that gives what came out of a case.
 
     ``mistake`` and ``way`` say which, in short, stable words: the same in every case and every campaign. A mistake may
-    be made in several ways ("window": "left out", "one too long"). ``words`` is a clause on this case; ``tokens``, as
+    be made in several ways ("window": "left out", "one too long"). ``words`` is a clause on this case; ``rule`` says
+    which part of any case it is about ("the last token of each page"), where that is not all of it; ``tokens``, as
     (sequence, position), are those that it is about. ``rounding``: it loses bits, and is made wherever the kernel
     computes. ``numerics``: the fields of `Numerics` that a kernel declares which rounds so on purpose, with their
     values.
@@ -228,6 +229,7 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     mistake: str
     way: str = ""
     words: str = ""
+    rule: str = ""
     tokens: Annotated[tuple[tuple[int, int], ...], _FEW] = ()
     rounding: bool = False
     numerics: dict[str, str] = {}
@@ -236,6 +238,7 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for name in ("mistake", "way"):
             msgspec.structs.force_setattr(self, name, printable(getattr(self, name), NAME_BYTES))
         msgspec.structs.force_setattr(self, "words", printable(self.words))
+        msgspec.structs.force_setattr(self, "rule", printable(self.rule, NAME_BYTES))
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

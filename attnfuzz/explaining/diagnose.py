@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
-from attnfuzz.explaining.merges import OF_MERGES, merged_row
+from attnfuzz.explaining.merges import OF_MERGES, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
@@ -138,8 +138,8 @@ def diagnose(
 ) -> Diagnosis:
     """What the wrong element `index` of `failed` points to.
 
-    `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; without,
-    nothing is told of mistakes that only fit. A finding is not lost to a fault in here: the fault is told then.
+    `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; where it
+    makes none, a mistake is told as what may be it. Without, nothing is told. A finding is not lost to a fault in here: the fault is told then.
     """
     try:
         return _diagnose(reference, poison, comparisons, failed, index, nearby)
@@ -159,8 +159,14 @@ def _diagnose(
     if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
         return Diagnosis()
     rows = _Rows(reference, poison, comparisons)
+    number, head = index[:2]
+    beside = ""
+    if isinstance(case, MergeStatesCase):
+        empty = [f"{side} (lse = {lse:+})" for side, lse in empty_sides(reference.values, number, head).items()]
+        if len(empty) == 2:
+            return Diagnosis(f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf")
+        beside = f"the {empty[0]} is empty, so the result is the other side" if empty else ""
     if isinstance(case, AttentionCase):
-        number, head = index[:2]
         if failed.name not in ("out", "lse"):
             return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
         if case.row_lens[number] == 0:
@@ -168,6 +174,7 @@ def _diagnose(
             return read or _of_empty(case, failed, number, head)
     if nearby is None:
         found = Survivors(rows)
+        found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
     runs = [_Rows(other, poison, compared) for other, compared in itertools.islice(nearby(), _MOST_NEIGHBOURS)]
     found = Survivors(rows)
@@ -178,7 +185,9 @@ def _diagnose(
         found = other if other.causes and other.is_borne_out else found
     for run in runs:
         found.ask(run)
-    return Diagnosis(found.told(), found.believed, found.maybe)
+    found.retell(rows.at((number, head)))
+    told = found.told()
+    return Diagnosis("; ".join(filter(None, (beside, told))), found.believed, found.maybe)
 
 
 class _Rows:
@@ -196,6 +205,10 @@ class _Rows:
     def of(self, case: AttentionCase, place: Place) -> AttentionRow:
         held = poison_value(getattr(torch, case.kv_dtype), self._poison)
         return row_of(self.reference, case, self.comparisons, *place, held)
+
+    def at(self, place: Place) -> AveragedRow | None:
+        """The row there, if it has keys."""
+        return next(iter(self._rows([place], 1)), None)
 
     def wrong(self, most: int = MOST_ROWS) -> list[AveragedRow]:
         """Those that have keys, unlike each other as far as possible."""
@@ -298,6 +311,19 @@ class Survivors:
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
 
+    def retell(self, row: AveragedRow | None) -> None:
+        """Let the words be about ``row``, as far as a mistake says anything of it."""
+        if row is None:
+            return
+        mistakes = {one.mistake for one in self.causes if not one.rounding}
+        said: dict[Key, Cause] = {}
+        for maker in _makers(row, mistakes):
+            for one in maker.made(row):
+                said |= {(one.cause, way): one.as_cause(i) for i, way in enumerate(one.ways) if one.cause in mistakes}
+        for key, match in _matched(row, mistakes).items():
+            said.setdefault(key, match.cause)
+        self.causes = tuple(said.get(_key(one), one) for one in self.causes)
+
     @property
     def is_borne_out(self) -> bool:
         """Whether a run besides the first has the same wrong results."""
@@ -316,7 +342,10 @@ class Survivors:
             words = [IN_GENERAL[mistake] for mistake in mistakes if mistake in IN_GENERAL]
         if not 0 < len(words) <= MOST_TOLD:
             return ""
+        rules = {one.rule for one in self.believed}
         said = ", or ".join(words)
+        if len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
+            said += f" ({rule})"
         return said if self._borne_out else f"perhaps {said}"
 
 

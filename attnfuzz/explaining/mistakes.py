@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
@@ -118,21 +119,33 @@ def _nowhere(i: int) -> tuple[tuple[int, int], ...]:
     return ()
 
 
+def _no_rule(i: int) -> str:
+    del i
+    return ""
+
+
 @dataclass(frozen=True)
 class Family(Replay):
     """A mistake made in several ways: `out[i]` and `lse[i]` are what way `i` gives, which `words(i)` tells of this row.
 
     `ways` name what is the same in other rows and cases. A row that a way leaves as it is need not have it.
-    `tokens(i)` are those that it is about.
+    `tokens(i)` are those that it is about, and `rule(i)` says which that are in any row.
     """
 
     ways: Sequence[str]
     words: Callable[[int], str]
     tokens: Callable[[int], tuple[tuple[int, int], ...]] = _nowhere
+    rule: Callable[[int], str] = _no_rule
 
     def as_cause(self, i: int) -> Cause:
         """Way `i`."""
-        return Cause(mistake=self.cause, way=self.ways[i], words=self.words(i), tokens=self.tokens(i)[:MOST_PLACES])
+        return Cause(
+            mistake=self.cause,
+            way=self.ways[i],
+            words=self.words(i),
+            rule=self.rule(i),
+            tokens=self.tokens(i)[:MOST_PLACES],
+        )
 
 
 class Predicted(NamedTuple):
@@ -191,7 +204,7 @@ def matches(row: AveragedRow, families: Iterable[Family]) -> Iterator[Match]:
                     told = one.as_cause(i)
                     words = f"{told.words}, for out alone: lse is right"
                     way = told.way + _OUT_ALONE
-                    yield Match(Cause(mistake=told.mistake, way=way, words=words, tokens=told.tokens), float(left[i]))
+                    yield Match(msgspec.structs.replace(told, way=way, words=words), float(left[i]))
 
 
 def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:

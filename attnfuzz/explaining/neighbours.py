@@ -19,6 +19,8 @@ from attnfuzz.problems.repeated import plain_values
 __all__ = ["neighbours"]
 
 _SEEDS = (0x2545F491, 0x9E3779B1)
+_ANOTHER_SCALE = 0.625
+"""Beside 1, 1/2 and the like, which stand in other places, too."""
 _LONG = 70
 """Tokens: more than a tile of 64, and no multiple of any."""
 
@@ -43,6 +45,8 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
     """The same lengths with scores about 0 and values unlike each other; its own numbers with smaller scores."""
     for seed in _SEEDS:
         yield msgspec.structs.replace(case, values=plain_values(case, (case.values.seed + seed) % (1 << 32)))
+    plain = plain_values(case, (case.values.seed + _SEEDS[1]) % (1 << 32))
+    yield changed(case, scale=case.scale * _ANOTHER_SCALE, values=plain)
     for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))

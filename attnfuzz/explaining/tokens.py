@@ -7,6 +7,7 @@ that lie in other rows. Each is replayed beside whatever variant or mask a case 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -96,6 +97,14 @@ def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
         if unit == "page":
             for offset in range(1, size - 1):
                 yield f"offset {offset} of each page", tuple(every[offset::size])
+    for tile in TILES_OF_KEYS:  # where tiles overlap by one
+        if tile - 1 < length:
+            yield f"the first token of each {tile - 1} but the first", tuple(every[tile - 1 :: tile - 1])
+
+
+def _by_number(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
+    """Tokens, and stretches of them, by their positions, as far as there are few."""
+    length, every = row.num_tokens, range(row.num_tokens)
     if length <= _MOST_BY_NUMBER:
         for t in every:
             yield f"token {t}", (t,)
@@ -118,8 +127,9 @@ _EFFECTS = (
 def miscounted(row: AttentionRow) -> Iterator[Family]:
     """Sets of tokens left out, counted twice, or in the sum of weights without their values."""
     seen = set(row.seen)
-    named = [(way, tuple(t for t in chosen if t in seen)) for way, chosen in token_sets(row)]
-    named = [(way, chosen) for way, chosen in named if chosen]
+    rules = dict(token_sets(row))
+    sets = itertools.chain(rules.items(), _by_number(row))
+    named = [(way, chosen) for way, every in sets if (chosen := tuple(t for t in every if t in seen))]
     if not named:
         return
     ways = [way for way, _ in named]
@@ -143,7 +153,15 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
             return f"{row.tokens(chosen)} of sequence {row.seq} {one if len(chosen) == 1 else several}"
 
         lse = None if mistake == "values_dropped" else (row.top + total.log())[of_set]
-        yield Family(mistake, out[of_set], lse, ways, words, lambda i: _tokens_of(row, named[i][1]))
+        yield Family(
+            mistake,
+            out[of_set],
+            lse,
+            ways,
+            words,
+            lambda i: _tokens_of(row, named[i][1]),
+            lambda i: ways[i] if ways[i] in rules else "",
+        )
 
 
 def _tokens_of(row: AttentionRow, chosen: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -218,17 +236,20 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
             mass = counts * math.exp(score - top)
             out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
             lse = top + (own + mass).log()
-            yield Family(PAST_THE_END, out, lse, _extra_ways(row, way), _extra_words(source))
+            counted = _counted(row, way)
+            which = torch.tensor([number for _, number in counted], device="cpu")
+            words = _extra_words(source, [number for _, number in counted])
+            yield Family(PAST_THE_END, out[which], lse[which], [name for name, _ in counted], words)
     yield from slots_past_the_end(row)
 
 
-def _extra_ways(row: AttentionRow, source: str) -> Sequence[str]:
-    """By the end that rounding up leads to, if it is one, else by their number."""
-    ends: dict[int, str] = {}
-    for size in (row.case.page_size or 1, *TILES_OF_KEYS):
+def _counted(row: AttentionRow, source: str) -> list[tuple[str, int]]:
+    """How many tokens more than the first, by each way of rounding up that leads there, and by their number."""
+    found = []
+    for size in sorted({row.case.page_size or 1, 4, 8, *TILES_OF_KEYS}):
         if extra := -row.num_tokens % size:
-            ends.setdefault(extra, f"{source} up to the end of a tile of {size}")
-    return [ends.get(i + 1, f"{i + 1} of {source}") for i in range(_MAX_EXTRA)]
+            found.append((f"{source} up to the end of a tile of {size}", extra - 1))
+    return found + [(f"{number + 1} of {source}", number) for number in range(_MAX_EXTRA)]
 
 
 def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
@@ -265,7 +286,8 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
     masked = scores.masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
     out, lse = row.average(masked, v)
     source = "where its row of the block table leads"
-    yield Family(PAST_THE_END, out, lse, [f"{i + 1} through the table" for i in range(len(ends))], _extra_words(source))
+    ways = [f"{i + 1} through the table" for i in range(len(ends))]
+    yield Family(PAST_THE_END, out, lse, ways, _extra_words(source, range(len(ends))))
 
 
 def _capped(row: AttentionRow, dots: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
@@ -283,11 +305,14 @@ def _tokens_of_pages(case: PagedDecodeCase) -> dict[tuple[int, int], tuple[int, 
     }
 
 
-def _extra_words(source: str) -> Callable[[int], str]:
+def _extra_words(source: str, numbers: Sequence[int]) -> Callable[[int], str]:
+    """Of one token more than each of ``numbers``."""
+
     def words(i: int) -> str:
-        more = " or more" if i + 1 == _MAX_EXTRA else ""  # their number shows no longer in the result
-        token, take = ("tokens", "take") if i else ("token", "takes")
-        return f"{i + 1}{more} {token} past the end of the sequence {take} weight ({source})"
+        number = numbers[i]
+        more = " or more" if number + 1 == _MAX_EXTRA else ""  # their number shows no longer in the result
+        token, take = ("tokens", "take") if number else ("token", "takes")
+        return f"{number + 1}{more} {token} past the end of the sequence {take} weight ({source})"
 
     return words
 

@@ -39,7 +39,7 @@ def objection(
     *,
     nearby: Callable[[], Iterable[Compared]] | None = None,
 ) -> Failure | None:
-    """As `check`, to results that somebody has; see `diagnose`."""
+    """As `check`, to results that somebody has; `nearby` makes none where no other runs can be made. See `diagnose`."""
     comparison = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if comparison is None:
         return None

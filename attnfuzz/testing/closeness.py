@@ -227,6 +227,6 @@ def _judge(case: Any, values: LogicalAttention, out: Tensor, lse: Tensor | None,
     comparisons = [Comparison("out", (rows, "head", "dim"), out, expected.out, bound.out)]
     if lse is not None:
         comparisons.append(Comparison("lse", (rows, "head"), lse, expected.lse, bound.lse))
-    failure = objection(reference, comparisons, "nan")
+    failure = objection(reference, comparisons, "nan", nearby=tuple)
     if failure is not None:
         raise AssertionError("\n".join((failure.message, *failure.details)))

@@ -12,12 +12,6 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import PagedAttentionCase
 
 
-def exchanged(inputs: Any, out: Tensor, lse: Tensor) -> Any:
-    """The first two query tokens of the last sequence, each in the place of the other."""
-    order = torch.tensor([0, 1, 3, 2, *range(4, len(out))])
-    return out[order], lse[order]
-
-
 def test_the_correct_kernel_passes(plant: Any, queries: PagedAttentionCase) -> None:
     """Nothing that the others find would mean anything."""
     assert judge(plant("paged_attention"), queries, device="cpu").failure is None
@@ -32,9 +26,8 @@ def test_the_correct_kernel_passes(plant: Any, queries: PagedAttentionCase) -> N
         ),
         ({"length": lambda n: n + 3 if n == 6 else n}, "tokens 6-8 (pages 0-1) of sequence 2, behind the query, take"),
         ({"length": lambda n: n - 1 if n == 4 else n}, "token 3 (page 0, offset 3) of sequence"),
-        ({"after": exchanged}, "this is the result of query 1 of sequence 2"),
     ],
-    ids=["one behind", "three behind", "one short", "exchanged"],
+    ids=["one behind", "three behind", "one short"],
 )
 def test_which_tokens_a_query_reads(
     bugs: Any, words: str, plant: Any, queries: PagedAttentionCase, failure_of: Any

@@ -41,11 +41,11 @@ def explained(mistake: str, case: DenseDecodeCase | PagedDecodeCase, problem: Pr
         ("no_lse_and_kv_heads_exchanged", dense(5), r"^lse is not written$"),
         ("no_lse_and_kv_heads_exchanged", dense(5), r"query head 0 reads KV head 1, expected 0$"),
         ("v_heads_exchanged", dense(5), r"query head 0 reads V of KV head 1, expected 0$"),
-        ("scale_off", dense(6), r"the scores are 1\.01 x the right ones"),
+        ("scale_off", dense(6), r"^the scores are 1\.01 x the right ones"),
         ("query_of_another_head", dense(6), r"the query of sequence 0, query head 1 is read"),
         ("another_sequence", dense(4, 4), r"the tokens of sequence 1 are read, expected those of sequence 0"),
         ("scaled_output", dense(4), r"all weights are 0\.5 x the right ones"),
-        ("base_two", dense(4), r"lse is in base 2, but the kernel declares natural logarithms"),
+        ("base_two", dense(4), r"lse is in base 2, not a natural logarithm"),
         ("upper_half_doubled", dense(4), r"dimensions 4-7 of the output weigh the tokens otherwise than the rest"),
         ("squared", dense(4), r"its weights depend on the values"),
         ("plus_one", dense(4), r"part of the output does not come from any value in the cache \(out\[dim 0\] = 1\.0"),
@@ -67,7 +67,7 @@ def test_a_page_that_is_read_in_place_of_another_is_named() -> None:
     """The block table would be searched for the wrong entry."""
     found = explained("entry_before", paged(7, 10), "paged_decode")
     text = "\n".join(found.lines)
-    assert "every row: a page is read through the entry before its own in the block table" in text
+    assert "a page is read through the entry before its own of the block table" in found.lines
     assert re.search(r"tokens 4-6 \(page 1\) are read from physical page \d+, where the table says \d+$", text)
 
 
@@ -105,7 +105,6 @@ def test_time_is_kept() -> None:
     [
         ("right", r"^every weight is right"),
         ("last_token_dropped", r"token 600 \(page 150, offset 0\) has weight 0, expected .*: dropped"),
-        ("scale_off", r"the scores are 1\.01 x the right ones"),
         ("one_token_too_many", r"slot 601 .* past the end of the sequence has weight"),
     ],
 )

@@ -50,7 +50,8 @@ def test_correct_kernel_passes(runner: Runner, declared: dict[str, Declaration])
 
 def test_wrong_number_comes_back_as_a_failure(runner: Runner, declared: dict[str, Declaration]) -> None:
     """The verdict would lose its words on the way."""
-    found = failure(runner, declared["wrong_from_seven"])
+    found = runner.judge(declared["wrong_from_seven"], CASE, inquire=True).failure
+    assert found is not None
     assert (found.oracle, found.kind) == ("accuracy", "out:value")
     assert "token 2 of sequence 0 is dropped" in found.message
     assert runner.judge(declared["wrong_from_seven"], msgspec.structs.replace(CASE, seq_lens=(6,))).failure is None

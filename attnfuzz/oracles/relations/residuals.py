@@ -81,7 +81,7 @@ def _check(trial: Trial) -> Failure | None:
         seen = run_on(trial, Changed("with other numbers", changed))
         reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance="bound")
         comparisons = compare(reference, seen)
-        if (wrong := objection(reference, comparisons, seen.poison)) is not None:
+        if (wrong := objection(reference, comparisons, seen.poison, nearby=tuple)) is not None:
             return _beyond(wrong, changed)
         found += _tokens_of(trial, changed, reference, comparisons)
     return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
