@@ -139,7 +139,8 @@ def diagnose(
     """What the wrong element `index` of `failed` points to.
 
     `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; where it
-    makes none, a mistake is told as what may be it. Without, nothing is told. A finding is not lost to a fault in here: the fault is told then.
+    makes none, a mistake is told as what may be it. Without, nothing is told. A finding is not lost to a fault in here:
+    the fault is told then.
     """
     try:
         return _diagnose(reference, poison, comparisons, failed, index, nearby)
