@@ -111,6 +111,12 @@ def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: st
     assert len(found.left_out) == len(numerics.declared())
 
 
+@pytest.mark.parametrize("kernel", ["scaled_query_of_short", "scaled_query_of_long", "scaled_query_of_single_heads"])
+def test_what_one_path_rounds_is_no_design(runner: Runner, kernel: str) -> None:
+    """A change that narrows one path of a kernel would be taken for what the kernel does on purpose."""
+    assert inferred(runner, kernel, DESIGNS).numerics == Numerics()
+
+
 class OnGpu:
     """A runner of this machine's CPU that says it is a GPU's."""
 
