@@ -17,7 +17,7 @@ from attnfuzz.judging.runner import SERVICE, Device, Runner
 
 __all__ = ["SharedZygote", "service"]
 
-_NOT_FOR_EXECUTORS = ("PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE")
+_NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE")
 
 
 class SharedZygote(Zygote):

@@ -8,7 +8,8 @@ kernel's ordinary value passes; what that is taken for depends on how it fails (
   strides, padding tokens, or where there are no keys. What attnfuzz itself objects to in a result is no refusal.
 * A *convention* is what all evidence bears out: a log-sum-exp that is written in no row, or is right to base 2 in all,
   short and long ones by themselves; its axes; roundings that some designs make on purpose (`Numerics`): a replay of one
-  gives a wrong result, no mistake gives it as nearly, and no probe fails where it is declared. The search tries those
+  gives a wrong result, no mistake gives it as nearly, no probe fails where it is declared, and without that some fail
+  of each shape (roundings of scores and weights; sums over tiles show in some shapes only). The search tries those
   in the same way that it comes upon itself (`attnfuzz.campaign.triage.investigation`).
 * A *question* is what is silently wrong: for a layout where layouts differ, for strides, without keys, for an LSE of
   +inf where -inf is merged rightly, where freed pages lie behind a window, for all page sizes but one. Only its author
@@ -16,9 +17,9 @@ kernel's ordinary value passes; what that is taken for depends on how it fails (
 
 What depends on earlier calls (the case passes in a fresh process), reads dead memory or dies for want of keys, or is
 wrong on some path only, is none of these: strides that the kernel gets right once other tensors lie likewise, a
-log-sum-exp that some rows have. That stays in the contract, and the search tells it as a finding. So do wrong numbers
-for some sizes: they are a missing mask or a wrong head map. Where only the log-sum-exp of a row without keys is wrong,
-the kernel has thought of these.
+log-sum-exp that some rows have, scores that are rounded for short sequences. That stays in the contract, and the search
+tells it as a finding. So do wrong numbers for some sizes: they are a missing mask or a wrong head map. Where only the
+log-sum-exp of a row without keys is wrong, the kernel has thought of these.
 
 A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
 are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
@@ -45,7 +46,14 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from attnfuzz.campaign.probe_cases import ProbeCases, behind_a_window, points, strided_beside, told_by_either_infinity
+from attnfuzz.campaign.probe_cases import (
+    TOLD_ON_ALL_PATHS,
+    ProbeCases,
+    behind_a_window,
+    points,
+    strided_beside,
+    told_by_either_infinity,
+)
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
@@ -578,10 +586,27 @@ class _Inference:
             if kind == "none" and self._is_open("lse") and not self._writes_no_lse():
                 continue
             first = self._explained_by(point)
-            if first is not None:
+            if first is not None and self._is_throughout(before, point):
                 self.left_out += roundings_told(before, self.probes.numerics, first.outcome, first.failure)
                 return
             self.probes.numerics = before
+
+    def _is_throughout(self, before: Numerics, point: Supports) -> bool:
+        """Whether the kernel needs the roundings that were named in each shape in which that can be told.
+
+        What only some of its paths do, nobody has decided.
+        """
+        adopted = self.probes.numerics
+        named = {name for name in adopted.declared() if before.leaves_open(name)}
+        if not named & TOLD_ON_ALL_PATHS:
+            return True
+        dtype = next((one for one in dtypes_of(self.supports) if one != "float32"), "float32")
+        cases = ProbeCases(self.declaration, msgspec.structs.replace(point, dtypes=(dtype,)), self.is_even)
+        shapes = [shape for path in cases.of_paths() if (shape := cases.permitted(path))]
+        self.probes.numerics = before
+        is_throughout = all(any(self.probes(case, point).outcome != "passes" for case in shape) for shape in shapes)
+        self.probes.numerics = adopted
+        return is_throughout
 
     def _writes_no_lse(self) -> bool:
         failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]

@@ -28,11 +28,29 @@ from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["Pair", "ProbeCases", "behind_a_window", "points", "strided_beside", "told_by_either_infinity", "trial_of"]
+__all__ = [
+    "TOLD_ON_ALL_PATHS",
+    "Pair",
+    "ProbeCases",
+    "behind_a_window",
+    "points",
+    "strided_beside",
+    "told_by_either_infinity",
+    "trial_of",
+    "with_values_of",
+]
 
 Pair = tuple[Case, Case]
 """A case that a declaration keeps, and one that differs from it in what the declaration leaves out."""
+TOLD_ON_ALL_PATHS = frozenset({"query", "scores", "probabilities"})
+"""Fields of `Numerics` that a kernel cannot have without failing some of each of `ProbeCases.of_paths`; sums over tiles
+show in some shapes only."""
 _LONG = 300
+_LONGER = 600
+"""Tokens, of which many kernels make several partial results."""
+_LARGE_SCORES = ((5, 0), (7, 1), (4, 2), (6, 3), (5, 4))
+"""Exponents of keys, and seeds."""
+_MOST_CHOICES = 3
 _NEXT_TO_NOTHING = 2.0**-20
 _ONE_VALUE = {
     "dtypes": "dtype",
@@ -72,6 +90,12 @@ def points(declaration: Declaration) -> Iterator[Supports]:
         for name, choices in values.items():
             for choice in choices[1:4]:
                 yield msgspec.structs.replace(one, **{**first, name: (choice,)})
+
+
+def with_values_of(case: Case, point: Supports) -> Supports:
+    """``point`` with the dtype, head size, page size, layout and GQA ratio of ``case``."""
+    values = {name: getattr(case, field, None) for name, field in _ONE_VALUE.items()}
+    return msgspec.structs.replace(point, **{name: (value,) for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +191,33 @@ class ProbeCases:
                     case.values, keys="fine", values=of_v, logit_exponent=exponent, seed=seed
                 )
                 yield self.with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
+
+    def of_paths(self) -> Iterator[list[Case]]:
+        """Shapes for which kernels have code of their own: short and long, one head, each option and number of splits.
+
+        Each with numbers that tell whether scores or weights are rounded. Scores are large: then that costs more than
+        anything that needs no declaration, however long a sequence is. So a kernel that rounds them fails one of each.
+        """
+        first, *_ = self.ordinary() or (None,)
+        if not isinstance(first, AttentionCase):
+            return
+        size = first.page_size or 4
+        short = (size,) * 4 if self.is_even else (9, 5, 7, 3)
+        long = (-(-_LONGER // size) * size,) * 2 if self.is_even else (_LONGER, 33, 5)
+        shapes: list[tuple[tuple[int, ...], dict[str, Any]]] = [(short, {}), (long, {})]
+        if head_counts_of(self.point) is None:
+            shapes.append((2 * short, {"num_kv_heads": 1, "num_q_heads": first.gqa_ratio}))
+        if first.partial_states:
+            shapes += [(long, {"num_splits": count}) for count in split_counts_of(self.point)[:_MOST_CHOICES]]
+        for name, choices in self.declaration.options.items():
+            others = choices[1 : 1 + _MOST_CHOICES]
+            shapes += [(long, {"options": {**dict(first.options), name: choice}}) for choice in others]
+        for lengths, fields in shapes:
+            large = (
+                msgspec.structs.replace(first.values, keys="fine", values="normal", logit_exponent=exponent, seed=seed)
+                for exponent, seed in _LARGE_SCORES
+            )
+            yield [self.with_lengths(first, lengths, values=one, scale=0.7 * first.scale, **fields) for one in large]
 
     def of_few_bits(self) -> Iterator[Case]:
         """Of keys of one score, next to 0, and of values that have 8 bits: all weights are 1, and any operand is exact.

@@ -47,12 +47,16 @@ _LOOK_EVERY_S = 0.2
 
 @dataclass(slots=True)
 class _Building:
-    """A kernel that is being built: what there is to build of it, and what was built and passes its simplest case."""
+    """A kernel that is being built: what there is to build of it, and what was built and passes its simplest case.
+
+    ``raised``: what came of the last one of which it gave no result.
+    """
 
     declaration: Declaration
     to_build: list[tuple[Combination, Case]]
     total: int
     built: list[Combination] = field(default_factory=list)
+    raised: Failure | None = None
     inferred: Inferred | None = None
 
     @property
@@ -177,7 +181,8 @@ class Readiness:
             is_over = not self._thread.is_alive()
             self._listen()
             if is_over and not self._joining:
-                raise KernelLoadError("\n".join(self._why_not.values()))
+                never = [f"{target} {why}" for target, why in self.never_returned.items()]
+                raise KernelLoadError("\n".join([*never, *self._why_not.values()]))
 
     def take(self) -> list[Join]:
         """What can be searched that could not before."""
@@ -261,7 +266,7 @@ class Readiness:
         return not compilers.seen, None if compilers.seen else found
 
     def _never_returns(self, runner: Runner, declaration: Declaration, raised: Failure) -> bool:
-        """Whether the kernel, which ``raised`` on its simplest case, does the same on one of each kind; that is noted.
+        """Whether the kernel, which failed so on its simplest case, does the same on one of each kind; that is noted.
 
         What it raises there is no bug of some case, and none that a case could be saved for.
         """
@@ -270,9 +275,11 @@ class Readiness:
             again = None if verdict is None else _raised(verdict)
             if again is None or again.kind != raised.kind:
                 return False
-        said = raised.message.removeprefix("the kernel raised ")
+        is_elsewhere = raised.kind == RESULT
+        said = raised.message.removeprefix("the kernel returned " if is_elsewhere else "the kernel raised ")
+        where = " on the device of its inputs" if is_elsewhere else ""
         remedy = f"; {raised.misuse}" if raised.misuse else ""
-        self.never_returned[declaration.target] = f"never returned a result: {said}{remedy}"
+        self.never_returned[declaration.target] = f"never returned a result{where}: {said}{remedy}"
         return True
 
     def _build(self) -> None:
@@ -305,6 +312,10 @@ class Readiness:
             if kernel.built and not kernel.declaration.supports.leaves_open("dtypes"):
                 self._told.put(Join(kernel=kernel.contract, built=tuple(kernel.built)))
             return True
+        failed = kernel.raised
+        if not kernel.built and failed and failed.misuse and self._never_returns(runner, kernel.declaration, failed):
+            self._building.pop(target)
+            return False
         if self._infers and kernel.inferred is None:
             self._infer(runner, kernel, kernel.declaration)
         if not self._over.is_set():
@@ -318,6 +329,7 @@ class Readiness:
         combination, case = kernel.to_build.pop(0)
         verdict = _verdict(runner, kernel.declaration, case)
         if verdict is None or verdict.failure is not None:
+            kernel.raised = None if verdict is None else _raised(verdict)
             if verdict is not None and ends_process(verdict.failure):
                 kernel.to_build.clear()  # what it comes to is for the search to tell
             return
@@ -336,8 +348,14 @@ class Readiness:
 
 
 def _raised(verdict: Verdict) -> Failure | None:
+    """How the kernel failed to give any result: an exception, or tensors elsewhere than where results are looked for.
+
+    One of another shape or dtype is a result, if a wrong one.
+    """
     failure = verdict.failure
-    return failure if failure is not None and failure.oracle == "exception" and failure.kind != RESULT else None
+    if failure is None or failure.oracle != "exception":
+        return None
+    return failure if failure.kind != RESULT or failure.misuse else None
 
 
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:

@@ -9,6 +9,9 @@ from dataclasses import fields, is_dataclass
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.problems import inputs
+from attnfuzz.problems.cases import CASE_TYPES, Problem
+from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.trials.observation import WrongDeviceError
 from attnfuzz.untrusted_text import text_of
 
 __all__ = ["misuse_of"]
@@ -27,7 +30,8 @@ _WRONG_DEVICE = (
 def misuse_of(error: BaseException, kernel: Kernel) -> str:
     """What to write instead, if ``error`` says that the kernel was written for other arguments; else empty.
 
-    That its parameters do not fit the call, that its inputs have no such attribute, or that it mixes devices.
+    That its parameters do not fit the call, that its inputs have no such attribute, or that it mixes devices, or
+    returns what is on another one.
     """
     if isinstance(error, TypeError) and not _can_be_called(kernel):
         options = tuple(kernel.declaration.options)
@@ -41,9 +45,13 @@ def misuse_of(error: BaseException, kernel: Kernel) -> str:
         known = [field.name for field in fields(error.obj)]
         return f"inputs has {', '.join(known)}{_did_you_mean(str(error.name), known)}"
     said = text_of(error)
-    if any(words in said for words in _WRONG_DEVICE):
-        return "make every tensor on the device of the inputs: device=inputs.out.device"
+    if issubclass(type(error), WrongDeviceError) or any(words in said for words in _WRONG_DEVICE):
+        return f"make every tensor on the device of the inputs{_for_example(kernel.declaration.problem)}"
     return ""
+
+
+def _for_example(problem: Problem) -> str:
+    return "" if isinstance(problem, OpenProblem) else f": device=inputs.{CASE_TYPES[problem].tensor_names[0]}.device"
 
 
 def _can_be_called(kernel: Kernel) -> bool:

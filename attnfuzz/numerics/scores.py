@@ -161,7 +161,8 @@ def normaliser_error(log_num_tokens: Number, arithmetic: Arithmetic) -> ScoreErr
     denominator (`logarithm_error`). Here are the roundings that exponents have apart from each other:
 
     - in the sum, exp(s_i - max s): the score's products with scale and log2(e) (2, on |s_i|), the difference, its
-      product with log2(e), a maximum that is scaled separately (3, on max s - s_i), and exp;
+      product with log2(e) and that constant, or its product with the scale (3, on max s - s_i), and exp. A maximum that
+      is scaled separately is off by as much for all tokens, which is one of the three units of the logarithm;
     - in the numerator as many, where the difference is |s_i - lse| <= (max s - s_i) + log n; and those of lse to base 2
       and of that constant (2, on |lse| <= |s_i| + (max s - s_i) + log n).
 

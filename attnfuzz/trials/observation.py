@@ -43,6 +43,7 @@ __all__ = [
     "KernelRaised",
     "Observation",
     "ResultError",
+    "WrongDeviceError",
     "build_through_host",
     "call",
     "call_options",
@@ -59,6 +60,10 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 class ResultError(Exception):
     """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
+
+
+class WrongDeviceError(ResultError):
+    """The kernel returned a tensor that is not on the device of its inputs, where nothing looks at it."""
 
 
 def named_results(returned: object, inputs: Any, names: tuple[str, ...], wanted: tuple[str, ...]) -> dict[str, Tensor]:
@@ -115,7 +120,7 @@ def _checked(name: str, result: object, given: Tensor) -> Tensor:
             f"the kernel returned {name} in {_short(result.dtype)}; inputs.{name} is {wanted}, return that"
         )
     if result.device.type != given.device.type:
-        raise ResultError(f"the kernel returned {name} on {result.device}; it must be on {given.device}")
+        raise WrongDeviceError(f"the kernel returned {name} on {result.device}; it must be on {given.device}")
     return result.detach()
 
 

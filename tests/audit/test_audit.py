@@ -50,7 +50,7 @@ def test_how_a_command_ends_is_looked_at(tmp_path: Path, script: str, kind: str,
     """A hang, a crash or a process that is left would pass for an answer."""
     yard = Yard(tmp_path)
     yard.clear()
-    done = yard.command(prefix=("python3", "-c", script), limit_s=5.0)
+    done = yard.command(prefix=("python3", "-c", script), limit_s=1.0 if kind == "hang" else 60.0)
     (fault,) = faults_of(done).faults
     assert fault.kind == kind
     assert words in fault.text

@@ -39,13 +39,18 @@ def cases_of(state: CampaignState) -> int:
     return sum(kernel.cases for kernel in state.kernels)
 
 
-def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(killed: Path) -> None:
+@pytest.mark.parametrize("is_stopped_between", [False, True])
+@pytest.mark.by_day("False")
+def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(killed: Path, is_stopped_between: bool) -> None:
     """It would count from nothing, find the same bug again, or report that it found none."""
-    before = load_state(killed / ".attnfuzz")
-    with Campaign(killed, "--resume", "--trust", "--budget", "300s", kernels="", workers=1) as campaign:
-        campaign.wait_for_cases(cases_of(before) + 1)
-        campaign.end()
-    between = load_state(killed / ".attnfuzz")
+    before = between = load_state(killed / ".attnfuzz")
+    if is_stopped_between:
+        with Campaign(killed, "--resume", "--trust", "--budget", "300s", kernels="", workers=1) as campaign:
+            campaign.wait_for_cases(cases_of(before) + 1)
+            campaign.end()
+        between = load_state(killed / ".attnfuzz")
+        assert cases_of(between) > cases_of(before)
+        assert between.elapsed_s > before.elapsed_s
     with Campaign(
         killed, "--resume", "--trust", "--budget", "1s", "--json", "a.json", kernels="", workers=1
     ) as campaign:
@@ -53,8 +58,8 @@ def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(killed: Pat
         assert campaign.family.left_after() == []
     summary = msgspec.json.decode((killed / "a.json").read_bytes(), type=Summary)
     findings = [finding for kernel in summary.kernels for finding in kernel.findings]
-    assert summary.cases >= cases_of(between) > cases_of(before) > 0
-    assert summary.elapsed_s > between.elapsed_s > before.elapsed_s
+    assert summary.cases >= cases_of(between) > 0
+    assert summary.elapsed_s > between.elapsed_s
     assert [finding.signature for finding in findings] == ["accuracy/out:value [seq_len>1]"]
     assert (len(saved(killed)), len(before.findings)) == (1, 1)
     assert not any(line.startswith(("found", "confirmed")) for line in campaign.output.splitlines())

@@ -24,6 +24,9 @@ __all__ = [
     "scaled_both",
     "scaled_query",
     "scaled_query_in_base_2",
+    "scaled_query_of_long",
+    "scaled_query_of_short",
+    "scaled_query_of_single_heads",
     "scaled_tf32",
     "short_exp",
     "short_weights",
@@ -62,6 +65,28 @@ def sum_of_rounded_weights(inputs: Any) -> Result:
 @attnfuzz.kernel("dense_decode", supports=halves)
 def scaled_query(inputs: Any) -> Result:
     return run(inputs, DESIGN["q x scale rounded"])
+
+
+def _scaled_query_where(inputs: Any, is_scaled: Callable[[int], bool]) -> Result:
+    """No design: one of two paths rounds q times the scale, and the other does not."""
+    longest = int(inputs.seq_lens.max())
+    return run(inputs, DESIGN["q x scale rounded" if is_scaled(longest) else "weights rounded, summed before"])
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def scaled_query_of_short(inputs: Any) -> Result:
+    return _scaled_query_where(inputs, lambda longest: longest <= 64)
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def scaled_query_of_long(inputs: Any) -> Result:
+    return _scaled_query_where(inputs, lambda longest: longest > 64)
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def scaled_query_of_single_heads(inputs: Any) -> Result:
+    scaled = inputs.k.shape[2] == 1
+    return run(inputs, DESIGN["q x scale rounded" if scaled else "weights rounded, summed before"])
 
 
 @attnfuzz.kernel("dense_decode", supports=halves)

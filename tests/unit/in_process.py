@@ -1,4 +1,4 @@
-"""The command line without a process of its own, which would take a second to import torch."""
+"""The command line without a process of its own, which would take a second to import torch, and without waiting."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import contextlib
 import io
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from attnfuzz.campaign.coordinator import Coordinator
+from attnfuzz.campaign.result import StopReason
+from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.cli import main
 
 
@@ -29,6 +34,25 @@ def attnfuzz(*arguments: object, cwd: Path, **variables: str) -> subprocess.Comp
             main()
     assert isinstance(end.value.code, int)
     return subprocess.CompletedProcess(command, end.value.code, _written(out), _written(err))
+
+
+@contextlib.contextmanager
+def ending_after(cases: int) -> Iterator[None]:
+    """Campaigns end as if their budget were spent once each kernel has been judged in ``cases``, however long it takes.
+
+    A budget in seconds is waited for on a fast machine, and is too short on a slow one.
+    """
+    asked = Coordinator._reason_to_stop
+
+    def reason_to_stop(coordinator: Coordinator, interrupts: Interrupts) -> StopReason | None:
+        statistics = coordinator._statistics
+        if all(kernel.cases >= cases for kernel in statistics.kernels.values()):
+            statistics.deadline = min(statistics.deadline, time.monotonic())
+        return asked(coordinator, interrupts)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Coordinator, "_reason_to_stop", reason_to_stop)
+        yield
 
 
 def _stream() -> io.TextIOWrapper:

@@ -41,6 +41,38 @@ def elsewhere(inputs):
 
 
 @attnfuzz.kernel("dense_decode", supports=SMALL)
+def lse_elsewhere(inputs):
+    out, lse = right(inputs)
+    return out, torch.empty_like(lse, device="meta")  # which no machine lacks, as it may lack a GPU
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def out_elsewhere(inputs):
+    return torch.empty_like(inputs.out, device="meta")
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def lse_of_long_elsewhere(inputs):
+    out, lse = right(inputs)
+    return out, lse if inputs.k.shape[1] < 8 else torch.empty_like(lse, device="meta")
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def swapped(inputs):
+    return right(inputs)[::-1]
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def in_float64(inputs):
+    return right(inputs)[0].double()
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
+def flattened(inputs):
+    return right(inputs)[0].flatten(1)
+
+
+@attnfuzz.kernel("dense_decode", supports=SMALL)
 def leaves(inputs):
     sys.exit(3)
 

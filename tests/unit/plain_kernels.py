@@ -161,6 +161,13 @@ def refuses_groups(inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 @attnfuzz.kernel("dense_decode")
+def refuses_odd_heads(inputs: Any) -> tuple[Tensor, Tensor]:
+    if inputs.q.shape[-1] & (inputs.q.shape[-1] - 1):
+        raise NotImplementedError("heads of a power of two")
+    return solve(inputs, inputs.k, inputs.v)
+
+
+@attnfuzz.kernel("dense_decode")
 def forgets_a_mask(inputs: Any) -> tuple[Tensor, Tensor]:
     """Of sizes that are no power of two, the last dimension."""
     out, lse = solve(inputs, inputs.k, inputs.v)

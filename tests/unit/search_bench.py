@@ -157,7 +157,7 @@ def long(case: DenseDecodeCase) -> Failure | None:
     return WRONG if max(case.seq_lens) > 16 else None
 
 
-def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 2500) -> list[Finding]:
+def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 1000) -> list[Finding]:
     """What a campaign reports of a kernel with ``bugs``, of which the first that shows is seen."""
     campaign = Bench(
         lambda case: next((seen for bug in bugs if (seen := bug(case)) is not None), None),

@@ -1,7 +1,8 @@
 """Kernels that compile themselves when they are first called, as just-in-time compilers do, and one that need not.
 
-Right in every case. Of the folder ATTNFUZZ_TEST_BUILDS: ``begun`` names each build that got anywhere, ``overlaps``
-each that did while another one went on. Builds wait for the file ``may_end`` there if ATTNFUZZ_TEST_WAITS is set.
+Right in every case, but for one that never gives a result. Of the folder ATTNFUZZ_TEST_BUILDS: ``begun`` names each
+build that got anywhere, ``overlaps`` each that did while another one went on. Builds wait for the file ``may_end``
+there if ATTNFUZZ_TEST_WAITS is set.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ def builds_itself(inputs: Any) -> Any:
 def builds_itself_too(inputs: Any) -> Any:
     _build(f"too-{inputs.q.dtype}-{inputs.q.shape[-1]}")
     return dense_naive.function(inputs)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float16",), head_sizes=(16,)))
+def builds_itself_and_returns_elsewhere(inputs: Any) -> Any:
+    _build("elsewhere")
+    return inputs.out.to("meta")
 
 
 @attnfuzz.kernel("dense_decode", supports=_SUPPORTS)

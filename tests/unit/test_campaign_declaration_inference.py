@@ -40,9 +40,16 @@ CASE = PagedDecodeCase(
 )
 
 
-def inferred(runner: Runner, kernel: str) -> Inferred:
-    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
-    return infer(runner, declaration)
+_INFERRED: dict[str, Inferred] = {}
+
+
+def inferred(runner: Runner, kernel: str, file: Path = KERNELS) -> Inferred:
+    """What is found out of ``kernel``, once for all tests."""
+    target = f"{file}:{kernel}"
+    if target not in _INFERRED:
+        (declaration,) = runner.declarations([target])
+        _INFERRED[target] = infer(runner, declaration)
+    return _INFERRED[target]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,7 @@ def inferred(runner: Runner, kernel: str) -> Inferred:
         ("takes_everything", Supports()),
         ("returns_base_2", Supports(lse="base2")),
         ("refuses_groups", Supports(gqa_ratios=(1,))),
+        ("refuses_odd_heads", Supports(head_sizes=(16, 32, 64, 128, 256))),
     ],
 )
 def test_what_a_kernel_takes_is_found_out(runner: Runner, kernel: str, supports: Supports) -> None:
@@ -98,10 +106,15 @@ def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: S
 )
 def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: str, numerics: Numerics) -> None:
     """A design that engines ship would have a finding of wrong numbers, or one that rounds nothing would be let off."""
-    (declaration,) = runner.declarations([f"{DESIGNS}:{design}"])
-    found = infer(runner, declaration)
+    found = inferred(runner, design, DESIGNS)
     assert (found.numerics, found.works) == (numerics, True)
     assert len(found.left_out) == len(numerics.declared())
+
+
+@pytest.mark.parametrize("kernel", ["scaled_query_of_short", "scaled_query_of_long", "scaled_query_of_single_heads"])
+def test_what_one_path_rounds_is_no_design(runner: Runner, kernel: str) -> None:
+    """A change that narrows one path of a kernel would be taken for what the kernel does on purpose."""
+    assert inferred(runner, kernel, DESIGNS).numerics == Numerics()
 
 
 class OnGpu:
@@ -152,7 +165,7 @@ def test_what_a_kernel_does_not_round_is_told(
 ) -> None:
     """Its author could not hold it to what it does today, or would paste what is not true of it."""
     (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
-    found = infer(runner, declaration)
+    found = inferred(runner, kernel, DESIGNS)
     assert [one.fields for one in found.stricter if one.holds] == held
     assert [one.fields for one in found.stricter if not one.holds] == exceeded
     declared = {name: value for fields in held for name, value in fields.items()}
@@ -231,12 +244,17 @@ def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
     assert [str(one) for one in found.questions] == ["it gives wrong numbers for page sizes 1, 8, 32, 128 and 24"]
 
 
-def test_what_a_triton_kernel_takes_is_found_out_and_only_what_was_tried_is_said_to_fail(runner: Runner) -> None:
-    """A right kernel would have findings, or one for powers of two be told to raise for 32, which nobody has tried."""
+@pytest.mark.night
+def test_what_a_triton_kernel_takes_is_found_out(runner: Runner) -> None:
+    """A right kernel would have findings: what it refuses, Triton raises in its own words."""
     found = inferred(runner, "triton_decode")
     assert (found.works, found.supports) == (True, TRITON)
     assert found.probes <= 100  # of which it refuses some: 80 that it answers are the most
-    told = str(found)
+
+
+def test_only_what_was_tried_is_said_to_fail(runner: Runner) -> None:
+    """A kernel for powers of two would be told to raise for sizes that nobody has tried."""
+    told = str(inferred(runner, "refuses_odd_heads"))
     assert "it raises for head sizes 13, 40, 80 and 192" in told, told
     assert "other than" not in told
 
@@ -250,7 +268,8 @@ def test_what_is_declared_stays(runner: Runner) -> None:
 
 def test_the_same_kernel_gets_the_same_probes(runner: Runner) -> None:
     """Two campaigns with one seed would search different contracts."""
-    assert inferred(runner, "eager_split_decode") == inferred(runner, "eager_split_decode")
+    (declaration,) = runner.declarations([f"{KERNELS}:eager_split_decode"])
+    assert infer(runner, declaration) == inferred(runner, "eager_split_decode")
 
 
 def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
@@ -291,7 +310,7 @@ def test_a_kernel_is_judged_by_the_declaration_that_comes_with_the_call(runner: 
 def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: str, standings: dict[str, str]) -> None:
     """A broken kernel would end green, with a declaration to paste that hides what is wrong with it."""
     (declaration,) = runner.declarations([f"{CONTRACTS}:{kernel}"])
-    found = infer(runner, declaration)
+    found = inferred(runner, kernel, CONTRACTS)
     assert {one.name: one.standing for one in found.left_out} == standings, found
     for question in found.questions:
         assert not supports_case(found.supports, declaration.options, question.case)
@@ -303,7 +322,7 @@ def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: s
 def test_what_depends_on_earlier_calls_is_handed_on_with_them(runner: Runner) -> None:
     """The probes that show it would be over, and a search of seconds may not meet it again."""
     (declaration,) = runner.declarations([f"{CONTRACTS}:keeps_a_plan_without_strides"])
-    one, *_ = infer(runner, declaration).after_others
+    one, *_ = inferred(runner, "keeps_a_plan_without_strides", CONTRACTS).after_others
     runner.restart()
     assert runner.judge(declaration, one.case, relations=()).failure is None
     runner.restart()

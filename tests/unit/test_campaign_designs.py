@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +33,13 @@ ROUNDED = Failure(
 
 @dataclass
 class RoundsQueries(Bench):
-    """Its kernel rounds q times the scale where heads have 32 elements; what it is held to otherwise is ``wrong``."""
+    """Its kernel rounds q times the scale where heads have 32 elements; what it is held to otherwise is ``wrong``.
+
+    ``path``: the cases in which it does so.
+    """
 
     wrong: str = ""
+    path: Callable[[DenseDecodeCase], bool] = lambda case: True
 
     def judge(
         self,
@@ -47,7 +52,7 @@ class RoundsQueries(Bench):
     ) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         self.note([case])
-        shows = case.head_size == 32 and declaration.numerics.query == "float32"
+        shows = case.head_size == 32 and declaration.numerics.query == "float32" and self.path(case)
         is_wrong = {"": False, "this case": case.head_size == 32, "others": case.values.keys == "fine"}[self.wrong]
         return Verdict(failure=ROUNDED if shows or is_wrong else None, error_ratio=0.5)
 
@@ -71,6 +76,22 @@ def test_what_a_rounding_is_declared_by_is_adopted_and_is_no_finding() -> None:
 def test_what_is_wrong_with_the_declaration_as_well_is_a_finding(wrong: str) -> None:
     """A bug that a replay takes for a rounding would be declared away."""
     bench = RoundsQueries(lambda case: None, adopting=True, wrong=wrong, enough=after(Found), most_cases=2000).run()
+    assert (bench.of(Adopted), len(bench.of(Found))) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        lambda case: max(case.seq_lens) < 64,
+        lambda case: max(case.seq_lens) > 16,
+        lambda case: case.num_kv_heads == 1,
+        lambda case: case.num_kv_heads > 1,
+    ],
+    ids=["short", "long", "one head", "several heads"],
+)
+def test_what_one_path_rounds_is_a_finding(path: Callable[[DenseDecodeCase], bool]) -> None:
+    """A change that narrows one path of a kernel would be taken for what the kernel does on purpose."""
+    bench = RoundsQueries(lambda case: None, adopting=True, path=path, enough=after(Found), most_cases=2000).run()
     assert (bench.of(Adopted), len(bench.of(Found))) == ([], 1)
 
 

@@ -16,7 +16,7 @@ from tests.unit import misused_kernels
 from tests.unit.in_process import attnfuzz
 
 FILE = os.path.relpath(misused_kernels.__file__)
-ELSEWHERE = "; make every tensor on the device of the inputs: device=inputs.out.device"
+ELSEWHERE = "; make every tensor on the device of the inputs: device=inputs.q.device"
 
 
 def looked_at(runner: Runner, *names: str, infers: bool = True) -> Readiness:
@@ -33,28 +33,30 @@ def looked_at(runner: Runner, *names: str, infers: bool = True) -> Readiness:
     [
         (
             "misspelt",
-            "TypeError: misspelt() got an unexpected keyword argument 'num_splits'",
+            ": TypeError: misspelt() got an unexpected keyword argument 'num_splits'",
             "; options are passed by keyword: this one is num_splits; did you mean num_splits where it says num_split?",
         ),
-        ("without_options", "TypeError: ", "; options are passed by keyword: this one is num_splits"),
-        ("separate_tensors", "TypeError: ", "; a kernel is called with its inputs alone, unless it declares options"),
+        ("without_options", ": TypeError: ", "; options are passed by keyword: this one is num_splits"),
+        ("separate_tensors", ": TypeError: ", "; a kernel is called with its inputs alone, unless it declares options"),
         (
             "other_name",
-            "AttributeError: 'DenseDecodeInputs' object has no attribute 'seq_len'",
+            ": AttributeError: 'DenseDecodeInputs' object has no attribute 'seq_len'",
             "; inputs has q, k, v, seq_lens, scale, max_seq_len, out, lse"
             "; did you mean seq_lens where it says seq_len?",
         ),
+        ("lse_elsewhere", " on the device of its inputs: lse on meta; it must be on cpu", ELSEWHERE),
+        ("out_elsewhere", " on the device of its inputs: out on meta; it must be on cpu", ELSEWHERE),
         pytest.param(
             "elsewhere", "", ELSEWHERE, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         ),
     ],
 )
-@pytest.mark.by_day("misspelt*", "other_name*")
+@pytest.mark.by_day("misspelt*", "other_name*", "*_elsewhere*")
 def test_what_was_meant_is_told(runner: Runner, name: str, said: str, remedy: str) -> None:
     """It would be a finding in a saved case, after thousands of runs that all say the same."""
     readiness = looked_at(runner, name, infers=False)
     (why,) = readiness.never_returned.values()
-    assert why.startswith(f"never returned a result: {said}")
+    assert why.startswith(f"never returned a result{said}")
     assert why.endswith(remedy)
     assert readiness.ready == []
     with pytest.raises(KernelLoadError, match=f"{name} never returned a result"):
@@ -71,23 +73,36 @@ def test_whatever_it_raises_and_others_are_searched(runner: Runner) -> None:
     readiness.wait_for_first()
 
 
-def test_a_kernel_that_fails_in_some_cases_has_a_bug(runner: Runner) -> None:
+@pytest.mark.parametrize("name", ["sometimes", "lse_of_long_elsewhere"])
+def test_a_kernel_that_fails_in_some_cases_has_a_bug(runner: Runner, name: str) -> None:
     """A misspelt name on one path of a kernel would never be found."""
-    readiness = looked_at(runner, "sometimes", infers=False)
+    readiness = looked_at(runner, name, infers=False)
     assert readiness.never_returned == {}
-    assert [one.name for one in readiness.ready] == ["sometimes"]
+    assert [one.name for one in readiness.ready] == [name]
+
+
+@pytest.mark.parametrize("name", ["swapped", "in_float64", "flattened"])
+def test_a_result_of_another_kind_is_a_finding(runner: Runner, name: str) -> None:
+    """`verify` would say of a wrong solution that it could not be judged."""
+    readiness = looked_at(runner, name)
+    assert readiness.never_returned == {}
+    assert [one.name for one in readiness.ready] == [name]
 
 
 @pytest.mark.night
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("other_name", ": AttributeError: "), ("lse_elsewhere", " on the device of its inputs: lse on meta; it must")],
+)
 @pytest.mark.parametrize("command", ["explore", "verify", "declare"])
-def test_the_command_ends_at_once_and_saves_nothing(command: str, tmp_path: Path) -> None:
+def test_the_command_ends_at_once_and_saves_nothing(command: str, name: str, said: str, tmp_path: Path) -> None:
     """A CI job would fail with a finding where the file is wrong."""
     source = Path(misused_kernels.__file__)
     (tmp_path / "k.py").write_text(source.read_text())
-    run = attnfuzz(command, "k.py:other_name", "--budget", "300s", "--device", "cpu", cwd=tmp_path)
+    run = attnfuzz(command, f"k.py:{name}", "--budget", "300s", "--device", "cpu", cwd=tmp_path)
     assert run.returncode == 2, run.stdout + run.stderr
-    assert "k.py:other_name never returned a result: AttributeError: " in run.stderr
-    assert "did you mean seq_lens" in run.stderr
+    assert f"k.py:{name} never returned a result{said}" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
     assert not (tmp_path / "regressions").exists()
 
 

@@ -134,6 +134,16 @@ def test_a_kernel_that_cannot_be_prepared_is_refused_in_one_sentence(tmp_path: P
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.night
+def test_a_kernel_that_is_built_and_never_gives_a_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """Once built, it would be searched to the end of the budget, and be a finding in a saved case."""
+    kernel = f"{SELF_BUILDING}:builds_itself_and_returns_elsewhere"
+    done = run(tmp_path, "explore", kernel, "--budget", "60s")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{kernel} never returned a result on the device of its inputs: out on meta" in done.stderr
+    assert not (tmp_path / "regressions").exists()
+
+
 def test_an_import_that_takes_long_is_told_and_one_that_does_not_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be heard for as long as a module waits for itself."""
     told, heard = list[str](), threading.Event()

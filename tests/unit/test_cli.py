@@ -24,7 +24,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.summary import Summary
 from tests.unit import limited_kernels
-from tests.unit.in_process import attnfuzz
+from tests.unit.in_process import attnfuzz, ending_after
 from tests.unit.report_results import DENSE, MERGE, a_finding, a_result
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
@@ -363,20 +363,10 @@ def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> 
 
 def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     """The sentence that a kernel's author wants to read, with the effort behind it, and no files left behind."""
-    run = attnfuzz(
-        "explore",
-        "dense_eager",
-        "merge_states_triton",
-        "--budget",
-        "6s",
-        "--workers",
-        "1",
-        "--json",
-        "a.json",
-        "--seed",
-        "5",
-        cwd=tmp_path,
-    )
+    kernels = ("dense_eager", "merge_states_triton")
+    options = ("--budget", "120s", "--workers", "1", "--json", "a.json", "--seed", "5")
+    with ending_after(cases=30):
+        run = attnfuzz("explore", *kernels, *options, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
     assert summary.stop_reason == "budget"
@@ -431,6 +421,7 @@ def test_what_a_declaration_ends_does_not_count() -> None:
     assert outcome_of(result).status == 1
 
 
+@pytest.mark.night
 def test_a_kernel_that_was_never_reached_is_no_success(tmp_path: Path) -> None:
     """A CI job would pass on a kernel that nobody has looked at."""
     (tmp_path / "slow.py").write_text(SLOW)
@@ -507,7 +498,7 @@ def test_ctrl_c_saves_and_reports_what_was_found_and_exits_130(tmp_path: Path) -
     """Interrupted after an hour, a search must not have been for nothing, nor leave a CI system nothing to show."""
     (tmp_path / "mine.py").write_text(BROKEN)
     reports = ["--html", "report.html", "--junit", "junit.xml", "--json", "summary.json"]
-    command = [str(COMMAND), "explore", "mine.py", "--budget", "120s", "--workers", "1", *reports]
+    command = [str(COMMAND), "explore", "mine.py", "--pedantic", "--budget", "120s", "--workers", "1", *reports]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process, process.stdout as lines:

@@ -109,6 +109,16 @@ def test_an_oracle_that_never_applies_is_named_and_no_success(capsys: pytest.Cap
     assert outcome_of(result).status == 0
 
 
+def test_a_kernel_that_was_never_reached_is_no_success() -> None:
+    """A CI job would pass on a kernel that nobody has looked at."""
+    result = a_result()
+    for kernel in result.statistics.kernels.values():
+        kernel.cases = 50
+    assert outcome_of(result).status == 0
+    kernel.cases = 0
+    assert outcome_of(result).status == 2
+
+
 def a_case(folder: Path) -> Path:
     """Of the kernel that Triton's interpreter cannot run."""
     (folder / "pyproject.toml").write_text("[project]\nname = 'x'\n")

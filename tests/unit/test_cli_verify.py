@@ -18,7 +18,7 @@ import pytest
 from attnfuzz.campaign import startup
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.verdict import Failure
-from tests.unit.in_process import attnfuzz
+from tests.unit.in_process import attnfuzz, ending_after
 from tests.unit.report_results import a_finding, a_result
 from tests.unit.solutions import DECODE, PREFILL, a_solution, write_solution
 
@@ -34,7 +34,10 @@ def mine(inputs):
     out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
     return out, lse
 """
-WRONG = KERNEL.replace("    return out, lse", "    out[inputs.seq_lens > 1] += 1\n    return out, lse")
+NARROW = KERNEL.replace(
+    '"dense_decode"', '"dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), strides="contiguous")'
+)
+WRONG = NARROW.replace("    return out, lse", "    out[inputs.seq_lens > 1] += 1\n    return out, lse")
 
 
 def verify(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -51,7 +54,8 @@ def document(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_what_a_kernel_refuses_is_left_out_and_told(tmp_path: Path) -> None:
     """A kernel that says what it cannot do would fail, or nobody would learn what it was not judged on."""
     (tmp_path / "mine.py").write_text(KERNEL)
-    run = verify("mine.py", "--json", "--budget", "2s", "--seed", "7", cwd=tmp_path)
+    with ending_after(cases=20):
+        run = verify("mine.py", "--json", "--seed", "7", cwd=tmp_path)
     told = document(run)
     assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "mine.py:mine")
     assert (told["problem"], told["seed"], told["counterexample"]) == ("dense_decode", 7, None)
@@ -134,7 +138,8 @@ def test_where_nothing_can_be_saved_is_said_before_the_search(tmp_path: Path) ->
 def test_a_right_solution_passes(solution: dict[str, Any], tmp_path: Path) -> None:
     """FlashInfer-Bench's arguments would be in another order or of another meaning than its definitions say."""
     write_solution(tmp_path, solution)
-    run = verify("solution.json", "--json", "--budget", "2s", cwd=tmp_path)
+    with ending_after(cases=20):
+        run = verify("solution.json", "--json", cwd=tmp_path)
     told = document(run)
     assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "solution.json")
     assert told["cases"] > 0

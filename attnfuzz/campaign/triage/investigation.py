@@ -25,7 +25,7 @@ from attnfuzz.campaign.identity.signature import (
 )
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Adopted, Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
-from attnfuzz.campaign.probe_cases import ProbeCases, points, trial_of
+from attnfuzz.campaign.probe_cases import TOLD_ON_ALL_PATHS, ProbeCases, points, trial_of, with_values_of
 from attnfuzz.campaign.relatives import (
     alternatives,
     lacking,
@@ -163,6 +163,7 @@ class Investigation:
         """Whether the case, by itself, only shows what the kernel rounds on purpose, though it does not say so; tell.
 
         With the declaration of that, the case passes, with other numbers as well, and so do those that tell roundings.
+        And it rounds so whatever the shape: what only some of its paths do, nobody has decided.
         """
         now = self._now
         if not self._adopting or self._is_flaky or not now.failure.designs:
@@ -171,7 +172,7 @@ class Investigation:
         try:
             alone = self._failure_of(now.declaration, now.case)
             for numerics in designs_of(before, () if alone is None else alone.designs):
-                if self._passes_with(numerics):
+                if self._passes_with(numerics) and self._rounds_throughout(numerics):
                     self.adopted, target = numerics, now.declaration.target
                     fields = {name: value for name, value in numerics.declared().items() if before.leaves_open(name)}
                     self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding))
@@ -193,6 +194,21 @@ class Investigation:
         )
         cases = itertools.chain((now.case,), with_other_numbers(now), telling)
         return all(self._failure_of(declared, case) is None for case in cases)
+
+    def _rounds_throughout(self, numerics: Numerics) -> bool:
+        """Whether it does so in each shape in which that can be told: without the declaration some case of it fails.
+
+        The values of the case are what it is asked about: kernels may be compiled for each head size by themselves.
+        """
+        now = self._now
+        declared = with_declared(now.declaration, Supports(), numerics)
+        adopted = {name for name in numerics.declared() if now.declaration.numerics.leaves_open(name)}
+        point = next(points(declared), None)
+        if point is None or not adopted & TOLD_ON_ALL_PATHS:
+            return True
+        kept = ProbeCases(declared, with_values_of(now.case, point))
+        shapes = filter(None, map(kept.permitted, kept.of_paths()))
+        return all(any(self._failure_of(now.declaration, case) is not None for case in shape) for shape in shapes)
 
     def _is_known_to_need_others(self) -> bool:
         """A symptom that is known to need other cases, on a case that ran after some and does not fail alone."""
