@@ -59,12 +59,16 @@ def bits(tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     return tensor.view(integer)
 
 
-def prefill_(tensor: Shaped[Tensor, "*shape"], fill: Fill) -> None:
-    """Overwrite every element, in place, with the pattern of memory that was never written."""
+def prefill_(tensor: Shaped[Tensor, "*shape"], fill: Fill, *, where: Bool[Tensor, "*shape"] | None = None) -> None:
+    """Overwrite every element, or those ``where`` says so, with the pattern of memory that was never written."""
     if tensor.dtype is torch.bool:
-        tensor.fill_(fill == "nan")
+        elements, pattern = tensor, int(fill == "nan")
     else:
-        bits(tensor).fill_(_prefill_bits(tensor.dtype, fill))
+        elements, pattern = bits(tensor), _prefill_bits(tensor.dtype, fill)
+    if where is None:
+        elements.fill_(pattern)
+    else:
+        elements.masked_fill_(where, pattern)
 
 
 def holds_prefill(tensor: Shaped[Tensor, "*shape"], fill: Fill) -> Bool[Tensor, "*shape"]:

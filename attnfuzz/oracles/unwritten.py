@@ -111,6 +111,10 @@ def _read_before_written(trial: Trial) -> Failure:
 
 def _workspaces(trial: Trial) -> list[str]:
     """The buffers that the kernel may have read too early."""
-    regions = [region for region in trial.first.allocated.regions if region.name == WORKSPACE]
-    shapes = [shape_of(str(region.tensor.dtype).removeprefix("torch."), region.tensor.shape) for region in regions]
-    return [f"the kernel allocated workspaces {', '.join(shapes[:8])}"] if shapes else []
+    seen = trial.prefilled_otherwise
+    new = [(one.tensor.dtype, one.tensor.shape) for one in seen.allocated.regions if one.name == WORKSPACE]
+    told = []
+    for words, buffers in (("the kernel allocated workspaces", new), ("it keeps between calls", seen.kept)):
+        shapes = [shape_of(str(dtype).removeprefix("torch."), shape) for dtype, shape in buffers]
+        told += [f"{words} {', '.join(shapes[:8])}"] if shapes else []
+    return told

@@ -213,8 +213,9 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
 class Observation:
     """`results` by name, as returned (raw dtype and base of the LSE).
 
-    `given` holds inputs and offered outputs, `allocated` what the kernel allocated. `poison` is what everything outside
-    the live inputs held, `prefill` what outputs and workspaces held.
+    `given` holds inputs and offered outputs, `allocated` what the kernel allocated, and `kept` are dtype and shape of
+    what it keeps of earlier calls and has not written to everywhere. `poison` is what everything outside the live
+    inputs held, `prefill` what outputs and workspaces held.
     """
 
     poison: Fill
@@ -223,6 +224,7 @@ class Observation:
     given: Arena
     allocated: Arena
     results: dict[str, Tensor] = field(default_factory=dict)
+    kept: tuple[tuple[torch.dtype, torch.Size], ...] = ()
     build_s: float = 0.0
     compile_s: float = 0.0
     kernel_s: float = 0.0
@@ -269,6 +271,7 @@ def observe(
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
     built, compiled = time.perf_counter(), compile_clock()
     seen.results = call(kernel, case, inputs, allocations, wait=wait)
+    seen.kept = tuple((buffer.dtype, buffer.shape) for buffer in allocations.kept)
     seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
     seen.kernel_s = time.perf_counter() - built - seen.compile_s
     return seen
