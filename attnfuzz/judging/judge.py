@@ -269,6 +269,7 @@ class _Judge:
             oracle=relation,
             kind=f"raised {found.failure.kind}",
             message=f"{changed}{found.failure.message}",
+            tensor=raised.tensor or found.failure.tensor,
             maybe=raised.maybe,
         )
         return _after(found, relation, failure)

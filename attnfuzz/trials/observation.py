@@ -190,8 +190,8 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
     Where a GPU had no room to load or launch what was compiled, `error` is torch's for memory that ran out: Triton
     raises no more than a RuntimeError.
 
-    `maybe`: causes that are likely where such a run ends so. `fatal`: the process must not be used again, whatever the
-    error is.
+    `maybe`: causes that are likely where such a run ends so, and `tensor` the one that is concerned, if it is known.
+    `fatal`: the process must not be used again, whatever the error is.
     """
 
     def __init__(self, error: BaseException, poison: Fill, changed: str = "", *, fatal: bool = False) -> None:
@@ -202,6 +202,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
         self.poison = poison
         self.changed = changed
         self.maybe: tuple[str, ...] = ()
+        self.tensor = ""
         self.fatal = fatal
 
     def is_a(self, kind: type[BaseException]) -> bool:

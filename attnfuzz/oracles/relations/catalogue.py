@@ -3,6 +3,7 @@
 import hashlib
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from attnfuzz.declaration import Declaration
@@ -93,7 +94,8 @@ def chosen(
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)
     named = [name for name in relations if name in oracles or name in BY_BOUNDS]  # none of which has to be asked for
-    return applicable(declaration, case, named, device=device)
+    found = applicable(declaration, case, named, device=device)
+    return [one if one.closer is None else replace(one, check=one.closer) for one in found]
 
 
 def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:
