@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.accesses import Question
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import MemoryUse
 from attnfuzz.problems.declared_numerics import Numerics
@@ -17,6 +18,7 @@ from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import OracleName, Relations, Verdict
 
 __all__ = [
+    "AccessLinesRequest",
     "CauseLinesRequest",
     "Contract",
     "DeclarationsReply",
@@ -171,6 +173,16 @@ class CauseLinesRequest(OnCase, frozen=True):
     """
 
     replays: tuple[str, ...]
+
+
+class AccessLinesRequest(OnCase, frozen=True):
+    """Find the lines of the kernel that touch `tensors`, as `question` says, by runs of the case.
+
+    What comes is an `ExplainReply`.
+    """
+
+    question: Question
+    tensors: tuple[str, ...]
 
 
 class ExplainReply(_Message, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.accesses import question_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.builds import GiveUp
 from attnfuzz.isolation.devices import Device, likely_device
@@ -19,6 +20,7 @@ from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.leaks import MemoryUse, find_leak
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
+    AccessLinesRequest,
     CauseLinesRequest,
     DeviceReply,
     ExplainReply,
@@ -279,6 +281,22 @@ class Runner:
             self.restart()
         request = CauseLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), tuple(replays))
         reply = self._kernels.call(declaration, "cause_lines", request, ExplainReply, timeout_s=self.timeout_s)
+        return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
+
+    def access_lines(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+        """The lines at which the kernel touches what ``failure`` is about, as `sources`.
+
+        There are none if they are not known, or the process does not live to tell. Runs the case in a fresh executor,
+        in which the kernel has kept nothing. Raises what `judge` raises.
+        """
+        if (question := question_of(failure)) is None:
+            return Explanation()
+        check_size(case)
+        if not self._kernels.is_fresh:
+            self.restart()
+        tensors = (failure.tensor,) if failure.tensor and question != "unwritten" else ()
+        request = AccessLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), question, tensors)
+        reply = self._kernels.call(declaration, "access_lines", request, ExplainReply, timeout_s=self.timeout_s)
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:

@@ -54,6 +54,8 @@ def explain_failure(
         named = with_name(runner, declaration, case, Verdict(failure=failure)).failure
         if named is not None and named is not failure:
             found = Explanation(lines=(named.message,))
+    if lines := runner.access_lines(declaration, case, failure).sources:
+        found = msgspec.structs.replace(found, sources=lines)
     if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
         found = Explanation()
     relations = (failure.oracle,) if is_relation else ()
