@@ -3,7 +3,6 @@
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from attnfuzz.declaration import Declaration
@@ -94,8 +93,7 @@ def chosen(
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)
     named = [name for name in relations if name in oracles or name in BY_BOUNDS]  # none of which has to be asked for
-    found = applicable(declaration, case, named, device=device)
-    return [one if one.closer is None else replace(one, check=one.closer) for one in found]
+    return [one.looking_closer() for one in applicable(declaration, case, named, device=device)]
 
 
 def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Bool
@@ -199,6 +199,10 @@ class Relation:
     cases: type = object
     under_a_mask: bool = True
     closer: Callable[[Trial], Failure | None] | None = None
+
+    def looking_closer(self) -> Relation:
+        """The relation as it judges a failure that somebody looks into."""
+        return self if self.closer is None else replace(self, check=self.closer)
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

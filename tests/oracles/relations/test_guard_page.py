@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from attnfuzz.campaign.saved.replay import run_saved
 from attnfuzz.corpus import load_regression
@@ -317,6 +318,12 @@ def test_a_fault_that_tells_no_address_names_its_tensor(
             raise KernelRaised(RuntimeError(ILLEGAL), "nan")
         return []
 
+    def synchronize() -> None:
+        if any(guarding.covers(reached) for guarding in runs[-1:]):
+            raise RuntimeError(ILLEGAL)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(guard_page, "run_guarded", run_guarded)
     monkeypatch.setattr(guard_page, "_FAULTS_TELL_WHERE", ())
     monkeypatch.setattr(guard_page, "installed", lambda: FaultMap(memoryview(bytearray(1 << 16))))
