@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from attnfuzz.cases.fields import Field
+from attnfuzz.cases.fields import Field, Integer
 from attnfuzz.cases.search import Proposal
 from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.choices import is_power_of_two
@@ -289,6 +289,21 @@ class _OpenField(Facet[OpenCase]):
     def __init__(self, name: str, kind: Field) -> None:
         self.fields = (name,)
         self.parts = (Part(name, kind, Place.SEQUENCES, axis=name, telling=True),)
+
+    def alternatives(self, case: OpenCase, domain: Domain) -> Iterator[Changes]:
+        """As of any facet, and the case with what this number is above the simplest added to another one instead.
+
+        Where several numbers add up to one length, which of them is large says nothing of a mistake.
+        """
+        yield from super().alternatives(case, domain)
+        (name,), (part,) = self.fields, self.parts
+        kind, fields = part.kind, type(case).problem.fields
+        if not isinstance(kind, Integer) or (more := getattr(case, name) - kind.low) <= 0:
+            return
+        counts = {other: its for other, its in fields.items() if other != name and isinstance(its, Integer)}
+        for other, its in counts.items():
+            if getattr(case, other) == its.low and its.low + more <= its.high:
+                yield {name: kind.low, other: its.low + more}
 
 
 @functools.lru_cache(maxsize=256)
