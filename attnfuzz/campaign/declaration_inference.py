@@ -48,7 +48,7 @@ import msgspec
 from attnfuzz.campaign.probe_cases import ProbeCases, behind_a_window, points, strided_beside, told_by_either_infinity
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
-from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -426,7 +426,7 @@ class _Probes:
         timeout_s = _TIMEOUT_S[self._runner.device]
         try:
             return self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
-        except (DeadlinePassed, ServiceError, CaseTooLarge):
+        except (DeadlinePassed, ServiceError, CaseTooLarge, ProblemUnusable):
             return None
 
 

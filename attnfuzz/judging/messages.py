@@ -127,7 +127,8 @@ class JudgeRequest(_Message, frozen=True):
 class JudgeReply(_Message, frozen=True):
     """A verdict for each case, or none and one sentence on the reason.
 
-    `environment`: no kernel of this kind can be judged here. `lost`: the GPU memory that this process may use does not
+    `environment`: no kernel can be judged here. `problem`: none of this problem, which a user's file defines, and which
+    fails itself. `lost`: the GPU memory that this process may use does not
     hold the case beside what earlier ones left there, or a case of a batch took the GPU's context from this process,
     and it cannot be told which; the process ends. `gpu_share`: how much of that memory is still held once the cases
     have been judged, from 0 to 1.
@@ -135,6 +136,7 @@ class JudgeReply(_Message, frozen=True):
 
     verdicts: list[Verdict] = []
     environment: str | None = None
+    problem: str | None = None
     lost: str | None = None
     gpu_share: float = 0.0
 

@@ -38,7 +38,7 @@ from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 
-__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
+__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner"]
 
 SERVICE = "attnfuzz.judging.service:JudgingService"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
@@ -49,6 +49,10 @@ _TIMES_FOR_ALL = 4.0
 
 _MAX_ZYGOTE_RESTARTS = 20
 """Of zygotes that died within seconds of their start: a minute's worth."""
+
+
+class ProblemUnusable(ExecutorUnavailable):
+    """A problem of a user's file fails itself: none of its kernels can be judged, on this case at least."""
 
 
 class Runner:
@@ -180,9 +184,9 @@ class Runner:
         The time of a kernel that is built when it is called does not count (see `attnfuzz.isolation.builds`).
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), `DeadlinePassed` where `give_up_builds` ended a build, and `ServiceError`
-        for a bug of the framework, after which cases have a fresh process: what kernels have written into this one may
-        be behind it.
+        environment cannot run kernels), `ProblemUnusable` where a user's problem fails itself, `DeadlinePassed` where
+        `give_up_builds` ended a build, and `ServiceError` for a bug of the framework, after which cases have a fresh
+        process: what kernels have written into this one may be behind it.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
@@ -195,6 +199,8 @@ class Runner:
             return Verdict(failure=failure if failure.oracle in self.oracles else None)
         if reply.lost is not None:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.lost}")
+        if reply.problem is not None:
+            raise ProblemUnusable(reply.problem)
         if not reply.verdicts:
             raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
         return _with_builds(from_wire(reply.verdicts[0]), built_s)
@@ -231,6 +237,8 @@ class Runner:
             self.lost = failure_of(reply)
         if not isinstance(reply, JudgeReply) or reply.lost is not None:
             return None
+        if reply.problem is not None:
+            raise ProblemUnusable(reply.problem)
         if reply.environment is not None:
             raise ExecutorUnavailable(reply.environment)
         if len(reply.verdicts) != len(cases):

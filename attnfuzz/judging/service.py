@@ -140,8 +140,10 @@ class JudgingService:
         try:
             verdicts = self._verdicts(request)
             objection = self._objection(request)
-        except (EnvironmentProblem, ProblemError) as problem:
+        except EnvironmentProblem as problem:
             return JudgeReply(environment=str(problem))
+        except ProblemError as problem:
+            return JudgeReply(problem=str(problem))
         except BatchLost as lost:
             return JudgeReply(lost=str(lost))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
