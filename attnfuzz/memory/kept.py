@@ -47,8 +47,12 @@ class KeptBuffers:
         """``tensor``, all of which has just been pre-filled, is given to a kernel; it must be nobody's view."""
         # In a format of 8 bits, or a short integer, what a kernel writes may look like what was there before.
         is_telling = tensor.dtype.itemsize >= 2 and (tensor.dtype.is_floating_point or tensor.dtype.itemsize >= 4)
-        if is_telling and tensor.nbytes <= _MOST_NBYTES.get(tensor.device.type, 0):
-            self._buffers = [*self._buffers[1 - _MOST_BUFFERS :], _Buffer(weakref.ref(tensor), fill)]
+        if not is_telling or tensor.nbytes > _MOST_NBYTES.get(tensor.device.type, 0):
+            return
+        if len(self._buffers) >= _MOST_BUFFERS:
+            alive = [buffer for buffer in self._buffers if buffer.tensor() is not None]
+            self._buffers = alive[1 - _MOST_BUFFERS :]
+        self._buffers.append(_Buffer(weakref.ref(tensor), fill))
 
     def renew(self, fill: Fill) -> list[Tensor]:
         """Pre-fill what kernels keep and have not written to; the buffers that may have such elements."""

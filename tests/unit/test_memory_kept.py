@@ -94,3 +94,13 @@ def test_buffers_made_in_inference_mode_are_renewed() -> None:
     with TrackedAllocations("cpu", poison="finite", prefill="finite"):
         pass
     assert bool(holds_prefill(buffer, "finite").all())
+
+
+def test_buffers_of_a_moment_push_no_kept_one_out() -> None:
+    """A workspace would be forgotten in the call that makes it, if that makes many small buffers after it."""
+    kept = KeptBuffers()
+    buffer = given(kept, (3,))
+    for _ in range(200):
+        given(kept, (2,))
+    assert [one.shape for one in kept.renew("finite")] == [(3,)]
+    assert bool(holds_prefill(buffer, "finite").all())
