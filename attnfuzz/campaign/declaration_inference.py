@@ -56,7 +56,7 @@ from attnfuzz.campaign.probe_cases import (
 )
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
-from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -434,7 +434,7 @@ class _Probes:
         timeout_s = _TIMEOUT_S[self._runner.device]
         try:
             return self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
-        except (DeadlinePassed, ServiceError, CaseTooLarge):
+        except (DeadlinePassed, ServiceError, CaseTooLarge, ProblemUnusable):
             return None
 
 

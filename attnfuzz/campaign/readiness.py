@@ -26,7 +26,7 @@ from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
-from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.combinations import alternatives
@@ -242,9 +242,12 @@ class Readiness:
         compilers = OwnCompilers()
         with self._runner.sibling() as own:
             own.give_up_builds(compilers)
-            first = _verdict(
-                own, declaration, simplest_case(declaration.problem, declaration.supports, declaration.options)
-            )
+            simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+            try:
+                first = _verdict(own, declaration, simplest)
+            except ProblemUnusable as error:
+                self.never_returned[declaration.target] = f"is not searched: {error}"
+                return True, None
             raised = None if first is None else _raised(first)
             if (
                 raised is not None

@@ -134,8 +134,6 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     def features(self, name: str, value: int) -> Iterator[str]:
         if value > self.low:
             yield f"{name}>{self.low}"
-        if value > 2 and value & (value - 1):
-            yield f"{name} not pow2"
 
     def level(self, value: int) -> str:
         """Where it lies among those drawn, in a word."""
@@ -229,7 +227,11 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         yield f"{name} is {value}"
 
     def features(self, name: str, value: OptionValue) -> Iterator[str]:
-        if self._place(value):
+        """Of numbers in ascending order, which smaller ones it exceeds: what two values have in common is one."""
+        before = self.values[: self._place(value)]
+        if self._are_ascending:
+            yield from (f"{name}>{smaller}" for smaller in before)
+        elif before:
             yield f"{name}={value}"
 
     def __str__(self) -> str:
@@ -244,6 +246,12 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     def within(self, values: Sequence[Any]) -> Field:
         return Choice(tuple(value for value in self.values if value in values))
+
+    @property
+    def _are_ascending(self) -> bool:
+        """Whether its values are numbers, each above the one before."""
+        numbers = [value for value in self.values if isinstance(value, int | float) and not isinstance(value, bool)]
+        return len(numbers) == len(self.values) and numbers == sorted(set(numbers))
 
     def _place(self, value: object) -> int | None:
         places = (i for i, one in enumerate(self.values) if type(one) is type(value) and one == value)

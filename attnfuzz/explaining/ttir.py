@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from attnfuzz.explaining.operations import Kind, Operation, SourcePlace, first_of_users
 
-__all__ = ["operations_of_ttir"]
+__all__ = ["Locations", "operations_of_ttir"]
 
 _KINDS: dict[str, Kind] = {
     "arith.addf": "add", "arith.subf": "add", "arith.mulf": "mul", "arith.divf": "div", "math.fma": "add",
@@ -32,6 +32,7 @@ _REDUCTIONS = ("tt.reduce", "tt.scan")
 
 _ALIAS = re.compile(r"(?P<name>#\w+) = loc\((?P<what>.*)\)")
 _FILE = re.compile(r'"(?P<file>(?:[^"\\]|\\.)*)":(?P<line>\d+)(?::\d+)?')
+_NAME = re.compile(r'"(?P<name>[^"]*)"\(')
 _NAMED = re.compile(r'"(?:[^"\\]|\\.)*"\((?P<what>.*)\)')
 _CALLED = re.compile(r"callsite\((?P<callee>.*) at (?P<caller>.*)\)")
 _LOCATION = re.compile(r" loc\((?P<what>(?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\((?:[^()]|\([^()]*\))*\))*)\)$")
@@ -64,7 +65,7 @@ class _Reader:
     def __init__(self, lines: list[str], launch: int) -> None:
         self.operations: list[Operation] = []
         self._launch = launch
-        self._aliases = {match["name"]: match["what"] for line in lines if (match := _ALIAS.fullmatch(line.strip()))}
+        self._locations = Locations(lines)
         self._values: dict[str, Operation] = {}
         blocks: list[_Block] = []
         for line in map(str.strip, lines):
@@ -128,13 +129,13 @@ class _Reader:
             return
         kinds = {_KINDS.get(name) for name in block.within}
         kind: Kind = "sum" if "add" in kinds else "max" if "max" in kinds or "arith.cmpf" in block.within else "other"
-        line, place = self._split_location(line)
+        line, place = self._locations.split(line)
         types = _split_types(line.rpartition("->")[2])
         for result, of_type in zip(block.results, types, strict=False):
             self._make(result, kind, _element(of_type)[0], place, self._known(block.operands))
 
     def _read(self, line: str, within: set[str]) -> None:
-        line, place = self._split_location(line)
+        line, place = self._locations.split(line)
         match = _RESULTS.fullmatch(line)
         rest = match["rest"] if match else line
         operation = _OPERATION.match(rest)
@@ -178,11 +179,25 @@ class _Reader:
     def _known(self, names: Iterable[str]) -> list[Operation]:
         return [self._values[name] for name in names if name in self._values]
 
-    def _split_location(self, line: str) -> tuple[str, SourcePlace | None]:
+
+class Locations:
+    """What TTIR says of where in the source a line comes from, under the names of a module."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._aliases = {match["name"]: match["what"] for line in lines if (match := _ALIAS.fullmatch(line.strip()))}
+
+    def split(self, line: str) -> tuple[str, SourcePlace | None]:
+        """A line without its location, and the place in the source."""
         match = _LOCATION.search(line)
         if match is None:
             return line, None
         return line[: match.start()], first_of_users(self._places(match["what"]))
+
+    def name_in(self, what: str) -> str:
+        """The name that a location begins with, ``"q"(#loc)`` or ``#loc1``; empty if it has none."""
+        what = next((self._aliases[one] for one in re.findall(r"^#\w+", what) if one in self._aliases), what)
+        match = _NAME.match(what)
+        return "" if match is None else match["name"]
 
     def _places(self, what: str) -> Iterator[SourcePlace]:
         """Innermost first."""

@@ -1,13 +1,13 @@
 """Which tensor a kernel reached beyond on a GPU, which way and how far: what CUDA does not tell, from further runs.
 
-A run that faults costs a process and about a second, so the runs are few: the tensors are halved until one is left;
-with room beside it, what the kernel writes shows in the room; and how much room a read needs is found by bisection.
-Torch-free.
+A run that faults costs a process and seconds, and one that does not next to nothing: each tensor is guarded alone,
+until one is left beyond; with room beside it, what the kernel writes shows in the room; and how much room a read needs
+is found by bisection, as far as the number of processes allows that it may take. A limit on the time would tell less
+where more processes share a GPU. Torch-free.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ from attnfuzz.verdict import Verdict
 
 __all__ = ["GuardedRuns", "NamedAccess", "named_access", "with_name"]
 
-_SECONDS = 40.0
-"""For all runs of one finding, if nobody asks for less."""
+_MOST_FAULTS = 16
+"""Of the runs of one finding."""
 _WORKSPACE = "workspace"
 _VECTOR = 16
 """Bytes of alignment that tensors keep; within them a read is looked for with unaligned tensors."""
@@ -34,19 +34,16 @@ Probe = Callable[[Edge, Sequence[str], int, bool], GuardReply | None]
 """A run with this edge of these tensors guarded, with so much room, aligned or not; None if it told nothing."""
 
 
-def with_name(
-    runner: Runner, declaration: Declaration, case: Case, verdict: Verdict, *, seconds: float = _SECONDS
-) -> Verdict:
-    """`verdict`, if it is of an access outside on a GPU with the tensor in its message, if that can be told.
+def with_name(runner: Runner, declaration: Declaration, case: Case, verdict: Verdict) -> Verdict:
+    """`verdict`, if it is of an access outside on a GPU with tensor and distance in its message, if they can be told.
 
-    No run begins after so many ``seconds``. Raises what ``Runner.judge`` raises.
+    Raises what ``Runner.judge`` raises.
     """
     failure = verdict.failure
     if failure is None or failure.oracle != "guard_page" or not failure.kind.startswith("raised cuda:"):
         return verdict
-    if failure.tensor:
-        return verdict
-    access = named_access(GuardedRuns(runner, declaration, case, seconds), [*tensor_specs(case), _WORKSPACE])
+    names = [failure.tensor] if failure.tensor else [*tensor_specs(case), _WORKSPACE]
+    access = named_access(GuardedRuns(runner, declaration, case), names)
     if access is None:
         return verdict
     details = (failure.message, *failure.details)
@@ -55,29 +52,22 @@ def with_name(
 
 
 class GuardedRuns:
-    """Runs of a kernel on a case, each in whatever process the last one left; none after some time."""
+    """Runs of a kernel on a case, each in whatever process the last one left; none once too many have faulted."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        declaration: Declaration,
-        case: Case,
-        seconds: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, runner: Runner, declaration: Declaration, case: Case) -> None:
         self._runner = runner
         self._declaration = declaration
         self._case = msgspec.Raw(encode_case(case))
-        self._clock = clock
-        self._until = clock() + seconds
+        self._faults_left = _MOST_FAULTS
 
     def __call__(self, edge: Edge, names: Sequence[str], room: int, aligned: bool) -> GuardReply | None:
         """See `Probe`."""
-        if self._clock() >= self._until:
+        if not self._faults_left:
             return None
         request = GuardRequest(self._declaration.target, self._case, edge, tuple(names), room, aligned)
-        return self._runner.guarded(self._declaration, request)
+        reply = self._runner.guarded(self._declaration, request)
+        self._faults_left -= reply is None or reply.fault is not None
+        return reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +81,10 @@ class NamedAccess:
 def named_access(probe: Probe, names: Sequence[str]) -> NamedAccess | None:
     """The first access that is found beyond one of the tensors ``names``; None if it cannot be told."""
     for edge in ("end", "start"):
-        name = _culprit(probe, edge, names)
+        name = next((name for name in names if _faults(probe(edge, (name,), 0, True))), None)
         if name is not None:
             return NamedAccess(name, _sentence(edge, name, _distance(probe, edge, name)))
     return None
-
-
-def _culprit(probe: Probe, edge: Edge, names: Sequence[str]) -> str | None:
-    """The tensor whose edge is passed, if any: with it alone guarded, a run faults."""
-    suspects = list(names)
-    seen = _faults(probe(edge, suspects, 0, True))
-    if not seen:
-        return None
-    while len(suspects) > 1:
-        half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-        reply = probe(edge, half, 0, True)
-        if reply is None:
-            return None
-        seen = _faults(reply)
-        suspects = half if seen else rest
-    return suspects[0] if seen or _faults(probe(edge, suspects, 0, True)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class _Judge:
                 return self._unless_outside(verdict, trial())
             if verdict.failure is None and is_guarded:
                 if trial().alone.any():  # so its second run was not guarded
-                    verdict = self._of_relation(verdict, trial(), GUARD_PAGE)
+                    verdict = self._of_relation(verdict, trial(), GUARD_PAGE.looking_closer())
                 else:
                     verdict = _after(verdict, "guard_page", None)
             if verdict.failure is None or _lacks_lse(verdict, trial()):
@@ -245,7 +245,7 @@ class _Judge:
         """`verdict`, that runs on the same memory differ, unless they read what nobody owns: that is not the same."""
         if "guard_page" not in self.oracles or not GUARD_PAGE.applies(trial.kernel.declaration, trial.case):
             return verdict
-        found = self._of_relation(msgspec.structs.replace(verdict, failure=None), trial, GUARD_PAGE)
+        found = self._of_relation(msgspec.structs.replace(verdict, failure=None), trial, GUARD_PAGE.looking_closer())
         return verdict if found.failure is None else found
 
     def _of_relation(self, verdict: Verdict, trial: Trial, relation: Relation) -> Verdict:
@@ -274,6 +274,7 @@ class _Judge:
             oracle=relation,
             kind=f"raised {found.failure.kind}",
             message=f"{changed}{found.failure.message}",
+            tensor=raised.tensor or found.failure.tensor,
             maybe=raised.maybe,
         )
         return _after(found, relation, failure)

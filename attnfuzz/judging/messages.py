@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.accesses import Question
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import MemoryUse
 from attnfuzz.problems.declared_numerics import Numerics
@@ -17,6 +18,7 @@ from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import OracleName, Relations, Verdict
 
 __all__ = [
+    "AccessLinesRequest",
     "CauseLinesRequest",
     "Contract",
     "DeclarationsReply",
@@ -126,7 +128,8 @@ class JudgeRequest(_Message, frozen=True):
 class JudgeReply(_Message, frozen=True):
     """A verdict for each case, or none and one sentence on the reason.
 
-    `environment`: no kernel of this kind can be judged here. `lost`: the GPU memory that this process may use does not
+    `environment`: no kernel can be judged here. `problem`: none of this problem, which a user's file defines, and which
+    fails itself. `lost`: the GPU memory that this process may use does not
     hold the case beside what earlier ones left there, or a case of a batch took the GPU's context from this process,
     and it cannot be told which; the process ends. `gpu_share`: how much of that memory is still held once the cases
     have been judged, from 0 to 1.
@@ -134,6 +137,7 @@ class JudgeReply(_Message, frozen=True):
 
     verdicts: list[Verdict] = []
     environment: str | None = None
+    problem: str | None = None
     lost: str | None = None
     gpu_share: float = 0.0
 
@@ -172,6 +176,16 @@ class CauseLinesRequest(OnCase, frozen=True):
     """
 
     replays: tuple[str, ...]
+
+
+class AccessLinesRequest(OnCase, frozen=True):
+    """Find the lines of the kernel that touch `tensors`, as `question` says, by runs of the case.
+
+    What comes is an `ExplainReply`.
+    """
+
+    question: Question
+    tensors: tuple[str, ...]
 
 
 class ExplainReply(_Message, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.accesses import question_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.builds import GiveUp
 from attnfuzz.isolation.devices import Device, likely_device
@@ -19,6 +20,7 @@ from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.leaks import MemoryUse, find_leak
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
+    AccessLinesRequest,
     CauseLinesRequest,
     DeviceReply,
     ExplainReply,
@@ -36,7 +38,7 @@ from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 
-__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
+__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner"]
 
 SERVICE = "attnfuzz.judging.service:JudgingService"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
@@ -47,6 +49,10 @@ _TIMES_FOR_ALL = 4.0
 
 _MAX_ZYGOTE_RESTARTS = 20
 """Of zygotes that died within seconds of their start: a minute's worth."""
+
+
+class ProblemUnusable(ExecutorUnavailable):
+    """A problem of a user's file fails itself: none of its kernels can be judged, on this case at least."""
 
 
 class Runner:
@@ -180,9 +186,9 @@ class Runner:
         The time of a kernel that is built when it is called does not count (see `attnfuzz.isolation.builds`).
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), `DeadlinePassed` where `give_up_builds` ended a build, and `ServiceError`
-        for a bug of the framework, after which cases have a fresh process: what kernels have written into this one may
-        be behind it.
+        environment cannot run kernels), `ProblemUnusable` where a user's problem fails itself, `DeadlinePassed` where
+        `give_up_builds` ended a build, and `ServiceError` for a bug of the framework, after which cases have a fresh
+        process: what kernels have written into this one may be behind it.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
@@ -195,6 +201,8 @@ class Runner:
             return Verdict(failure=failure if failure.oracle in self.oracles else None)
         if reply.lost is not None:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.lost}")
+        if reply.problem is not None:
+            raise ProblemUnusable(reply.problem)
         if not reply.verdicts:
             raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
         return _with_builds(from_wire(reply.verdicts[0]), built_s)
@@ -231,6 +239,8 @@ class Runner:
             self.lost = failure_of(reply)
         if not isinstance(reply, JudgeReply) or reply.lost is not None:
             return None
+        if reply.problem is not None:
+            raise ProblemUnusable(reply.problem)
         if reply.environment is not None:
             raise ExecutorUnavailable(reply.environment)
         if len(reply.verdicts) != len(cases):
@@ -281,6 +291,22 @@ class Runner:
             self.restart()
         request = CauseLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), tuple(replays))
         reply = self._kernels.call(declaration, "cause_lines", request, ExplainReply, timeout_s=self.timeout_s)
+        return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
+
+    def access_lines(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+        """The lines at which the kernel touches what ``failure`` is about, as `sources`.
+
+        There are none if they are not known, or the process does not live to tell. Runs the case in a fresh executor,
+        in which the kernel has kept nothing. Raises what `judge` raises.
+        """
+        if (question := question_of(failure)) is None:
+            return Explanation()
+        check_size(case)
+        if not self._kernels.is_fresh:
+            self.restart()
+        tensors = (failure.tensor,) if failure.tensor and question != "unwritten" else ()
+        request = AccessLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), question, tensors)
+        reply = self._kernels.call(declaration, "access_lines", request, ExplainReply, timeout_s=self.timeout_s)
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:

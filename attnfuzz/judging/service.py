@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.judging.messages import (
+    AccessLinesRequest,
     CauseLinesRequest,
     DeclarationsReply,
     DeclarationsRequest,
@@ -35,7 +37,7 @@ from attnfuzz.judging.messages import (
     PrepareRequest,
     to_wire,
 )
-from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
+from attnfuzz.judging.special_runs import GrowthTrial, access_lines, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles import exception
 from attnfuzz.oracles.exception import EnvironmentProblem
@@ -77,6 +79,7 @@ class JudgingService:
         self._has_judged = False
         self._worn: dict[str, tuple[int, GrowthTrial]] = {}
         self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
+            "access_lines": (AccessLinesRequest, self._access_lines),
             "cause_lines": (CauseLinesRequest, self._cause_lines),
             "declarations": (DeclarationsRequest, self._declarations),
             "device": (DeviceRequest, self._describe_device),
@@ -137,8 +140,10 @@ class JudgingService:
         try:
             verdicts = self._verdicts(request)
             objection = self._objection(request)
-        except (EnvironmentProblem, ProblemError) as problem:
+        except EnvironmentProblem as problem:
             return JudgeReply(environment=str(problem))
+        except ProblemError as problem:
+            return JudgeReply(problem=str(problem))
         except BatchLost as lost:
             return JudgeReply(lost=str(lost))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
@@ -221,15 +226,20 @@ class JudgingService:
         return ExplainReply(Explanation(lines=(f"nothing can be measured: {failure.message}",)), last=True)
 
     def _cause_lines(self, request: CauseLinesRequest) -> ExplainReply:
-        kernel, case = self._kernel_and_case(request)
         compiled = self._compile_times.ttir_files
+        return self._lines(request, partial(cause_lines, replays=request.replays, compiled=compiled))
+
+    def _access_lines(self, request: AccessLinesRequest) -> ExplainReply:
+        return self._lines(request, partial(access_lines, question=request.question, tensors=request.tensors))
+
+    def _lines(self, request: OnCase, find: Callable[..., Explanation]) -> ExplainReply:
+        kernel, case = self._kernel_and_case(request)
         try:
-            found = cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled)
+            return ExplainReply(find(kernel, case, device=self.device))
         except Exception as error:
             if (unexplained := self._unexplained(error)) is None:
                 raise
             return unexplained
-        return ExplainReply(found)
 
     def _growth_after(self, request: GrowthRequest) -> GrowthReply:
         try:

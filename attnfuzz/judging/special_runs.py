@@ -7,36 +7,41 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining import torch_operations
+from attnfuzz.explaining.accesses import Access, Question, lines_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
 from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.ttir import operations_of_ttir
+from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.isolation.process import descendant_bytes, resident_bytes
 from attnfuzz.judging.leaks import MemoryUse
 from attnfuzz.judging.messages import GuardReply, GuardRequest, Neighbourhood
 from attnfuzz.memory.arena import Arena, Region
+from attnfuzz.memory.far import CACHES
 from attnfuzz.memory.guarded import GuardedArena
-from attnfuzz.memory.patterns import POISON_BYTES
+from attnfuzz.memory.patterns import POISON_BYTES, prefill_bits
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
+from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.trials.observation import KernelRaised, call_options
+from attnfuzz.trials.observation import KernelRaised, Observation, call_options
 from attnfuzz.trials.trial import Trial
-from attnfuzz.triton_compat import interpreter_operations
+from attnfuzz.triton_compat import interpreter_accesses, interpreter_operations
+from attnfuzz.triton_compat.launches import recorded_launches
 from attnfuzz.untrusted_text import code_line, text_of, type_name
 from attnfuzz.verdict import SourceLine
 
-__all__ = ["GrowthTrial", "cause_lines", "guarded_reply"]
+__all__ = ["GrowthTrial", "access_lines", "cause_lines", "guarded_reply"]
 
 
 class GrowthTrial:
@@ -126,15 +131,74 @@ def cause_lines(
 ) -> Explanation:
     """The lines at which ``kernel`` makes one of the roundings ``replays``, as `sources`; none if they are not known.
 
-    ``compiled``: files with the TTIR of what Triton has compiled or found compiled, looked at after the run. A finding
-    is not lost to a fault in here: the fault is what is told then.
+    ``compiled``: files with the TTIR of what Triton has compiled or found compiled, looked at after the run.
     """
-    try:
+
+    def places() -> tuple[SourcePlace, ...]:
         found = _recorded(kernel, case, device)
         for launch, file in enumerate(dict.fromkeys(compiled), 1):
             with contextlib.suppress(OSError):  # somebody has cleared the cache
                 found += operations_of_ttir(Path(file).read_text(encoding="utf-8"), launch)
-        return Explanation(sources=tuple(map(_line, places_of(replays, Operations(found)))))
+        return places_of(replays, Operations(found))
+
+    return _told(places)
+
+
+def access_lines(kernel: Kernel, case: Case, question: Question, tensors: Sequence[str], *, device: str) -> Explanation:
+    """The lines at which ``kernel`` touches ``tensors`` as ``question`` says, as `sources`; none if they are not known.
+
+    Of a kernel in Triton's interpreter they are seen as they happen; of one that Triton compiles, its TTIR says them. A
+    process may end of what the kernel does.
+    """
+
+    def places() -> tuple[SourcePlace, ...]:
+        if "triton" not in sys.modules:
+            return ()
+        trial = Trial(kernel, case, device=device, tolerance="bound")
+        is_narrow = question == "narrow"
+        if device == "cpu":  # an offset that was seen to be too large tells by itself
+            return lines_of(question, () if is_narrow else tensors, _seen_accesses(trial, question))
+        return lines_of(question, tensors or (CACHES if is_narrow else ()), _compiled_accesses(trial))
+
+    return _told(places)
+
+
+def _seen_accesses(trial: Trial, question: Question) -> list[Access]:
+    """Those of a run in Triton's interpreter; of narrow offsets, those of runs in which offsets are large."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return []
+    unwritten = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+    with interpreter_accesses.recorded({name: prefill_bits(of, "nan") for name, of in unwritten.items()}) as seen:
+        if question == "narrow":
+            PAGE_RELOCATION.check(trial)
+        name_at = _names(trial.first)
+    return [Access(one.kind, name_at(one.address), one.place, one.narrow, one.unwritten) for one in seen]
+
+
+def _compiled_accesses(trial: Trial) -> list[Access]:
+    """Those in the TTIR of what a run launches on a GPU."""
+    with recorded_launches() as launches:
+        name_at = _names(trial.first)
+    found: list[Access] = []
+    for launch in launches:
+        found += accesses_of_ttir(launch.ttir, {name: name_at(at) for name, at in launch.addresses.items()})
+    return found
+
+
+def _names(seen: Observation) -> Callable[[int], str]:
+    """The tensor of a run that lies at an address; empty if none does."""
+    places = [
+        (first := region.tensor.data_ptr(), first + region.end - region.start, region.name)
+        for arena in (seen.given, seen.allocated)
+        for region in arena.regions
+    ]
+    return lambda address: next((name for start, end, name in places if start <= address < end), "")
+
+
+def _told(places: Callable[[], tuple[SourcePlace, ...]]) -> Explanation:
+    """The lines at ``places``. A finding is not lost to a fault in what looks for them: that is what is told then."""
+    try:
+        return Explanation(sources=tuple(map(_line, places())))
     except KernelRaised:
         return Explanation()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.memory.arena import Arena, ChunkSource
 from attnfuzz.memory.image import Fetch
+from attnfuzz.memory.kept import KEPT
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 
 __all__ = ["WORKSPACE", "TrackedAllocations", "WorkspacePool"]
@@ -53,7 +54,8 @@ _ALLOCATES = {id(func): False for func in _UNINITIALISED} | {id(func): True for 
 class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
     """While active, tensors made by `torch.empty`, `zeros`, `full` and their relatives come from `arena`.
 
-    Uninitialised ones hold pre-fill. What PyTorch's own operators allocate for their results is not touched.
+    Uninitialised ones hold pre-fill, and so does what the kernel keeps of those of earlier calls (`KeptBuffers`). What
+    PyTorch's own operators allocate for their results is not touched.
     """
 
     supports_higher_order_operators = True
@@ -72,6 +74,14 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         super().__init__()  # type: ignore[no-untyped-call]
         capacity = _CHUNK_BYTES if source is None else _SHARED_CHUNK_BYTES
         self.arena = arena or Arena(device, poison=poison, prefill=prefill, capacity=capacity, source=source)
+        self.kept: list[Tensor] = []
+        """Buffers from earlier calls that the kernel keeps, and has not written to everywhere."""
+
+    def __enter__(self) -> TrackedAllocations:
+        if self.arena.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+            self.kept = KEPT.renew(self.arena.prefill)
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -98,7 +108,15 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
             return [torch.empty(0, dtype=torch.float32, device="cpu") if part is None else part for part in made]
         if initialised is None or not self._is_trackable(made):
             return made
-        return self._place(made, prefill=False).copy_(made) if initialised else self._place(made)
+        if initialised:
+            return self._place(made, prefill=False).copy_(made)
+        # Not a view of the arena's: what is given lives for as long as the kernel holds on to it, and no longer.
+        place = self._place(made)
+        given = torch.empty(0, dtype=place.dtype, device=place.device).set_(
+            place.untyped_storage(), place.storage_offset(), place.shape, place.stride()
+        )
+        KEPT.add(given, self.arena.prefill)
+        return given
 
     def _place(self, like: Tensor, *, prefill: bool = True) -> Tensor:
         shape, strides = tuple(like.shape), like.stride()

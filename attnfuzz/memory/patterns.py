@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-__all__ = ["POISON_BYTES", "Fill", "bits", "holds_prefill", "poison_value", "prefill_"]
+__all__ = ["POISON_BYTES", "Fill", "bits", "holds_prefill", "poison_value", "prefill_", "prefill_bits"]
 
 Fill = Literal["nan", "finite", "low"]
 
@@ -59,19 +59,23 @@ def bits(tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     return tensor.view(integer)
 
 
-def prefill_(tensor: Shaped[Tensor, "*shape"], fill: Fill) -> None:
-    """Overwrite every element, in place, with the pattern of memory that was never written."""
+def prefill_(tensor: Shaped[Tensor, "*shape"], fill: Fill, *, where: Bool[Tensor, "*shape"] | None = None) -> None:
+    """Overwrite every element, or those ``where`` says so, with the pattern of memory that was never written."""
     if tensor.dtype is torch.bool:
-        tensor.fill_(fill == "nan")
+        elements, pattern = tensor, int(fill == "nan")
     else:
-        bits(tensor).fill_(_prefill_bits(tensor.dtype, fill))
+        elements, pattern = bits(tensor), prefill_bits(tensor.dtype, fill)
+    if where is None:
+        elements.fill_(pattern)
+    else:
+        elements.masked_fill_(where, pattern)
 
 
 def holds_prefill(tensor: Shaped[Tensor, "*shape"], fill: Fill) -> Bool[Tensor, "*shape"]:
     """True at each element that still holds the pattern of `prefill_`."""
     if tensor.dtype is torch.bool:
         return tensor == (fill == "nan")
-    return bits(tensor) == _prefill_bits(tensor.dtype, fill)
+    return bits(tensor) == prefill_bits(tensor.dtype, fill)
 
 
 def poison_value(dtype: torch.dtype, fill: Fill) -> float:
@@ -80,8 +84,9 @@ def poison_value(dtype: torch.dtype, fill: Fill) -> float:
     return float(pattern.view(dtype).item())
 
 
-def _prefill_bits(dtype: torch.dtype, fill: Fill) -> int:
+def prefill_bits(dtype: torch.dtype, fill: Fill) -> int:
+    """The pattern of an element, as `bits` has it."""
     known = _PREFILL_BITS[fill].get(dtype)
     size = dtype.itemsize
     pattern = bytes([_PREFILL_BYTES[fill]]) * size if known is None else known.to_bytes(size, "little")
-    return int.from_bytes(pattern, "little", signed=size > 1)  # as `bits` has it
+    return int.from_bytes(pattern, "little", signed=size > 1)

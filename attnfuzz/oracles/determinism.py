@@ -1,7 +1,7 @@
 """The same run twice, the same bits: for kernels that promise it."""
 
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent
-from attnfuzz.trials.trial import Trial, cause_of_difference
+from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 
 __all__ = ["check"]
@@ -9,10 +9,11 @@ __all__ = ["check"]
 
 def check(trial: Trial) -> Failure | None:
     """Two runs that agree in everything, dead memory included, gave different bits."""
-    if cause_of_difference(trial) != "determinism":
+    found = trial.difference
+    if found is None or found.cause != "determinism":
         return None
-    one, other = trial.first.results, trial.repeated.results
-    masks = trial.differences(trial.first, trial.repeated)
+    one, other = found.one.results, found.other.results
+    masks = trial.differences(found.one, found.other)
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
     where, got, got_again, index = differing(name, axes, masks[name], one[name], other[name])

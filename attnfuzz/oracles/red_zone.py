@@ -1,10 +1,11 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
 from attnfuzz.memory.arena import Violation, violations
-from attnfuzz.problems.wording import plural, shape_of
+from attnfuzz.problems.wording import element, plural, shape_of
 from attnfuzz.trials.comparison import place_of
+from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Cause, Failure
 
 __all__ = ["check"]
 
@@ -15,17 +16,41 @@ def check(trial: Trial) -> Failure | None:
         if damaged:
             found = [*violations(seen.given), *violations(seen.allocated)]
             first, *others = sorted(found, key=_rank)
+            displaced = _displaced(trial, seen, first)
             return Failure(
                 oracle="red_zone",
                 kind=_kind(first),
                 message=_sentence(first),
                 details=(
+                    *(one.words for one in displaced),
                     *place_of(trial.case, first.name, first.index if first.where == "inside" else ()),
                     *(f"also {_sentence(other)}" for other in others[:8]),
                 ),
                 tensor=first.name,
+                causes=displaced,
             )
     return None
+
+
+def _displaced(trial: Trial, seen: Observation, stray: Violation) -> tuple[Cause, ...]:
+    """The cause, if a row of a result that is changed in place lies where nothing is to be written, and not at its own
+    place: what is never written there, and what is written elsewhere, are one mistake.
+    """
+    name, index = stray.name, stray.index
+    if stray.where != "inside" or stray.role != "output" or not index:
+        return ()
+    part = next((part for part in trial.compare(seen) if part.name == name), None)
+    region = next((one for one in seen.given.regions if one.name == name), None)
+    if part is None or region is None:
+        return ()
+    lies = region.tensor[index[0]].to(part.expected.device).double()
+    missing = (part.ratio > 1).flatten(1).all(1).nonzero().flatten().tolist()  # numbers of rows
+    for row in missing:
+        if bool(((lies - part.expected[row]).abs() <= part.bound[row]).all()):
+            own, there = (element(name, part.axes[:1], (at,)) for at in (row, index[0]))
+            words = f"what belongs at {own} lies at {there}, and is missing at its own place"
+            return (Cause(mistake="displaced", way=name, words=words),)
+    return ()
 
 
 def _rank(violation: Violation) -> tuple[bool, bool, int]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.memory.allocations import WORKSPACE
-from attnfuzz.memory.patterns import holds_prefill
+from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.wording import element, shape_of
+from attnfuzz.problems.wording import element, number, shape_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
@@ -20,13 +20,15 @@ __all__ = ["check", "lacks_lse"]
 
 
 def check(trial: Trial) -> Failure | None:
-    """Elements that still hold the pre-fill of each run; else results that change with the pre-fill."""
+    """Elements that still hold the pre-fill of each run, or what they held before; else results that change with it."""
     if trial.symptoms.unwritten:
         untouched = _untouched(trial)
         for name, mask in untouched.items():
             if mask.any():
                 failure = _never_written(trial, name, mask)
                 return _nothing_written(failure, list(untouched)) if all(map(_is_all, untouched.values())) else failure
+    if trial.symptoms.error_ratio > 1 and (left := _left_as_it_was(trial)) is not None:
+        return left
     return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
 
 
@@ -92,6 +94,33 @@ def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     )
 
 
+def _left_as_it_was(trial: Trial) -> Failure | None:
+    """A tensor that is changed in place, if all that is wrong in it is what it held before the call, bit for bit."""
+    before = problem_of(trial.case).held_before(trial.case, trial.reference.values)
+    for part in trial.comparison:
+        wrong = part.ratio.cpu() > 1
+        if part.name not in before or not wrong.any():
+            continue
+        is_left = bits(trial.first.results[part.name].cpu()) == bits(before[part.name])
+        if bool((wrong & ~is_left).any()):
+            continue
+        index = first_index(wrong)
+        got, expected = (number(float(one[index])) for one in (part.got, part.expected))
+        return Failure(
+            oracle="unwritten",
+            kind=part.name,
+            message=f"{element(part.name, part.axes, index)} still holds what it held before the call: {got}, expected "
+            f"{expected}",
+            details=(
+                f"left as it was: {extent(part.name, part.axes, wrong)}",
+                *place_of(trial.case, part.name, index),
+            ),
+            tensor=part.name,
+            blame=blame_of(trial.case, part.axes, index),
+        )
+    return None
+
+
 def _read_before_written(trial: Trial) -> Failure:
     one, other = trial.first.results, trial.prefilled_otherwise.results
     masks = trial.differences(trial.first, trial.prefilled_otherwise)
@@ -111,6 +140,10 @@ def _read_before_written(trial: Trial) -> Failure:
 
 def _workspaces(trial: Trial) -> list[str]:
     """The buffers that the kernel may have read too early."""
-    regions = [region for region in trial.first.allocated.regions if region.name == WORKSPACE]
-    shapes = [shape_of(str(region.tensor.dtype).removeprefix("torch."), region.tensor.shape) for region in regions]
-    return [f"the kernel allocated workspaces {', '.join(shapes[:8])}"] if shapes else []
+    seen = trial.prefilled_otherwise
+    new = [(one.tensor.dtype, one.tensor.shape) for one in seen.allocated.regions if one.name == WORKSPACE]
+    told = []
+    for words, buffers in (("the kernel allocated workspaces", new), ("it keeps between calls", seen.kept)):
+        shapes = [shape_of(str(dtype).removeprefix("torch."), shape) for dtype, shape in buffers]
+        told += [f"{words} {', '.join(shapes[:8])}"] if shapes else []
+    return told

@@ -47,11 +47,13 @@ class Target:
 class OpenValues:
     """Worked out once for a case: what is to come of it by a tolerance, and ``where`` in each result that counts.
 
-    ``origin``: the tensors that the targets are made from.
+    ``written``: by tensor, what the problem writes, and where; all on the host, so that a user's code meets no other
+    memory, and runs once whatever is judged. ``origin``: the tensors that the targets are made from.
     """
 
     targets: Callable[[Tolerance], list[Target]]
     where: Mapping[str, Tensor | None]
+    written: Mapping[str, tuple[Tensor, Tensor]]
     origin: tuple[Any, ...] = ()
 
 
@@ -93,20 +95,35 @@ def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
             found.append(Target(name, value, bound if one.where is None else torch.where(one.where, bound, 0.0)))
         return found
 
-    return OpenValues(targets, {name: one.where for name, one in expected.items()}, origin=(expected, bounds))
+    counted = {name: one.where for name, one in expected.items()}
+    return OpenValues(targets, counted, _written(case, tensors), origin=(expected, bounds))
+
+
+def _written(case: OpenCase, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """What the problem has written into ``tensors``: what it writes alike where other numbers were before."""
+    others = allocate(case, PlainAllocator("cpu"))
+    for other in others.values():
+        if other.dtype is torch.bool:
+            other.logical_not_()
+        else:
+            _bits(other).bitwise_not_()
+    _asked(_problem_of(case).write, case, others)
+    return {name: (tensor, _bits(tensor) == _bits(others[name])) for name, tensor in tensors.items()}
 
 
 def filled(case: OpenCase) -> dict[str, Tensor]:
     """All tensors on the host, as the problem writes them."""
     tensors = allocate(case, PlainAllocator("cpu"))
-    _write(_problem_of(case), case, tensors)
+    _asked(_problem_of(case).write, case, tensors)
     return tensors
 
 
 def build(case: OpenCase, allocator: Allocator, values: OpenValues) -> SimpleNamespace:
     """The inputs, in the memory of ``allocator``."""
     tensors = allocate(case, allocator)
-    _write(_problem_of(case), case, tensors)
+    for name, tensor in tensors.items():
+        value, is_written = (one.to(tensor.device) for one in values.written[name])
+        _bits(tensor).copy_(torch.where(is_written, _bits(value), _bits(tensor)))
     for name in changed_names(case):
         if (where := values.where[name]) is not None:
             allocator.only_changes(name, where)
@@ -127,6 +144,11 @@ def returned_names(case: OpenCase) -> tuple[str, ...]:
 def changed_names(case: OpenCase) -> tuple[str, ...]:
     """The tensors that are changed in place."""
     return tuple(name for name, spec in tensor_specs(case).items() if spec.role == "in_place")
+
+
+def held_before(case: OpenCase, values: OpenValues) -> dict[str, Tensor]:
+    """What the tensors hold that are changed in place, before they are; NaN, or -1, where nobody has written."""
+    return {name: values.written[name][0] for name in changed_names(case)}
 
 
 def owned(case: OpenCase, results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -163,10 +185,6 @@ def _problem_of(case: OpenCase) -> Problem:
     if not isinstance(problem, Problem):
         raise ProblemError(f"{case.problem.place} has not been imported here; load a kernel of it first")
     return problem
-
-
-def _write(problem: Problem, case: OpenCase, tensors: dict[str, Tensor]) -> None:
-    _asked(problem.write, case, tensors)
 
 
 def _asked(method: Callable[..., Any], case: OpenCase, tensors: dict[str, Tensor]) -> Any:

@@ -71,7 +71,7 @@ class Problem:
     def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
         """Write every element that a kernel may read, in place. What is left is dead memory, and holds poison.
 
-        Called for several copies of the case, on the CPU and on a GPU; ``copy_`` from a CPU tensor works on both.
+        ``tensors`` lie on the CPU, whatever the kernel runs on; what is written is copied to where it runs.
         """
         raise NotImplementedError(f"{type(self).__name__} must define write(self, case, tensors)")
 

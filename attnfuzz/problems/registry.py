@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,8 +46,9 @@ class ProblemModule:
     gives the `Contents` of each. ``results`` names the two output tensors, out first.
 
     ``returned_names(case, supports)``: what a kernel may return, in this order, or write into its inputs;
-    ``changed_names(case)``: the inputs that it changes in place. ``owned(case, results)`` leaves out of the results
-    what nobody looks at. ``axes(case, name)`` names the dimensions of a result.
+    ``changed_names(case)``: the inputs that it changes in place, and ``held_before(case, values)`` what they hold until
+    then. ``owned(case, results)`` leaves out of the results what nobody looks at. ``axes(case, name)`` names the
+    dimensions of a result.
 
     In words: ``where_is(case, name, index)`` says what an element is, ``dead_words(case, supports, row)`` which memory
     must not matter to a row, and ``length_words(case, row)`` how much there is to it. ``seqs_of(case, row)``: the
@@ -72,6 +73,7 @@ class ProblemModule:
     )
     owned: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]] = lambda case, results: results
     changed_names: Callable[[Any], tuple[str, ...]] = lambda case: ()
+    held_before: Callable[[Any, Any], Mapping[str, Tensor]] = lambda case, values: {}
     where_is: Callable[[Any, str, tuple[int, ...]], str] = lambda case, name, index: ""
     length_words: Callable[[Any, int], list[str]] = lambda case, row: []
     seqs_of: Callable[[Any, int], tuple[int, ...]] | None = None
@@ -207,6 +209,7 @@ _OPEN = _OpenModule(
     write=_not_in_parts,
     inputs=open_module.inputs,
     changed_names=open_module.changed_names,
+    held_before=open_module.held_before,
     owned=open_module.owned,
     axes=open_module.axes,
     dead_words=open_module.dead_words,

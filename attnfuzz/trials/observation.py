@@ -195,8 +195,8 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
     Where a GPU had no room to load or launch what was compiled, `error` is torch's for memory that ran out: Triton
     raises no more than a RuntimeError.
 
-    `maybe`: causes that are likely where such a run ends so. `fatal`: the process must not be used again, whatever the
-    error is.
+    `maybe`: causes that are likely where such a run ends so, and `tensor` the one that is concerned, if it is known.
+    `fatal`: the process must not be used again, whatever the error is.
     """
 
     def __init__(self, error: BaseException, poison: Fill, changed: str = "", *, fatal: bool = False) -> None:
@@ -207,6 +207,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
         self.poison = poison
         self.changed = changed
         self.maybe: tuple[str, ...] = ()
+        self.tensor = ""
         self.fatal = fatal
 
     def is_a(self, kind: type[BaseException]) -> bool:
@@ -218,8 +219,9 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
 class Observation:
     """`results` by name, as returned (raw dtype and base of the LSE).
 
-    `given` holds inputs and offered outputs, `allocated` what the kernel allocated. `poison` is what everything outside
-    the live inputs held, `prefill` what outputs and workspaces held.
+    `given` holds inputs and offered outputs, `allocated` what the kernel allocated, and `kept` are dtype and shape of
+    what it keeps of earlier calls and has not written to everywhere. `poison` is what everything outside the live
+    inputs held, `prefill` what outputs and workspaces held.
     """
 
     poison: Fill
@@ -228,6 +230,7 @@ class Observation:
     given: Arena
     allocated: Arena
     results: dict[str, Tensor] = field(default_factory=dict)
+    kept: tuple[tuple[torch.dtype, torch.Size], ...] = ()
     build_s: float = 0.0
     compile_s: float = 0.0
     kernel_s: float = 0.0
@@ -274,6 +277,7 @@ def observe(
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
     built, compiled = time.perf_counter(), compile_clock()
     seen.results = call(kernel, case, inputs, allocations, wait=wait)
+    seen.kept = tuple((buffer.dtype, buffer.shape) for buffer in allocations.kept)
     seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
     seen.kernel_s = time.perf_counter() - built - seen.compile_s
     return seen

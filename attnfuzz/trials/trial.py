@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,7 +20,7 @@ from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_rat
 from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, observe, observe_guarded
 from attnfuzz.trials.symptoms import Symptoms, elements_differ
 
-__all__ = ["Cause", "Trial", "cause_of_difference"]
+__all__ = ["Cause", "Difference", "Trial", "cause_of_difference"]
 
 
 class Trial:
@@ -88,6 +88,27 @@ class Trial:
     def prefilled_low(self) -> Observation:
         """As `prefilled_otherwise`, with numbers that lose every comparison."""
         return self._observe("nan", "low")
+
+    @cached_property
+    def difference(self) -> "Difference | None":
+        """What makes the first and the second run differ; None if they agree.
+
+        A kernel that counts its calls may give the same bits in any two runs of a few, so what differed with other
+        memory is made twice more, and the first run after it: of what comes with every so many calls, up to five, some
+        two runs on the same memory differ then.
+        """
+        if self.second is None or not self.symptoms.differs:
+            return None
+        promised = self.kernel.declaration.supports.deterministic
+        if promised and bool(self.disagree(self.first, self.repeated)):
+            return Difference("determinism", self.first, self.repeated)
+        is_unwritten = bool(self.disagree(self.first, self.prefilled_otherwise))
+        otherwise = self.prefilled_otherwise if is_unwritten else self.second
+        for seen in (otherwise, otherwise, self.first) if promised else ():
+            again = self._observe(seen.poison, seen.prefill)
+            if bool(self.disagree(seen, again)):
+                return Difference("determinism", seen, again)
+        return Difference("unwritten" if is_unwritten else "dead_memory", self.first, otherwise)
 
     def adopt(self, runs: Sequence[Observation]) -> None:
         """Take over the first run and perhaps the second, which have been made elsewhere."""
@@ -241,11 +262,15 @@ def _unwritten(seen: Observation) -> Bool[Tensor, ""]:
 Cause = Literal["determinism", "unwritten", "dead_memory"]
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two runs that gave other bits, and why."""
+
+    cause: Cause
+    one: Observation
+    other: Observation
+
+
 def cause_of_difference(trial: Trial) -> Cause | None:
-    """None if both runs agree. Takes up to two further runs."""
-    if trial.second is None or not trial.symptoms.differs:
-        return None
-    promised = trial.kernel.declaration.supports.deterministic
-    if promised and bool(trial.disagree(trial.first, trial.repeated)):
-        return "determinism"
-    return "unwritten" if bool(trial.disagree(trial.first, trial.prefilled_otherwise)) else "dead_memory"
+    """None if both runs agree. Takes up to five further runs, once for a trial."""
+    return None if trial.difference is None else trial.difference.cause

@@ -86,7 +86,8 @@ def test_one_element_outside_is_caught(guarded: Runner, kernel: str, tensor: str
         options = {"tensor": tensor, "access": access, "side": side}
         declaration, case = planted(guarded, kernel, options=options, **shape)
         failure = guarded.judge(declaration, case, relations=("guard_page",)).failure
-        if failure is None or (failure.oracle, failure.kind) != ("guard_page", "raised cuda:illegal memory access"):
+        told = None if failure is None else (failure.oracle, failure.kind, failure.tensor)
+        if told != ("guard_page", "raised cuda:illegal memory access", tensor):
             missed.append((access, side, failure))
     assert not missed
 

@@ -36,6 +36,7 @@ RANKS = {
     "attnfuzz.explaining": 2,
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,
+    "attnfuzz.triton_compat.interpreter_accesses": 2,
     "attnfuzz.triton_compat.interpreter_operations": 2,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 5,

@@ -18,7 +18,7 @@ from attnfuzz.campaign.judge.process_memory import History, MemoryWatch
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
-from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.limits import CaseTooLarge
@@ -169,6 +169,7 @@ class CaseJudge:
         self._complain = complain
         self._complaints_left = _MAX_COMPLAINTS
         self._told_of_batches: set[str] = set()
+        self._told_of_problems: set[str] = set()
         self._clock = clock
         self._seen_formats: tuple[Hashable, set[int]] = (None, set())
         self._timeouts: dict[str, AdaptiveTimeout] = {}
@@ -229,7 +230,7 @@ class CaseJudge:
                 verdicts = self._judge_in_parts(declaration, cases, limit_s)
             except DeadlinePassed:
                 return None
-            except CaseTooLarge:  # if a case is that by itself, it is told when it is judged alone
+            except (CaseTooLarge, ProblemUnusable):  # if a case is that by itself, it is told when it is judged alone
                 return None
             except ServiceError as error:
                 self._tell_once(declaration, len(cases), error)
@@ -368,6 +369,11 @@ class CaseJudge:
             yield
         except DeadlinePassed:
             raise OutOfTime(self._clock() - began) from None
+        except ProblemUnusable as error:
+            if declaration.target not in self._told_of_problems:
+                self._told_of_problems.add(declaration.target)
+                self._complain(f"{declaration.target} cannot be judged on some cases: {error}")
+            raise Unjudged from error
         except (ServiceError, CaseTooLarge) as error:
             self._complaints_left -= 1
             if self._complaints_left < 0:

@@ -24,9 +24,18 @@ _MOST_CHARACTERS = 300
 
 
 def explain_failure(
-    runner: Runner, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
+    runner: Runner,
+    declaration: Declaration,
+    case: Case,
+    failure: Failure,
+    *,
+    weighing_s: float,
+    total_s: float,
+    measures_faults: bool = True,
 ) -> Explanation:
     """What is wrong with ``case``, which ``failure`` is about.
+
+    ``measures_faults``: of an access outside on a GPU it is told how far that is, for which several processes end.
 
     No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
     hangs, none at all. Where a relation objects, a run by itself is right, and so are its weights.
@@ -36,16 +45,18 @@ def explain_failure(
     if failure.oracle == "hang":
         return Explanation()
     is_relation = failure.oracle in RELATION_ORACLES
+    found = Explanation()
     told = failure if is_relation else _told(runner, declaration, case, failure)
     if told.causes and all(one.rounding for one in told.causes):  # replayed: single weights say nothing of it
         found = runner.cause_lines(declaration, case, told.replays)
     elif not is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
-    else:
-        found = Explanation()
-        named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
+    elif measures_faults:
+        named = with_name(runner, declaration, case, Verdict(failure=failure)).failure
         if named is not None and named is not failure:
             found = Explanation(lines=(named.message,))
+    if lines := runner.access_lines(declaration, case, failure).sources:
+        found = msgspec.structs.replace(found, sources=lines)
     if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
         found = Explanation()
     found = msgspec.structs.replace(found, told=_by_weights(told, failure, found.causes))
@@ -82,7 +93,9 @@ def _by_weights(told: Failure, plain: Failure, measured: tuple[Cause, ...] | Non
 
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
     """As `explain_failure`, in the time that a campaign has for it, and no longer than its findings tell."""
-    found = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
+    found = explain_failure(
+        runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S, measures_faults=False
+    )
     message = failure.message if found.told is None else found.told.message
     unsaid = tuple(line for line in found.lines if not message.endswith(f"; {line}"))
     return shortened(msgspec.structs.replace(found, lines=unsaid))

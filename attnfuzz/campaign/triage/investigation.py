@@ -229,10 +229,11 @@ class Investigation:
             self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
             return False
         is_another = confirmation.failing.symptom != self._first.symptom
+        is_told_more = confirmation.failing.failure.tensor != self._first.failure.tensor
         self._first = confirmation.failing
         self._now, self._needed = self._first, certain(self._first.features)
         self._is_flaky = confirmation.is_flaky
-        if self._first.preceding or is_another:
+        if self._first.preceding or is_another or (is_told_more and not self._is_flaky):
             self._step_to(self._first)
         elif confirmation.is_flaky:
             self._look_at_flakiness(confirmation)

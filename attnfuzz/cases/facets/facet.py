@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from attnfuzz.cases.fields import Field
+from attnfuzz.cases.fields import Field, Integer, Seed
 from attnfuzz.cases.search import Proposal
 from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.choices import is_power_of_two
@@ -283,12 +284,35 @@ def changed(case: C, **fields: Any) -> C | None:
         return None
 
 
+_SEEDS_TRIED = 4
+"""Of a case with other numbers."""
+
+
 class _OpenField(Facet[OpenCase]):
     """A field of a user's problem, of which nothing but its kind is known."""
 
     def __init__(self, name: str, kind: Field) -> None:
         self.fields = (name,)
         self.parts = (Part(name, kind, Place.SEQUENCES, axis=name, telling=True),)
+
+    def alternatives(self, case: OpenCase, domain: Domain) -> Iterator[Changes]:
+        """As of any facet, and the case with what this number is above the simplest added to another one instead.
+
+        Where several numbers add up to one length, which of them is large says nothing of a mistake; where other
+        numbers are drawn for the case then, one seed may show it and another not.
+        """
+        yield from super().alternatives(case, domain)
+        (name,), (part,) = self.fields, self.parts
+        kind, fields = part.kind, type(case).problem.fields
+        if not isinstance(kind, Integer) or (more := getattr(case, name) - kind.low) <= 0:
+            return
+        seeds = [other for other, its in fields.items() if isinstance(its, Seed)]
+        counts = {other: its for other, its in fields.items() if other != name and isinstance(its, Integer)}
+        for other, its in counts.items():
+            if getattr(case, other) == its.low and its.low + more <= its.high:
+                moved = {name: kind.low, other: its.low + more}
+                yield moved
+                yield from (moved | {seed: value} for seed, value in itertools.product(seeds, range(1, _SEEDS_TRIED)))
 
 
 @functools.lru_cache(maxsize=256)

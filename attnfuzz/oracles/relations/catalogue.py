@@ -93,7 +93,7 @@ def chosen(
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)
     named = [name for name in relations if name in oracles or name in BY_BOUNDS]  # none of which has to be asked for
-    return applicable(declaration, case, named, device=device)
+    return [one.looking_closer() for one in applicable(declaration, case, named, device=device)]
 
 
 def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:

@@ -2,16 +2,16 @@
 
 The results are those of the usual runs and are not looked at again. On a CPU, an access outside ends the process; the
 driver tells from the fault which tensor it was (`attnfuzz.judging.executor_deaths`). On a GPU it costs the process its
-CUDA context, and CUDA tells no address. Which tensor it was is found out afterwards, for a finding that somebody is
-going to read: further runs, in fresh processes, guard some tensors and leave room beside them
-(`attnfuzz.judging.guard_naming`). Until then a failure says no more than at which edge. The search and the shrinking
-go by that: each such run costs a process and a second.
+CUDA context, and CUDA tells no address. So the search, which guards all tensors at once, knows no more of a fault than
+at which edge; whoever looks into it asks for this relation by name, and gets a run for each tensor, which alone is
+guarded: the one that faults names it, and those before it cost next to nothing. How far beyond it the access is, and
+whether it is a write, takes runs in fresh processes (`attnfuzz.judging.guard_naming`).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.memory_faults import FaultMap, installed
-from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.allocations import WORKSPACE, TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.cuda_virtual import DriverError
 from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, guarded_memory
@@ -32,7 +32,7 @@ from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import Role
+from attnfuzz.problems.shapes import Role, tensor_specs
 from attnfuzz.trials.observation import KernelRaised, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import DrawnWithout, Failure, OracleName, Relations
@@ -53,7 +53,7 @@ class Guarding:
     """
 
     guard: Guard
-    names: Container[str] | None = None
+    names: tuple[str, ...] | None = None
     room: int = 0
     aligned: bool = True
 
@@ -101,7 +101,7 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
         for _ in range(2)
     )
     inputs = _built(trial, _Chosen(given, _ordinary(trial), guarding))
-    workspaces = allocated if guarding.covers("workspace") else _ordinary(trial)
+    workspaces = allocated if guarding.covers(WORKSPACE) else _ordinary(trial)
     allocations = TrackedAllocations(trial.device, poison=_FILL, prefill=_FILL, arena=workspaces)
     try:
         call(trial.kernel, trial.case, inputs, allocations, wait=True)
@@ -125,10 +125,10 @@ def _ordinary(trial: Trial) -> Arena:
 _MOST_NBYTES = 1 << 26
 """Of a case: many processes share a GPU, and each tensor has at least one granule of its memory to itself."""
 
-_EDGES: dict[Guard, str] = {
-    "end": "with each tensor ending at unmapped memory",
-    "start": "with each tensor beginning at unmapped memory",
-}
+_EDGES: dict[Guard, str] = {"end": "ending", "start": "beginning"}
+
+_FAULTS_TELL_WHERE = ("cpu",)
+"""Devices on which the address of an access outside is known."""
 
 _ONE_IN_AT_ITS_START = 4
 """Cases of which one has tensors that begin at unmapped memory in its second run; those of the others end there, which
@@ -163,19 +163,37 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 def _check(trial: Trial) -> Failure | None:
     """None, if it returns at all. Does nothing in a process whose death nobody could explain."""
+    _run_each(trial, (Guarding(guard) for guard in GUARDS))
+    return None
+
+
+def _check_closer(trial: Trial) -> Failure | None:
+    """As `_check`, with the tensor that is reached beyond, where one alone shows it."""
+    if trial.device not in _FAULTS_TELL_WHERE:
+        names = (*tensor_specs(trial.case), WORKSPACE)
+        if not _run_each(trial, (Guarding(guard, (name,)) for guard in GUARDS for name in names)):
+            return None
+    return _check(trial)
+
+
+def _run_each(trial: Trial, guardings: Iterable[Guarding]) -> bool:
+    """Whether there is memory for runs with each of ``guardings``. Raises `KernelRaised` where one faults."""
     fault_map = installed()
     if fault_map is None or not _has_memory(trial.device):
-        return None
-    for guard in GUARDS:
+        return False
+    for guarding in guardings:
         with fault_map.recording():
             try:
-                run_guarded(trial, Guarding(guard), fault_map)
+                run_guarded(trial, guarding, fault_map)
             except KernelRaised as raised:
-                raised.changed = _EDGES[guard]
+                name = "" if guarding.names is None else guarding.names[0]
+                whose = f"{name} alone" if name else "each tensor"
+                raised.changed = f"with {whose} {_EDGES[guarding.guard]} at unmapped memory"
+                raised.tensor = name
                 raise
             except torch.OutOfMemoryError:
-                return None
-    return None
+                return False
+    return True
 
 
 def _has_memory(device: str) -> bool:
@@ -195,4 +213,5 @@ GUARD_PAGE = Relation(
     drawn_on=("cuda",),
     costly_on=("cuda",),
     of_any_problem=True,
+    closer=_check_closer,
 )

@@ -680,7 +680,7 @@ def _failure(
         ),
         details=(f"it changes {extent(after.name, after.axes, mask)}", *details),
         error_ratio=worst,
-        tensor=tensor or after.name,
+        tensor=tensor or ("" if cause == NARROW_OFFSETS else after.name),
         causes=_causes(cause),
         blame=blame_of(trial.case, after.axes, index),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Bool
@@ -182,6 +182,8 @@ class Relation:
     it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
     `of_any_problem`: it is no law of attention, and holds for problems that users define too. `cases`: the type of
     those that it says something of, so that its functions get no others; `under_a_mask`: of masked ones, too.
+    `closer`: in place of `check` where the relation is asked for by name, as for a failure that somebody looks into: it
+    takes more runs, and tells more.
     """
 
     name: OracleName
@@ -196,6 +198,11 @@ class Relation:
     of_any_problem: bool = False
     cases: type = object
     under_a_mask: bool = True
+    closer: Callable[[Trial], Failure | None] | None = None
+
+    def looking_closer(self) -> Relation:
+        """The relation as it judges a failure that somebody looks into."""
+        return self if self.closer is None else replace(self, check=self.closer)
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from attnfuzz.campaign.saved.replay import run_saved
 from attnfuzz.corpus import load_regression
@@ -20,10 +21,12 @@ from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap
 from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.relations import guard_page
 from attnfuzz.oracles.relations.catalogue import chosen, drawn
-from attnfuzz.oracles.relations.guard_page import guard_of
+from attnfuzz.oracles.relations.guard_page import Guarding, guard_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.verdict import (
     DEFAULT_ORACLES,
     USUAL_ORACLES,
@@ -297,3 +300,39 @@ def test_nothing_is_run_where_its_death_could_not_be_told(runner: Runner) -> Non
     declaration = kernel.declaration
     case = simplest_case(declaration.problem, declaration.supports, declaration.options)
     assert judge(kernel, case, device="cpu", relations=("guard_page",)).failure is None
+
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(("reached", "edge"), [("block_table", "end"), ("q", "start"), ("workspace", "end")])
+def test_a_fault_that_tells_no_address_names_its_tensor(
+    reached: str, edge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a read past a block table was told as one past something."""
+    runs: list[Guarding] = []
+
+    def run_guarded(trial: Any, guarding: Guarding, fault_map: Any) -> list[Any]:
+        runs.append(guarding)
+        if guarding.guard == edge and guarding.covers(reached):
+            raise KernelRaised(RuntimeError(ILLEGAL), "nan")
+        return []
+
+    def synchronize() -> None:
+        if any(guarding.covers(reached) for guarding in runs[-1:]):
+            raise RuntimeError(ILLEGAL)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(guard_page, "run_guarded", run_guarded)
+    monkeypatch.setattr(guard_page, "_FAULTS_TELL_WHERE", ())
+    monkeypatch.setattr(guard_page, "installed", lambda: FaultMap(memoryview(bytearray(1 << 16))))
+    (kernel,) = load_kernels(f"{KERNELS}:edges_only")
+    declaration = kernel.declaration
+    case: Case = msgspec.structs.replace(simplest_case(declaration.problem, declaration.supports, {}), **PAGED)
+    failure = judge(kernel, case, device="cpu", oracles=("guard_page",), relations=("guard_page",)).failure
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("guard_page", "raised cuda:illegal memory access")
+    assert failure.tensor == reached
+    assert f"with {reached} alone {'ending' if edge == 'end' else 'beginning'} at unmapped memory" in failure.message
+    assert all(guarding.names is not None for guarding in runs)

@@ -1,0 +1,56 @@
+"""Which lines of a kernel touch a tensor, and how: what an access outside, or of the wrong memory, comes from.
+
+`attnfuzz.triton_compat.interpreter_accesses` writes accesses down as they happen; of what Triton has compiled for a
+GPU, `accesses_of_ttir` reads which there are. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from attnfuzz.explaining.operations import MOST_LINES, SourcePlace
+from attnfuzz.verdict import NARROW_OFFSETS, Failure
+
+__all__ = ["Access", "Question", "lines_of", "question_of"]
+
+Question = Literal["touched", "narrow", "stored", "unwritten"]
+"""What touches a tensor; which offsets are computed in 32 bits; what writes a result; what reads it too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A line that reads or writes the tensor of a name.
+
+    ``narrow``: where its offset was computed in 32 bits, of which more would have been needed, as far as is known.
+    ``unwritten``: it read what nobody had written.
+    """
+
+    kind: Literal["load", "store"]
+    tensor: str
+    place: SourcePlace
+    narrow: SourcePlace | None = None
+    unwritten: bool = False
+
+
+def question_of(failure: Failure) -> Question | None:
+    """What is to be asked of the accesses of a kernel that failed; None if they have nothing to do with it."""
+    if failure.cause == NARROW_OFFSETS:
+        return "narrow"
+    if failure.oracle == "unwritten":
+        return "unwritten" if failure.kind != failure.tensor else "stored"
+    return "touched" if failure.oracle == "guard_page" and failure.tensor else None
+
+
+def lines_of(question: Question, tensors: Collection[str], accesses: Iterable[Access]) -> tuple[SourcePlace, ...]:
+    """The lines that answer ``question`` on ``tensors``, any of them if there are none; of more than a few, none."""
+    mine = [one for one in accesses if not tensors or one.tensor in tensors]
+    if question == "narrow":
+        places = [one.narrow for one in mine if one.narrow is not None]
+    elif question == "unwritten":
+        places = [one.place for one in mine if one.unwritten][:1]  # later ones may read what was made of it
+    else:
+        places = [one.place for one in mine if question == "touched" or one.kind == "store"]
+    found = tuple(dict.fromkeys(places))
+    return found if len(found) <= MOST_LINES else ()

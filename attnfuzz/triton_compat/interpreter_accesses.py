@@ -1,0 +1,137 @@
+"""Writes down which addresses a kernel reads and writes in Triton's interpreter, and at which lines: for one run.
+
+An offset whose product or sum did not fit into 32 bits is followed to the access that it is used for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from attnfuzz.explaining.operations import SourcePlace, first_of_users
+
+__all__ = ["AccessAt", "recorded"]
+
+_CREATE = "create_"
+_WRAPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "shl": np.left_shift}
+"""What may come to more than 32 bits, by the name of the builder's method."""
+_ACCESSES = {"masked_load": "load", "masked_store": "store", "atomic_rmw": "store", "atomic_cas": "store"}
+"""Methods that all others which touch memory call, with what they do."""
+_PLACE = "attnfuzz_wrapped"
+_NARROW = "int32"
+_MOST = 1 << 16
+"""Accesses that are written down; a kernel of a shrunk case has hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessAt:
+    """An access to ``address`` and perhaps others. Else as `attnfuzz.explaining.accesses.Access`."""
+
+    kind: Literal["load", "store"]
+    address: int
+    place: SourcePlace
+    narrow: SourcePlace | None = None
+    unwritten: bool = False
+
+
+@contextlib.contextmanager
+def recorded(unwritten: Mapping[str, int]) -> Iterator[list[AccessAt]]:
+    """Fill a list with the accesses of kernels that are interpreted meanwhile; with none, for an unknown Triton.
+
+    ``unwritten``: by Triton's name of a format, the bits of a number that nobody has written.
+    """
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    if not _is_known(interpreter):
+        yield []
+        return
+    recorder = _Recorder(interpreter, unwritten)
+    builder = vars(interpreter)["InterpreterBuilder"]
+    names = [name for name in vars(builder) if name.startswith(_CREATE) and callable(vars(builder)[name])]
+    before = {name: vars(builder)[name] for name in names}
+    try:
+        for name in names:
+            setattr(builder, name, recorder.wrapped(before[name], name.removeprefix(_CREATE)))
+        yield recorder.accesses
+    finally:
+        for name, method in before.items():
+            setattr(builder, name, method)
+
+
+def _is_known(interpreter: ModuleType) -> bool:
+    builder, handle = (getattr(interpreter, name, None) for name in ("InterpreterBuilder", "TensorHandle"))
+    if not inspect.isclass(builder) or not inspect.isclass(handle) or hasattr(handle, "__slots__"):
+        return False
+    methods = ("addptr", "load", "store", *_WRAPS, *_ACCESSES)
+    return all(callable(getattr(builder, f"{_CREATE}{name}", None)) for name in methods)
+
+
+class _Recorder:
+    def __init__(self, interpreter: ModuleType, unwritten: Mapping[str, int]) -> None:
+        self.accesses: list[AccessAt] = []
+        self._known: set[AccessAt] = set()
+        self._handle = vars(interpreter)["TensorHandle"]
+        self._unwritten = unwritten
+
+    def wrapped(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def recording(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            made = method(builder, *args, **kwargs)
+            given = [one for one in (*args, *kwargs.values()) if isinstance(one, self._handle)]
+            place = next((found for one in given if (found := getattr(one, _PLACE, None)) is not None), None)
+            if name in _ACCESSES and len(given) > 1:
+                self._note("load" if _ACCESSES[name] == "load" else "store", name, given, made)
+            elif isinstance(made, self._handle):
+                if place is None and name in _WRAPS and _has_wrapped(name, given, made):
+                    place = _place()
+                if place is not None and not any(one is made for one in given):
+                    setattr(made, _PLACE, place)
+            return made
+
+        return recording
+
+    def _note(self, kind: Literal["load", "store"], name: str, given: list[Any], made: Any) -> None:
+        """An access by pointers, the first operand; the mask of a load is the second one, and else the last one."""
+        pointers = given[0]
+        place = _place()
+        is_masked = name != "atomic_cas"
+        mask = np.broadcast_to(given[1 if kind == "load" else -1].data, pointers.data.shape) if is_masked else None
+        active = pointers.data.ravel() if mask is None else pointers.data[mask.astype(bool)]
+        if place is None or not active.size or len(self.accesses) >= _MOST:
+            return
+        is_unwritten = False
+        if kind == "load" and (bits := self._unwritten.get(str(made.dtype.scalar))) is not None:
+            numbers = np.ascontiguousarray(made.data)
+            is_unwritten = bool((numbers.view(f"u{numbers.dtype.itemsize}") == bits)[np.asarray(mask, bool)].any())
+        # Of the elements of a line, one tells the tensor: those of a program lie in one.
+        access = AccessAt(kind, int(active[0]), place, getattr(pointers, _PLACE, None), is_unwritten)
+        if access not in self._known:
+            self._known.add(access)
+            self.accesses.append(access)
+
+
+def _has_wrapped(name: str, given: list[Any], made: Any) -> bool:
+    """Whether a sum or product of numbers of 32 bits is another one than in 64."""
+    if len(given) != 2 or str(made.dtype.scalar) != _NARROW:
+        return False
+    wide = _WRAPS[name](*(one.data.astype(np.int64) for one in given))
+    return bool((wide != made.data).any())
+
+
+def _place() -> SourcePlace | None:
+    """The innermost line that is not Triton's own."""
+    frame: FrameType | None = sys._getframe(1)
+    places = []
+    while frame is not None:
+        if frame.f_code.co_filename != __file__:
+            places.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return first_of_users(places)

@@ -1,0 +1,186 @@
+"""What oracles say of kernels of users' problems: rows that were left as they were, or that lie elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import attnfuzz
+from attnfuzz.cases.facets import Domain, changed, facets_of
+from attnfuzz.declaration import Kernel
+from attnfuzz.judging.judge import judge
+from attnfuzz.problems.features import features
+from attnfuzz.verdict import Failure
+
+
+class Halve(attnfuzz.Problem):
+    """Each row of x but the last ones is halved in place."""
+
+    rows = attnfuzz.Integer(1, 8)
+    kept = attnfuzz.Integer(0, 2)
+    seed = attnfuzz.Seed()
+
+    written_on: ClassVar[list[str]] = []
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        shape = case.rows + case.kept, 4
+        return {"x": attnfuzz.TensorSpec(shape, "float32", "in_place", axes=("row", "dim"))}
+
+    def write(self, case: Any, tensors: Any) -> None:
+        self.written_on.append(tensors["x"].device.type)
+        tensors["x"].copy_(1 + attnfuzz.numbers(tuple(tensors["x"].shape), seed=case.seed, name="x").abs())
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, attnfuzz.Expected]:
+        where = torch.zeros(tensors["x"].shape, dtype=torch.bool)
+        where[: case.rows] = True
+        return {"x": attnfuzz.Expected(tensors["x"].double() / 2, where)}
+
+
+class Scatter(attnfuzz.Problem):
+    """Rows go into slots of a cache, in order; all others stay as they are."""
+
+    num_rows = attnfuzz.Integer(1, 8)
+    spare = attnfuzz.Integer(0, 4)
+    skipped = attnfuzz.Integer(0, 3)
+    width = attnfuzz.Choice((4, 16, 64))
+    order = attnfuzz.Choice(("up", "down", "any"))
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        slots = case.num_rows + case.spare
+        return {
+            "rows": attnfuzz.TensorSpec((case.num_rows, case.width), "float32"),
+            "cache": attnfuzz.TensorSpec((slots, case.width), "float32", "in_place", axes=("slot", "dim")),
+        }
+
+    def write(self, case: Any, tensors: Any) -> None:
+        tensors["rows"].copy_(attnfuzz.numbers(tuple(tensors["rows"].shape), seed=case.seed, name="rows"))
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, attnfuzz.Expected]:
+        value = torch.zeros(tensors["cache"].shape, dtype=torch.float64)
+        where = torch.zeros(tensors["cache"].shape, dtype=torch.bool)
+        value[: case.num_rows], where[: case.num_rows] = tensors["rows"].double(), True
+        return {"cache": attnfuzz.Expected(value, where)}
+
+    def bound(self, case: Any, tensors: Any) -> dict[str, float]:
+        return {"cache": 0.0}
+
+
+@attnfuzz.kernel(Halve())
+def halves(inputs: Any) -> None:
+    inputs.x[: inputs.rows] /= 2
+
+
+@attnfuzz.kernel(Halve())
+def does_nothing(inputs: Any) -> None:
+    """Gives back what it was given."""
+
+
+@attnfuzz.kernel(Halve())
+def forgets_the_last_row(inputs: Any) -> None:
+    inputs.x[: inputs.rows - 1] /= 2
+
+
+@attnfuzz.kernel(Halve())
+def halves_twice(inputs: Any) -> None:
+    inputs.x[: inputs.rows] /= 4
+
+
+@attnfuzz.kernel(Scatter())
+def scatters(inputs: Any) -> None:
+    inputs.cache[: len(inputs.rows)] = inputs.rows
+
+
+@attnfuzz.kernel(Scatter())
+def scatters_too_far(inputs: Any) -> None:
+    for i, row in enumerate(inputs.rows):
+        inputs.cache[min(2 * i, len(inputs.cache) - 1)] = row
+
+
+@attnfuzz.kernel(Scatter())
+def writes_one_more(inputs: Any) -> None:
+    inputs.cache[: len(inputs.rows)] = inputs.rows
+    inputs.cache[len(inputs.rows) :] = 0
+
+
+def case_of(kernel: Kernel, **fields: Any) -> Any:
+    problem: Any = kernel.declaration.problem
+    return problem.case_type(**fields)
+
+
+def failure_of(kernel: Kernel, **fields: Any) -> Failure:
+    failure = judge(kernel, case_of(kernel, **fields), device="cpu").failure
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("kernel", "row", "extent"),
+    [
+        (does_nothing, 0, "left as it was: 12 of 20 elements of x (row 0-2, dim 0-3)"),
+        (forgets_the_last_row, 2, "left as it was: 4 of 20 elements of x (row 2, dim 0-3)"),
+    ],
+)
+def test_what_a_kernel_has_not_changed_is_told(kernel: Kernel, row: int, extent: str) -> None:
+    """A row that was never written would be told as a wrong number."""
+    failure = failure_of(kernel, rows=3, kept=2)
+    assert (failure.oracle, failure.kind, failure.tensor) == ("unwritten", "x", "x")
+    assert failure.message.startswith(f"x[row {row}, dim 0] still holds what it held before the call: ")
+    assert extent in failure.details
+
+
+def test_other_numbers_are_not_said_to_be_those_of_before() -> None:
+    """A kernel that writes a wrong number would be told not to write."""
+    assert failure_of(halves_twice, rows=2).oracle == "accuracy"
+
+
+def test_a_row_that_lies_elsewhere_is_one_mistake() -> None:
+    """That it is missing here, and lies there, would be two bugs."""
+    failure = failure_of(scatters_too_far, num_rows=2, spare=1)
+    assert (failure.oracle, failure.tensor, failure.cause) == ("red_zone", "cache", "displaced")
+    assert failure.causes[0].words == (
+        "what belongs at cache[slot 1] lies at cache[slot 2], and is missing at its own place"
+    )
+    assert failure.causes[0].words in failure.details
+
+
+def test_a_stray_write_is_no_displaced_row() -> None:
+    """A row that is where it belongs would be said to be missing."""
+    failure = failure_of(writes_one_more, num_rows=2, spare=1)
+    assert (failure.oracle, failure.causes) == ("red_zone", ())
+
+
+@pytest.mark.parametrize("kernel", [halves, scatters])
+def test_right_kernels_are_silent(kernel: Kernel) -> None:
+    """What is written on the host would be other numbers in the memory of a run."""
+    assert judge(kernel, case_of(kernel), device="cpu", relations="all").failure is None
+
+
+def test_a_problem_is_written_on_the_host_and_not_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's `write` would meet a GPU's tensors, and mix them with the host's; or run for each of a dozen runs."""
+    devices: list[str] = []
+    monkeypatch.setattr(Halve, "written_on", devices)
+    judge(halves, case_of(halves, rows=5, seed=7), device="cpu", relations="all")
+    assert devices == ["cpu"] * 3
+
+
+def test_numbers_of_a_choice_have_in_common_what_they_exceed() -> None:
+    """A bug in all widths but the smallest would be a bug of each."""
+    small, large = (features(case_of(scatters, width=width)) for width in (16, 64))
+    assert small == {"width>4"}
+    assert large == {"width>4", "width>16"}
+    assert features(case_of(scatters, order="any")) == {"order=any"}
+
+
+def test_numbers_that_add_up_take_each_others_place() -> None:
+    """Of two numbers that both make a length longer, each would make a bug of its own."""
+    case = case_of(scatters, num_rows=3, spare=2)
+    declaration: Any = scatters.declaration
+    domain = Domain(declaration.problem, declaration.supports, {})
+    others = [changed(case, **one) for facet in facets_of(type(case)) for one in facet.alternatives(case, domain)]
+    assert case_of(scatters, num_rows=3, skipped=2) in others
+    assert case_of(scatters, num_rows=3, skipped=2, seed=2) in others  # other numbers may be what shows the mistake
+    assert case_of(scatters, num_rows=1, spare=2, skipped=2) in others
+    assert case_of(scatters, num_rows=3) not in others  # shrinking has tried that

@@ -1,0 +1,142 @@
+"""The line that touches memory as it must not, known from a run in Triton's interpreter, or from compiled TTIR."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.triage.explanation import explain_failure
+from attnfuzz.explaining.accesses import Access, Question, lines_of
+from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
+from attnfuzz.judging.runner import Runner
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.verdict import Cause, Failure
+
+KERNELS = Path(__file__).with_name("accessing_kernels.py")
+CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(5, 3), scale=0.25, dtype="float16")
+
+
+def marked(name: str) -> list[int]:
+    lines = KERNELS.read_text(encoding="utf-8").splitlines()
+    return [number for number, line in enumerate(lines, 1) if line.endswith(f"  # {name}")]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(device="cpu", timeout_s=120.0) as runner:
+        yield runner
+
+
+def told(runner: Runner, mistake: str, *relations: Any) -> tuple[Failure, Explanation]:
+    (declaration,) = runner.declarations([str(KERNELS)])
+    case = msgspec.structs.replace(CASE, options={"mistake": mistake})
+    failure = runner.judge(declaration, case, relations=relations).failure
+    assert failure is not None
+    return failure, explain_failure(runner, declaration, case, failure, weighing_s=0.0, total_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "relations"),
+    [("narrow offsets", ("page_relocation",)), ("row left out", ()), ("read before written", ())],
+)
+def test_the_line_of_an_access_is_told(mistake: str, relations: tuple[str, ...], runner: Runner) -> None:
+    """A reader would be told to convert some index, or to write some buffer, of all that a kernel has."""
+    failure, explanation = told(runner, mistake, *relations)
+    assert failure.oracle == ("page_relocation" if relations else "unwritten")
+    assert [one.line for one in explanation.sources] == marked(mistake)
+    assert str(explanation.sources[0].file).endswith("accessing_kernels.py")
+    assert explanation.sources[0].text
+
+
+def test_a_kernel_without_the_mistake_has_no_line_for_it(runner: Runner) -> None:
+    """A line that is right would be blamed."""
+    (declaration,) = runner.declarations([str(KERNELS)])
+    failures = (
+        Failure(oracle="page_relocation", kind="strides of k", message="", causes=(Cause(mistake="narrow_offsets"),)),
+        Failure(oracle="unwritten", kind="read before written", message="", tensor="out"),
+        Failure(oracle="accuracy", kind="out:value", message="", tensor="out"),
+    )
+    for failure in failures:
+        assert runner.access_lines(declaration, CASE, failure) == Explanation()
+
+
+COMPILE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import accessing_kernels
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+pointers = dict.fromkeys(("p_q", "p_k", "p_v", "p_out"), "*fp16")
+pointers |= {"p_lse": "*fp32", "p_lens": "*i32", "p_scratch": "*fp32"}
+found = {}
+for mistake in accessing_kernels.MISTAKES:
+    constants = {"D": 16, "TILE": 16, "MISTAKE": mistake}
+    others = [name for name in accessing_kernels.decode_kernel.arg_names if name not in (*pointers, *constants)]
+    signature = pointers | dict.fromkeys(others, "i32") | {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
+    ordered = {name: signature[name] for name in accessing_kernels.decode_kernel.arg_names}
+    source = ASTSource(accessing_kernels.decode_kernel, signature=ordered, constexprs=constants)
+    found[mistake] = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """TTIR of the kernel with each mistake, as a GPU would get it."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    command = [sys.executable, "-c", COMPILE, str(KERNELS.parent)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    answer: dict[str, str] = json.loads(run.stdout)
+    return answer
+
+
+TENSORS = {"p_q": "q", "p_k": "k", "p_v": "v", "p_out": "out", "p_lse": "lse", "p_lens": "seq_lens"}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "question", "tensor"),
+    [("narrow offsets", "narrow", "k"), ("row left out", "stored", "out"), ("past the end", "touched", "seq_lens")],
+)
+def test_what_was_compiled_tells_the_line(
+    mistake: str, question: Question, tensor: str, compiled: dict[str, str]
+) -> None:
+    """On a GPU a tensor would be named, and none of the lines that touch it."""
+    found = [line for file, line in lines_of(question, (tensor,), accesses_of_ttir(compiled[mistake], TENSORS))]
+    assert set(found) >= set(marked(mistake))
+    (length,) = (i for i, line in enumerate(KERNELS.read_text().splitlines(), 1) if line.startswith("    length ="))
+    assert set(found) - set(marked(mistake)) == ({length} if question == "touched" else set())
+
+
+@pytest.mark.parametrize("tensor", ["q", "k", "v", "out", "lse"])
+def test_wide_offsets_are_not_taken_for_narrow_ones(tensor: str, compiled: dict[str, str]) -> None:
+    """A line would be told to compute in 32 bits that computes in 64."""
+    assert lines_of("narrow", (tensor,), accesses_of_ttir(compiled["none"], TENSORS)) == ()
+
+
+def test_each_tensor_has_its_own_lines(compiled: dict[str, str]) -> None:
+    """The loads of one tensor would be told as those of another."""
+    accesses = accesses_of_ttir(compiled["none"], TENSORS)
+    lines = KERNELS.read_text(encoding="utf-8").splitlines()
+    for tensor, begin in (("q", "q = tl.load"), ("k", "k = tl.load"), ("v", "v = tl.load"), ("out", "tl.store(p_row")):
+        ((_, line),) = lines_of("touched", (tensor,), accesses)
+        assert lines[line - 1].strip().startswith(begin)
+
+
+def test_of_many_lines_none_is_told() -> None:
+    """A list of all loads of a kernel tells nobody where to look."""
+    accesses = [Access("load", "k", ("k.py", line)) for line in range(1, 5)]
+    assert lines_of("touched", ("k",), accesses) == ()
+    assert lines_of("touched", ("k",), accesses[:3]) == tuple(one.place for one in accesses[:3])
