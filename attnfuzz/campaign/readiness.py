@@ -27,6 +27,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.combinations import alternatives
@@ -337,7 +338,7 @@ class Readiness:
 
 def _raised(verdict: Verdict) -> Failure | None:
     failure = verdict.failure
-    return failure if failure is not None and failure.oracle == "exception" and failure.kind != RESULT else None
+    return failure if failure is not None and failure.oracle == EXCEPTION.name and failure.kind != RESULT else None
 
 
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
@@ -29,7 +29,6 @@ from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
-from attnfuzz.verdict import OracleName
 
 __all__ = [
     "CampaignRequest",
@@ -217,7 +216,7 @@ def _statistics(
         verifying=request.verifying,
         against=request.against,
         python=request.python,
-        oracles=cast(tuple[OracleName, ...], request.oracles),
+        oracles=request.oracles,
     )
     if request.resume is not None:
         request.resume.fill(statistics)

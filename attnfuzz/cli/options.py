@@ -17,7 +17,7 @@ from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.config import DEVICES, MAX_WORKERS
 from attnfuzz.data_files import why_unusable
-from attnfuzz.verdict import ORACLES
+from attnfuzz.oracles.registry import ORACLES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import Earlier

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import NAME_BYTES, printable
-from attnfuzz.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
+from attnfuzz.verdict import Blame, Failure, Sight, SourceLine, make_printable
 
 __all__ = [
     "FORMAT",

@@ -16,6 +16,7 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.messages import Edge, GuardReply, GuardRequest, Neighbourhood
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import GUARD_PAGE
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import plural, shape_of
@@ -42,7 +43,7 @@ def with_name(
     No run begins after so many ``seconds``. Raises what ``Runner.judge`` raises.
     """
     failure = verdict.failure
-    if failure is None or failure.oracle != "guard_page" or not failure.kind.startswith("raised cuda:"):
+    if failure is None or failure.oracle != GUARD_PAGE.name or not failure.kind.startswith("raised cuda:"):
         return verdict
     if failure.tensor:
         return verdict

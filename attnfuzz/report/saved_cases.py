@@ -17,11 +17,11 @@ from attnfuzz.campaign.environments import Bisection, Ending, EnvironmentOutcome
 from attnfuzz.campaign.judge.journal import was_running
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase
+from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count, remedy_lines
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.untrusted_text import only_printable
-from attnfuzz.verdict import NOT_EVERYWHERE
 
 __all__ = [
     "BISECTION_FORMAT",
@@ -162,7 +162,7 @@ def _status(result: Replayed) -> str:
 
 def _was_judged(result: Replayed) -> bool:
     """Whether it is sure that the oracle which once objected has been asked."""
-    return result.saved.regression.finding.oracle not in NOT_EVERYWHERE
+    return oracle_of(result.saved.regression.finding.oracle).judges_everywhere
 
 
 def _remarks(result: Replayed) -> Iterator[str]:

@@ -13,10 +13,11 @@ from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import in_order, kernels_in_order
-from attnfuzz.verdict import OracleName, SourceLine
+from attnfuzz.verdict import SourceLine
 
 __all__ = [
     "FORMAT",

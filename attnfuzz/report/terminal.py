@@ -23,6 +23,7 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.contract_gaps import restriction_of
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.registry import ACCURACY
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     ToldFinding,
@@ -133,7 +134,7 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
         cases = count(result.statistics.cases, "case")
         yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
     ratio = largest_ratio(result.statistics)
-    if ratio > 1 and result.statistics.oracles and "accuracy" not in result.statistics.oracles:
+    if ratio > 1 and result.statistics.oracles and ACCURACY.name not in result.statistics.oracles:
         yield f"errors reach {ratio:.3g} times their bound, which accuracy would object to: it was not asked"
     if result.unquestioned:
         asked = ", ".join(result.statistics.oracles)

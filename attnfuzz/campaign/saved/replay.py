@@ -27,12 +27,13 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
-from attnfuzz.verdict import NOT_EVERYWHERE, RELATION_ORACLES, Relations, Verdict, ends_process
+from attnfuzz.verdict import Relations, Verdict, ends_process
 
 __all__ = [
     "Replayed",
@@ -93,10 +94,8 @@ def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Cas
 
 def relations_for(regression: Regression) -> Relations:
     """The relation that the finding is of, or all; none for a hang, and where certain cases and no others go before."""
-    oracle = regression.finding.oracle
-    if oracle in RELATION_ORACLES:
-        return (oracle,)
-    return () if regression.preceding or oracle == "hang" else "all"
+    oracle = oracle_of(regression.finding.oracle)
+    return oracle.relations or (() if regression.preceding or oracle is HANG else "all")
 
 
 def runs_to_see(failed: int, runs: int) -> int:
@@ -132,7 +131,7 @@ def _once(
     if regression.finding.kind == LEAK and (leak := runner.find_leak(declaration, case)) is not None:
         return Verdict(failure=leak)  # a kernel that does not leak any more may still fail in another way
     relations = relations_for(regression)
-    if not preceding and relations != ("call_sequence",):
+    if not preceding and relations != CALL_SEQUENCE.relations:
         return runner.judge(declaration, case, relations=relations)
 
     def judge(one: Case) -> Verdict:
@@ -145,7 +144,7 @@ def _once(
 @contextmanager
 def _limited(regression: Regression, runner: Runner) -> Iterator[Runner]:
     """``runner``, or for a death of memory one whose executors have as much of it as those of a campaign."""
-    if (regression.finding.oracle, regression.finding.kind) != ("crash", "memory"):
+    if (regression.finding.oracle, regression.finding.kind) != (CRASH.name, "memory"):
         yield runner
         return
     limit = memory_limit(runner.resident_bytes, device=runner.device, workers=1)
@@ -206,7 +205,7 @@ class Replayed:
         if regression.status != "open" or not self.is_own or was_running(regression):
             return self.failed
         found_on = regression.environment.device
-        by_chance = regression.finding.is_flaky or regression.finding.oracle in NOT_EVERYWHERE
+        by_chance = regression.finding.is_flaky or not oracle_of(regression.finding.oracle).judges_everywhere
         return self.verdict is not None and not self.failed and not by_chance and found_on in ("", self.device)
 
 

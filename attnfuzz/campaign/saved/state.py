@@ -28,13 +28,14 @@ from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
+from attnfuzz.oracles.registry import ORACLES
 from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Problem, decode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.untrusted_text import SENTENCE_BYTES, check_text, printable
-from attnfuzz.verdict import MOST_PLACES, ORACLES, Sight
+from attnfuzz.verdict import MOST_PLACES, Sight
 
 __all__ = [
     "FALLBACK",

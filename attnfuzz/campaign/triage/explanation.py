@@ -11,8 +11,9 @@ from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
+from attnfuzz.verdict import IDENTIFYING_CAUSES, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
 
@@ -33,27 +34,26 @@ def explain_failure(
     Raises what ``Runner.judge`` raises.
     """
     until = time.monotonic() + total_s
-    if failure.oracle == "hang":
+    if failure.oracle == HANG.name:
         return Explanation()
-    is_relation = failure.oracle in RELATION_ORACLES
+    oracle = oracle_of(failure.oracle)
     found = Explanation()
     if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
         found = runner.cause_lines(declaration, case, failure.replays)
-    elif not is_relation:
+    elif not oracle.is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     else:
         named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
         if named is not None and named is not failure:
             found = Explanation(lines=(named.message,))
-    if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
+    if failure.oracle == CRASH.name and not found.runs:  # it has died again, which has been said
         found = Explanation()
-    relations = (failure.oracle,) if is_relation else ()
 
     def fails(changed: Case) -> bool | None:
         """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
-        if failure.oracle == "call_sequence":  # what the kernel remembers of one run would hide it in the next
+        if failure.oracle == CALL_SEQUENCE.name:  # what the kernel remembers of one run would hide it in the next
             runner.restart()
-        other = runner.judge(declaration, changed, relations=relations).failure
+        other = runner.judge(declaration, changed, relations=oracle.relations).failure
         if other is None:
             return False
         causes = {other.cause, failure.cause} - {""}
