@@ -32,6 +32,7 @@ __all__ = [
     "Timing",
     "Verdict",
     "ends_process",
+    "finding_name",
     "is_fault",
     "make_printable",
     "where_to_look",
@@ -154,6 +155,15 @@ def where_to_look(sources: Iterable[SourceLine]) -> tuple[str, ...]:
     return tuple(f"look at {source}" for source in sources)
 
 
+def finding_name(oracle: str, kind: str, cause: str = "") -> str:
+    """What a finding is called wherever it is told: its oracle and kind; a ``cause``, where it says more.
+
+    An oracle of a user's own tells no kinds apart.
+    """
+    what = cause if cause in IDENTIFYING_CAUSES else kind
+    return f"{oracle}/{what}" if what else oracle
+
+
 class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Another way in which a bug shows: what an oracle says of another case, and what that still needs, if known."""
 
@@ -165,6 +175,11 @@ class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "kind", printable(self.kind, NAME_BYTES))
         msgspec.structs.force_setattr(self, "message", printable(self.message))
+
+    @property
+    def name(self) -> str:
+        """What a finding is called that shows so."""
+        return finding_name(self.oracle, self.kind)
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -224,6 +239,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def __post_init__(self) -> None:
         make_printable(self)
         msgspec.structs.force_setattr(self, "misuse", printable(self.misuse))
+
+    @property
+    def name(self) -> str:
+        """What a finding of it is called."""
+        return finding_name(self.oracle, self.kind, self.cause)
 
     @property
     def cause(self) -> str:

@@ -145,5 +145,5 @@ def _print_finding(console: Console, declaration: Declaration, culprit: Culprit,
 
     failure = culprit.failure
     console.print(Text(f"FOUND  {declaration.target}  {path}", style="bold red"), soft_wrap=True)
-    for line in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details):
+    for line in (f"{failure.name}: {failure.message}", *failure.details):
         console.print(Text(f"      {line}"), soft_wrap=True)

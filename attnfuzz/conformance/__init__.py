@@ -160,7 +160,7 @@ class Examined:
             return ""
         sure = {one.failure.cause for one in self.outcomes if one.failure is not None}
         possible = (cause for cause in failure.maybe if cause in sure)
-        return failure.cause or next(possible, f"{failure.oracle}/{failure.kind}")
+        return failure.cause or next(possible, failure.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import Any, TypeVar
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import aspects
+from attnfuzz.campaign.identity.signature import aspects, telling
 from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
@@ -44,6 +44,7 @@ __all__ = [
     "remedy_lines",
     "restarts_of",
     "severity_of",
+    "title_of",
     "told_findings",
     "what_was_found",
     "wrapped",
@@ -178,14 +179,15 @@ def _standings(found: Iterable[Finding], statistics: Statistics, how_far: str) -
 class ToldFinding:
     """What every report says of ``finding``, each in its own form; texts are empty where there is nothing to say.
 
-    ``number``: its place among those of the campaign. ``standing``: what it amounts to. ``status``: whether it is new,
-    where that was asked for. ``case`` is its case in one line, ``lines`` what is said beside its message, ``certainty``
-    how sure it is, and ``comparison`` what came of it in several environments. ``saved`` is what its regression file
-    holds, and ``command`` what runs that again.
+    ``number``: its place among those of the campaign. ``title``: see `title_of`. ``standing``: what it amounts to.
+    ``status``: whether it is new, where that was asked for. ``case`` is its case in one line, ``lines`` what is said
+    beside its message, ``certainty`` how sure it is, and ``comparison`` what came of it in several environments.
+    ``saved`` is what its regression file holds, and ``command`` what runs that again.
     """
 
     number: int
     finding: Finding
+    title: str
     standing: Standing
     status: str
     case: str
@@ -211,6 +213,15 @@ class ToldFinding:
         return severity_of(self.finding)
 
 
+def title_of(found: Finding | FindingRecord) -> str:
+    """What a finding is called, and what it needs."""
+    if isinstance(found, FindingRecord):
+        name, needs = found.name, frozenset(found.features)
+    else:
+        name, needs = found.failure.name, telling(found.signature.features)
+    return f"{name} [{', '.join(sorted(needs)) or 'any case'}]"
+
+
 def told_findings(result: CampaignResult) -> list[ToldFinding]:
     """All that were found, in the order of all reports."""
     statistics = result.statistics
@@ -224,6 +235,7 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
     return ToldFinding(
         number=number,
         finding=finding,
+        title=title_of(finding),
         standing=statistics.standing(finding),
         status=_known_as(finding, statistics) if statistics.is_known(finding) else is_new,
         case=one_line(finding.case),
@@ -240,7 +252,7 @@ def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
     how else it shows."""
     remedy = () if finding.remedy is None else remedy_lines(finding.remedy.declared(), case)
     also = [
-        f"also shows as: {one.oracle}/{one.kind}"
+        f"also shows as: {one.name}"
         + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
         for one in finding.also
     ]

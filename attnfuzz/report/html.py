@@ -36,6 +36,7 @@ from attnfuzz.report.findings import (
     headline,
     in_order,
     largest_ratio,
+    title_of,
     told_findings,
     what_was_found,
 )
@@ -109,6 +110,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         histogram_svg=histogram_svg,
         pair_tables=pair_tables,
         time_shares=_time_shares,
+        title_of=title_of,
         weigh_command=_weigh_command,
         weights_svg=weights_svg,
     )

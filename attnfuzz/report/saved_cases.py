@@ -19,7 +19,7 @@ from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase
 from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import count, remedy_lines
+from attnfuzz.report.findings import count, remedy_lines, title_of
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.untrusted_text import only_printable
 
@@ -88,7 +88,7 @@ def print_replayed(console: Console, result: Replayed) -> None:
     failure = result.verdict.failure if result.verdict is not None else None
     if failure is not None:
         remedy = remedy_lines(failure.remedy, result.saved.regression.case)
-        for text in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details, *remedy):
+        for text in (f"{failure.name}: {failure.message}", *failure.details, *remedy):
             console.print(Text(f"      {text}"), soft_wrap=True)
 
 
@@ -296,7 +296,7 @@ def _table(rows: Sequence[Merged]) -> Table:
         outcome = row.outcome()
         table.add_row(
             Text(row.checked.saved.regression.kernel),
-            Text(str(row.bug.signature) + (" (fixed)" if row.is_fixed else "")),
+            Text(title_of(row.bug.regression.finding) + (" (fixed)" if row.is_fixed else "")),
             str(len(row.bug.files)),
             Text(outcome, style=_STYLES.get(outcome, "green")),
             Text(str(row.kept.path)),

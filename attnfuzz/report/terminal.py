@@ -31,6 +31,7 @@ from attnfuzz.report.findings import (
     heading_of,
     largest_ratio,
     restarts_of,
+    title_of,
     told_findings,
     what_was_found,
 )
@@ -180,7 +181,7 @@ def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
 def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
     finding = told.finding
     title = Text(f"{told.number}. {told.target}  ", style="bold")
-    title.append(str(finding.signature), style="bold red" if told.standing == "counts" else "bold")
+    title.append(told.title, style="bold red" if told.standing == "counts" else "bold")
     if told.status:
         title.append(f"  ({told.status})", style="bold yellow")
     yield title
@@ -220,7 +221,7 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
     """What else there is to know, a paragraph each."""
     kernels = result.statistics.kernels
     for finding in result.unconfirmed:
-        title = f"not confirmed: {finding.declaration.target} {finding.signature}; {_doubt(finding)}"
+        title = f"not confirmed: {finding.declaration.target} {title_of(finding)}; {_doubt(finding)}"
         yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:

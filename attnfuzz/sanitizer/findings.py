@@ -82,7 +82,7 @@ def failure_of(outcome: Outcome, tool: Tool) -> Failure | None:
             oracle=EXCEPTION.name, kind=raised.kind, message=f"the kernel raised {raised.kind}: {raised.raised}"
         )
     if outcome.status is None:
-        return Failure(oracle=HANG.name, kind="hang", message=f"the kernel did not come back under {tool}")
+        return Failure(oracle=HANG.name, kind=HANG.name, message=f"the kernel did not come back under {tool}")
     if outcome.status:
         said = tuple(outcome.output.splitlines()[-_SHOWN_LINES:])
         message = f"the process ended with status {outcome.status} under {tool}"

@@ -105,9 +105,9 @@ def test_all_is_a_bug_where_all_is_the_contract() -> None:
 def test_findings_of_one_kernel_stand_together() -> None:
     """Who maintains one of them would look for its bugs among those of all others."""
     other, its_undeclared = of_kernel("other"), ended(of_kernel("other"))
-    assert told(FLAKY, NEAR, other, BUG) == [other, BUG, NEAR, FLAKY]
-    assert told(FLAKY, BUG, other) == [BUG, FLAKY, other]
-    assert told(its_undeclared, UNDECLARED, other, BUG) == [other, BUG, its_undeclared, UNDECLARED]
+    assert told(FLAKY, CRASH, other) == [other, CRASH, FLAKY]
+    assert told(FLAKY, other, BUG) == [BUG, FLAKY, other]
+    assert told(its_undeclared, UNDECLARED, CRASH, other) == [other, CRASH, its_undeclared, UNDECLARED]
 
 
 def test_findings_of_one_cause_stand_together() -> None:
