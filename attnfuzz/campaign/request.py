@@ -63,7 +63,8 @@ class CampaignRequest:
         """Those that judge: all of them where the user has named none."""
         if not self.oracles:
             return DEFAULT_ORACLES
-        return tuple(name for name in ORACLES if name in self.oracles or KNOWN[name].asked == "always")
+        asked = (name for name in ORACLES if name in self.oracles or KNOWN[name].asked == "always")
+        return (*asked, *(name for name in self.oracles if name not in KNOWN))
 
 
 _SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")

@@ -69,6 +69,11 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
                 f"{case} is a finding of {regression.finding.oracle}, which compares runs on several inputs, and a "
                 "script holds only those of the case: use attnfuzz replay"
             )
+        if oracle_of(regression.finding.oracle).is_own:
+            raise Refusal(
+                f"{case} is a finding of {regression.finding.oracle}, an oracle of the kernel's own file, and a script "
+                "compares results: use attnfuzz replay"
+            )
         from attnfuzz.report.repro import repro_script  # loads torch
 
         with Runner(device="cpu") as runner:

@@ -155,7 +155,7 @@ def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> 
             _copy(source, kept)
             regression = msgspec.structs.replace(regression, kernel=str(kept.path / target.removeprefix(f"{source}/")))
         path = write_regression(regression, folder)
-        if is_solution or oracle_of(regression.finding.oracle).is_relation:
+        if is_solution or not oracle_of(regression.finding.oracle).shows_in_a_script:
             return path, None
         text = _script(regression, found)
         if text is None:

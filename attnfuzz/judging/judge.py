@@ -21,8 +21,9 @@ from attnfuzz.judging.batch import Asked, Batch, Candidate, ReferenceChanged
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
-from attnfuzz.oracles import accuracy, exception, registry, unwritten
+from attnfuzz.oracles import accuracy, asking_own, exception, registry, unwritten
 from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.own import OwnOracle
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
@@ -175,6 +176,11 @@ class _Judge:
         """Whether an oracle asked for compares runs."""
         return self.thorough and any(map(_compares_runs, self.oracles))
 
+    @property
+    def _own_oracles(self) -> list[OwnOracle]:
+        """Those of the kernel's own file that are asked."""
+        return [one for one in self.kernel.oracles if {registry.OWN.name, one.name} & set(self.oracles)]
+
     def _guard_of(self, case: Case) -> Guard | None:
         """Which edge of each tensor is guarded in the second run of `case`."""
         if not self.thorough:
@@ -210,9 +216,9 @@ class _Judge:
     def _of_all(
         self, trial: Callable[[], Trial], usual: Callable[[], Verdict], asked: Iterable[Ask], *, is_guarded: bool
     ) -> Verdict:
-        """The word of all oracles on `trial()`: the `usual` ones, then relations, which are `asked` where it passed.
+        """The word of all oracles on `trial()`: the `usual` ones, then those of the kernel's own file, then relations.
 
-        Or where it lacks but an LSE. The first that objects is believed.
+        Each is `asked` where those before it are content, relations also where it lacks but an LSE.
         """
         try:
             verdict = usual()
@@ -223,6 +229,8 @@ class _Judge:
                     verdict = self._of_relation(verdict, trial(), GUARD_PAGE)
                 else:
                     verdict = _after(verdict, GUARD_PAGE.name, None)
+            if verdict.failure is None and (own := self._own_oracles):
+                verdict = msgspec.structs.replace(verdict, failure=asking_own.check(own, trial()))
             if verdict.failure is None or _lacks_lse(verdict, trial()):
                 for ask in asked:
                     found = ask(verdict)
@@ -313,7 +321,7 @@ class _Judge:
     def _of_case(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         launched = batch.timing(case)
         launched_s = launched.compile_s + launched.kernel_s
-        is_done = batch.candidates[case].guard is None and not batch.asked[case]
+        is_done = batch.candidates[case].guard is None and not batch.asked[case] and not self._own_oracles
         if isinstance(found, Symptoms) and not found.any() and is_done:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()

@@ -39,6 +39,7 @@ from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_repl
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles import exception, registry
 from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.own import OracleError
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.limits import case_nbytes
 from attnfuzz.problems.open_cases import ProblemError
@@ -137,7 +138,7 @@ class JudgingService:
         try:
             verdicts = self._verdicts(request)
             objection = self._objection(request)
-        except (EnvironmentProblem, ProblemError) as problem:
+        except (EnvironmentProblem, ProblemError, OracleError) as problem:
             return JudgeReply(environment=str(problem))
         except BatchLost as lost:
             return JudgeReply(lost=str(lost))

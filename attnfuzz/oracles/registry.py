@@ -7,7 +7,7 @@ The code of an oracle is a module of its own beside this one; what others know o
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,9 @@ __all__ = [
     "KNOWN",
     "LAYOUT",
     "MERGE_LAWS",
+    "NAME_PATTERN",
     "ORACLES",
+    "OWN",
     "PAGE_PERMUTATION",
     "PAGE_RELOCATION",
     "RED_ZONE",
@@ -48,7 +50,8 @@ __all__ = [
     "oracle_of",
 ]
 
-OracleName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
+NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z"
+OracleName = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """What a file may hold: the name of one of `KNOWN`, or of an oracle that a kernel's file defines."""
 
 
@@ -109,6 +112,16 @@ class Oracle:
     ends_process: bool = False
     faults: tuple[str, ...] = ()
     may_be_meant: bool = True
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the file of a kernel defines it."""
+        return self.name not in KNOWN
+
+    @property
+    def shows_in_a_script(self) -> bool:
+        """Whether a script that runs the kernel once, and compares what it returns, shows what it objects to."""
+        return not self.is_relation and not self.is_own and self.asked != "elsewhere"
 
     @property
     def relations(self) -> tuple[OracleName, ...]:
@@ -184,6 +197,11 @@ HANG = Oracle(
     asked="always",
     confirming_runs=1,
     ends_process=True,
+    may_be_meant=False,
+)
+OWN = Oracle(
+    name="own",
+    description="an oracle that the kernel's own file defines objects: see `attnfuzz.oracle`",
     may_be_meant=False,
 )
 # Those that make further runs. What may end the process comes last: where all relations judge a case, the others have
@@ -318,4 +336,4 @@ DEFAULT_ORACLES: tuple[OracleName, ...] = tuple(name for name in ORACLES if KNOW
 
 def oracle_of(name: str) -> Oracle:
     """What is known of the oracle that somebody calls ``name``: one of `KNOWN`, or else a user's."""
-    return KNOWN.get(name) or Oracle(name=name, description="an oracle that the kernel's own file defines")
+    return KNOWN.get(name) or replace(OWN, name=name)

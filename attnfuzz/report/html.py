@@ -108,6 +108,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         ends_process=ends_process,
         headline=headline,
         histogram_svg=histogram_svg,
+        oracle_of=oracle_of,
         pair_tables=pair_tables,
         time_shares=_time_shares,
         title_of=title_of,
@@ -143,6 +144,8 @@ def _why_no_script(finding: Finding, result: CampaignResult) -> str:
     if oracle.is_relation:
         several = "compares runs on several inputs, and a script holds only those of the case"
         return f"{oracle.name} {several}: use attnfuzz replay"
+    if oracle.is_own:
+        return f"a script compares results, and {oracle.name} is the word of the kernel's own file: use attnfuzz replay"
     if oracle is SANITIZER:
         return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
     if result.stop_reason == "interrupted":

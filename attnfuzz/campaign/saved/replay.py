@@ -72,8 +72,11 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     case runs several times, and one of a kernel that leaked so often that it shows. What passes otherwise is judged by
     relations: see ``relations_for``.
     Where a process outgrew its memory, there is a limit to it again.
+    What an oracle has found that the kernel's file does not define is not judged.
     Raises what ``Runner.judge`` raises.
     """
+    if why := _unknown_oracle(regression, declaration):
+        return SavedRun(Verdict(not_runnable=why), 0, 1)
     case = adapt_options(regression.case, declaration.options)
     preceding = preceding_for(declaration, regression)
     runs = runs_to_see(regression.finding.failed, regression.finding.runs)
@@ -84,6 +87,17 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     if not preceding:
         verdict = with_name(runner, declaration, case, verdict)
     return SavedRun(verdict, len(failing), runs)
+
+
+def _unknown_oracle(regression: Regression, declaration: Declaration) -> str:
+    """Why nobody can say what the finding's oracle says now; empty where somebody can."""
+    oracle = oracle_of(regression.finding.oracle)
+    if not oracle.is_own or oracle.name in declaration.oracles:
+        return ""
+    return (
+        f"no oracle is called {oracle.name!r}: neither attnfuzz nor the file of {declaration.target} has one of that "
+        "name; define it there, or correct the name in the saved case"
+    )
 
 
 def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Case, ...]:

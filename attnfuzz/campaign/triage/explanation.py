@@ -30,7 +30,7 @@ def explain_failure(
     """What is wrong with ``case``, which ``failure`` is about.
 
     No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
-    hangs, none at all. Where a relation objects, a run by itself is right, and so are its weights.
+    hangs, none at all. Where a relation or an oracle of the kernel's own file objects, its weights are right.
     Raises what ``Runner.judge`` raises.
     """
     until = time.monotonic() + total_s
@@ -40,7 +40,7 @@ def explain_failure(
     found = Explanation()
     if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
         found = runner.cause_lines(declaration, case, failure.replays)
-    elif not oracle.is_relation:
+    elif not oracle.is_relation and not oracle.is_own:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     else:
         named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
