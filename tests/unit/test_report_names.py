@@ -49,7 +49,9 @@ def test_a_finding_has_one_name_in_all_that_is_told_of_it(failure: Failure, name
     terminal = Console(file=io.StringIO(), width=200)
     print_result(terminal, result)
     assert f"1. {PAGED.target}  {title}" in terminal.file.getvalue()  # type: ignore[attr-defined]  # of StringIO
-    assert f"<code>{title}</code>" in html.unescape(html_page(result))
+    page = html.unescape(html_page(result))
+    assert f"<code>{title}</code>" in page
+    assert f">{title}</a>" in page
     cases = [case for case in ElementTree.fromstring(junit_xml(result)).iter("testcase") if case.get("name") == title]
     assert [one.get("type") for case in cases for one in case] == [name]
     write_json(tmp_path / "explore.json", summarise(result))
