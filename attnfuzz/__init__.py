@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from attnfuzz.cases.fields import Seed as Seed
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
+    from attnfuzz.oracles.own import Run as Run
+    from attnfuzz.oracles.own import oracle as oracle
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
     from attnfuzz.problems.cases import LatentDecodeCase as LatentDecodeCase
     from attnfuzz.problems.cases import MaskedAttentionCase as MaskedAttentionCase
@@ -55,6 +57,7 @@ _HOMES = {
     "PagedAttentionCase": "attnfuzz.problems.cases",
     "PagedDecodeCase": "attnfuzz.problems.cases",
     "Problem": "attnfuzz.problems.own",
+    "Run": "attnfuzz.oracles.own",
     "Seed": "attnfuzz.cases.fields",
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",
@@ -64,6 +67,7 @@ _HOMES = {
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",
     "numbers": "attnfuzz.values.own",
+    "oracle": "attnfuzz.oracles.own",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -23,6 +23,8 @@ import msgspec
 from attnfuzz.adapters import module_of
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.environment import TRITON_REMEDY
+from attnfuzz.oracles.own import OwnOracle, oracles_beside
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Problem
 from attnfuzz.problems.combinations import settled
@@ -70,6 +72,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     what was found out.
     ``versions``: of the packages that the kernel belongs to, where it is an engine's.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
+    ``oracles``: those that its file defines (`attnfuzz.oracle`).
     A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
     not be shown, or not be sent as JSON, and for what ``where`` names and cases of the problem do not have.
     """
@@ -83,6 +86,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     assumed: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     needs_preparing: bool = False
+    oracles: tuple[OracleName, ...] = ()
 
     def __post_init__(self) -> None:
         check_text("name", self.name)
@@ -119,6 +123,11 @@ class Kernel:
         self.__name__ = declaration.name
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
+
+    @functools.cached_property
+    def oracles(self) -> tuple[OwnOracle, ...]:
+        """Those that stand beside its function, once its file has been imported. Raises ValueError for names twice."""
+        return oracles_beside(self.__module__)
 
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
         return self.function(inputs, **options)
@@ -223,7 +232,8 @@ def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Ker
     file = getattr(module, "__file__", None)
     if isinstance(problem, OpenProblem) and prefix and file is not None:
         problem = moved(problem, original_of(file), prefix)
-    return kernel.declared(target=target, problem=problem)
+    oracles = tuple(one.name for one in kernel.oracles)
+    return kernel.declared(target=target, problem=problem, oracles=oracles)
 
 
 def load_kernels(target: str, *, within: Path | None = None, folder: Path | None = None) -> list[Kernel]:

@@ -191,8 +191,8 @@ class RegressionItem(pytest.Item):
     """One saved case on one kernel."""
 
     def __init__(self, *, target: str, regression: Regression, **pytest_arguments: Any) -> None:
+        from attnfuzz.oracles.registry import oracle_of
         from attnfuzz.testing import KernelFailure
-        from attnfuzz.verdict import NOT_EVERYWHERE
 
         super().__init__(**pytest_arguments)
         self.target = target
@@ -201,7 +201,7 @@ class RegressionItem(pytest.Item):
             where = f", {regression.issue}" if regression.issue else ""
             reason = f'open{where}: {regression.finding.message}; once repaired, set "status": "fixed"'
             # a flaky case may pass in every run of one replay, others where their oracle has no say
-            always = not regression.finding.is_flaky and regression.finding.oracle not in NOT_EVERYWHERE
+            always = not regression.finding.is_flaky and oracle_of(regression.finding.oracle).judges_everywhere
             self.add_marker(pytest.mark.xfail(raises=KernelFailure, strict=always, reason=reason))
 
     def runtest(self) -> None:

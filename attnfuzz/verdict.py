@@ -8,22 +8,17 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
+from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
-    "BY_BOUNDS",
-    "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
     "MISTAKES_IN_FORMULAS",
     "MOST_PLACES",
     "NARROW_OFFSETS",
-    "NOT_EVERYWHERE",
-    "ORACLES",
     "PAST_THE_END",
-    "RELATION_ORACLES",
     "REPLACED",
     "RESULT",
-    "USUAL_ORACLES",
     "WITHOUT_WEIGHT",
     "Blame",
     "Cause",
@@ -37,50 +32,11 @@ __all__ = [
     "Timing",
     "Verdict",
     "ends_process",
+    "finding_name",
     "is_fault",
     "make_printable",
     "where_to_look",
 ]
-
-OracleName = Literal[
-    "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
-    "guard_page", "page_permutation", "page_relocation", "block_table_slack", "batch_invariance", "layout", "repaging",
-    "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "residuals", "containment",
-    "call_sequence", "graph_replay", "sanitizer",
-]  # fmt: skip
-"""Every name that a regression file may hold; `ORACLES` are those that can be asked for. "sanitizer" is NVIDIA's
-compute-sanitizer, which judges in processes of its own (`attnfuzz.sanitizer`)."""
-
-USUAL_ORACLES: tuple[OracleName, ...] = (
-    "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
-)  # fmt: skip
-"""Content with the two runs that every case has."""
-
-RELATION_ORACLES: tuple[OracleName, ...] = (
-    "page_permutation",
-    "page_relocation",
-    "block_table_slack",
-    "batch_invariance",
-    "value_affinity",
-    "residuals",
-    "containment",
-    "merge_laws",
-    "layout",
-    "repaging",
-    "gqa_expansion",
-    "split_count",
-    "compose",
-    "call_sequence",
-    "graph_replay",
-    "guard_page",
-)
-"""Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
-
-BY_BOUNDS: frozenset[OracleName] = frozenset({"layout", "repaging", "gqa_expansion", "split_count", "compose"})
-"""Relations that see nothing which accuracy does not see: they judge where they are asked for by name."""
-
-NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
-"""A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
 
 MISTAKES_IN_FORMULAS = frozenset(
     {
@@ -136,9 +92,6 @@ IDENTIFYING_CAUSES = frozenset(
 
 MOST_PLACES = 256
 _FEW = msgspec.Meta(max_length=MOST_PLACES)
-
-ORACLES = USUAL_ORACLES + RELATION_ORACLES
-DEFAULT_ORACLES = tuple(name for name in ORACLES if name not in BY_BOUNDS)
 
 
 class DrawnWithout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,6 +155,15 @@ def where_to_look(sources: Iterable[SourceLine]) -> tuple[str, ...]:
     return tuple(f"look at {source}" for source in sources)
 
 
+def finding_name(oracle: str, kind: str, cause: str = "") -> str:
+    """What a finding is called wherever it is told: its oracle and kind; a ``cause``, where it says more.
+
+    An oracle of a user's own tells no kinds apart.
+    """
+    what = cause if cause in IDENTIFYING_CAUSES else kind
+    return f"{oracle}/{what}" if what else oracle
+
+
 class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Another way in which a bug shows: what an oracle says of another case, and what that still needs, if known."""
 
@@ -213,6 +175,11 @@ class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "kind", printable(self.kind, NAME_BYTES))
         msgspec.structs.force_setattr(self, "message", printable(self.message))
+
+    @property
+    def name(self) -> str:
+        """What a finding is called that shows so."""
+        return finding_name(self.oracle, self.kind)
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -279,6 +246,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         msgspec.structs.force_setattr(self, "misuse", printable(self.misuse))
 
     @property
+    def name(self) -> str:
+        """What a finding of it is called."""
+        return finding_name(self.oracle, self.kind, self.cause)
+
+    @property
     def cause(self) -> str:
         """The mistake of all ``causes``; empty if there is none, or no one of them is known to be it."""
         mistakes = {one.mistake for one in self.causes}
@@ -294,14 +266,6 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def replays(self) -> tuple[str, ...]:
         """The ways of all causes."""
         return tuple(one.way for one in self.causes)
-
-
-_FAULTS: dict[str, tuple[str, ...]] = {
-    "guard_page": ("read ", "write ", "raised cuda:"),
-    "page_relocation": ("read ", "write ", "raised cuda:"),
-    "graph_replay": ("raised ",),
-}
-"""How the kinds of faults begin, by relation. On a GPU the context is lost; of a capture that failed, the allocator."""
 
 
 class _OfKind(Protocol):
@@ -329,12 +293,12 @@ class Diagnosed(_OfKind, Protocol):
 
 def ends_process(failure: _OfKind | None) -> bool:
     """Whether the process that ran the case was gone after it."""
-    return failure is not None and (failure.oracle in ("crash", "hang") or is_fault(failure.oracle, failure.kind))
+    return failure is not None and (oracle_of(failure.oracle).ends_process or is_fault(failure.oracle, failure.kind))
 
 
 def is_fault(oracle: str, kind: str) -> bool:
     """Whether a kind of failure ends the process, and only in a relation's run: a memory fault, a failed capture."""
-    return kind.startswith(_FAULTS.get(oracle, ()))
+    return oracle_of(oracle).is_fault(kind)
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

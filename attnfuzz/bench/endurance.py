@@ -78,7 +78,7 @@ class Endurance:
     def strays(self) -> list[str]:
         """What was found on healthy kernels: name, oracle and what it says."""
         beside = [
-            f"{one.declaration.name}: {one.failure.oracle}/{one.failure.kind}: {one.failure.message}"
+            f"{one.declaration.name}: {one.failure.name}: {one.failure.message}"
             for one in self.together.result.findings
             if one.declaration.target not in HOSTILE and one.in_contract
         ]
@@ -91,9 +91,7 @@ class Endurance:
         """What was found on each hostile kernel, by its name: oracle and kind."""
         findings = self.together.result.findings
         return {
-            target.rpartition(":")[2]: [
-                f"{one.failure.oracle}/{one.failure.kind}" for one in findings if one.declaration.target == target
-            ]
+            target.rpartition(":")[2]: [one.failure.name for one in findings if one.declaration.target == target]
             for target in HOSTILE
         }
 

@@ -60,7 +60,7 @@ def outcome_of(result: Replayed) -> EnvironmentOutcome:
         python=result.python,
         device=result.device,
         ending=ending,
-        symptom=f"{failure.oracle}/{failure.kind}" if failure else "",
+        symptom=failure.name if failure else "",
         message=failure.message if failure else result.objection or "",
         failed=result.failed_runs if result.runs > 1 else int(result.failed),
         runs=result.runs,
@@ -183,7 +183,7 @@ def _add_outcomes(python: Python, findings: Sequence[Finding], request: Campaign
         runner: Runner | None = None
         for finding in findings:
             if finding.python == python:
-                symptom = f"{finding.failure.oracle}/{finding.failure.kind}"
+                symptom = finding.failure.name
                 outcome = EnvironmentOutcome(
                     python, device, "fails", symptom, finding.failure.message, finding.failed, max(1, finding.runs)
                 )

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.input_space import CaseLevels, InputSpace, levels_of, pair_number
 from attnfuzz.verdict import Verdict, ends_process
@@ -397,7 +398,7 @@ class ProgressMeter:
 def _count_ratio(counts: CaseCounts, dtype: str, verdict: Verdict) -> None:
     """A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
     failure = verdict.failure
-    if ends_process(failure) or (failure is not None and failure.oracle == "exception"):
+    if ends_process(failure) or (failure is not None and failure.oracle == EXCEPTION.name):
         return
     number = ratio_bin(verdict.error_ratio)
     _add_counts(counts.ratios.setdefault(dtype, {}), {number: 1})

@@ -58,6 +58,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.minimise import minimise
+from attnfuzz.oracles.registry import ACCURACY, CRASH, DEAD_MEMORY, EXCEPTION, HANG, UNWRITTEN, oracle_of
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -114,8 +115,6 @@ _MOST_OPTIONS = 3
 _SEEDS = (0, 1)
 _LONG = 600
 """Tokens, of which many kernels make several partial results."""
-_NEVER_MEANT = frozenset({"dead_memory", "determinism", "guard_page", "red_zone", "crash", "hang"})
-"""Oracles whose failures for want of keys are bugs, whatever an author had in mind."""
 _LSE_NAMES = ("lse", "output_lse", "partial_lse")
 
 Outcome = Literal["passes", "raises", "wrong", "dies", "unknown"]
@@ -407,7 +406,7 @@ class _Probes:
         if self._is_enough():
             return None
         verdict = self._verdict(case, supports, msgspec.structs.replace(self.numerics, **fields))
-        if verdict is None or (verdict.failure is not None and verdict.failure.oracle != "accuracy"):
+        if verdict is None or (verdict.failure is not None and verdict.failure.oracle != ACCURACY.name):
             return None
         return verdict.error_ratio if math.isfinite(verdict.error_ratio) else None
 
@@ -420,11 +419,12 @@ class _Probes:
         verdict = self._verdict(case, supports, self.numerics)
         if verdict is None or (failure := verdict.failure) is None:
             return _PASSED
-        self._hangs += failure.oracle == "hang"
+        self._hangs += failure.oracle == HANG.name
         # all that the kernel does will be told of it
-        self._is_told |= failure.kind.endswith(REPLACED) or (failure.oracle == "crash" and failure.kind == "zygote")
-        dies = failure.oracle in ("crash", "hang")
-        refuses = failure.oracle == "exception" and failure.kind != RESULT  # that is attnfuzz's objection, not its own
+        self._is_told |= failure.kind.endswith(REPLACED) or (failure.oracle == CRASH.name and failure.kind == "zygote")
+        dies = oracle_of(failure.oracle).ends_process
+        # a result that attnfuzz objects to is no objection of its own
+        refuses = failure.oracle == EXCEPTION.name and failure.kind != RESULT
         outcome: Outcome = "raises" if refuses else "dies" if dies else "wrong"
         return _Seen(outcome, failure, case, supports.lse)
 
@@ -637,7 +637,7 @@ class _Inference:
         such errors in few orders. What is adopted must end every failure, as all that replays name. And what TF32 can
         hold it must leave: where that goes wrong, too, it is not the operands of products that lose bits.
         """
-        is_likely = self.probes.is_on_gpu and failure.oracle == "accuracy" and not failure.cause
+        is_likely = self.probes.is_on_gpu and failure.oracle == ACCURACY.name and not failure.cause
         if not is_likely or self._fails_in != "float32":
             return ()
         exact = ProbeCases(self.declaration, msgspec.structs.replace(point, dtypes=("float32",)), self.is_even)
@@ -655,7 +655,7 @@ class _Inference:
             self._fails_in = case.dtype
             if seen.failure.designs:
                 return seen
-            if seen.failure.oracle != "accuracy" or len(failures) == _MOST_UNNAMED:
+            if seen.failure.oracle != ACCURACY.name or len(failures) == _MOST_UNNAMED:
                 break
         return failures[0] if failures else _PASSED
 
@@ -907,7 +907,9 @@ class _Inference:
         seen = _throughout(self._result, [(right, case) for case in cases], ("raises", "wrong"))
         if seen is not None and all(self._output(case).outcome in ("raises", "wrong") for case in cases):
             failures = [self._result(case).failure for case in cases]
-            if any(one is not None and one.oracle in _NEVER_MEANT for one in failures) or not self._is_of_itself(seen):
+            if any(
+                one is not None and not oracle_of(one.oracle).may_be_meant for one in failures
+            ) or not self._is_of_itself(seen):
                 return
             self._leave_out("empty_sequences", False, (True,), seen)
         elif isinstance(right, MergeStatesCase) and self._is_open("empty_state_lse"):
@@ -937,7 +939,7 @@ class _Inference:
             return
         pairs = [behind_a_window(case) for case in self._cases(self.point) if isinstance(case, PagedDecodeCase)]
         seen = _throughout(self._result, pairs, ("wrong",))
-        if seen is not None and seen.failure is not None and seen.failure.oracle == "dead_memory":
+        if seen is not None and seen.failure is not None and seen.failure.oracle == DEAD_MEMORY.name:
             self._leave_out("freed_pages", False, (True,), seen)
 
 
@@ -963,7 +965,7 @@ def _throughout(
 
 
 def _lacks_lse(failure: Failure) -> bool:
-    return failure.oracle == "unwritten" and failure.kind in _LSE_NAMES
+    return failure.oracle == UNWRITTEN.name and failure.kind in _LSE_NAMES
 
 
 _HOW: dict[Outcome, str] = {

@@ -13,11 +13,12 @@ from attnfuzz.campaign.counts import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.verdict import Blame, Failure, OracleName, SourceLine
+from attnfuzz.verdict import Blame, Failure, SourceLine
 
 __all__ = [
     "Begin",

@@ -27,6 +27,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
+from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.combinations import alternatives
@@ -356,7 +357,7 @@ def _raised(verdict: Verdict) -> Failure | None:
     One of another shape or dtype is a result, if a wrong one.
     """
     failure = verdict.failure
-    if failure is None or failure.oracle != "exception":
+    if failure is None or failure.oracle != EXCEPTION.name:
         return None
     return failure if failure.kind != RESULT or failure.misuse else None
 

@@ -7,16 +7,16 @@ import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, KNOWN, ORACLES, OracleName
 from attnfuzz.own_files import LinkError, refuse_links
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.project import project_root
-from attnfuzz.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 
 __all__ = ["CampaignRequest", "asked_of", "needs_save_folder", "resumed"]
 
@@ -63,12 +63,10 @@ class CampaignRequest:
         """Those that judge: all of them where the user has named none."""
         if not self.oracles:
             return DEFAULT_ORACLES
-        return cast(
-            tuple[OracleName, ...], tuple(name for name in ORACLES if name in self.oracles or name in _ALWAYS_ON)
-        )
+        asked = (name for name in ORACLES if name in self.oracles or KNOWN[name].asked == "always")
+        return (*asked, *(name for name in self.oracles if name not in KNOWN))
 
 
-_ALWAYS_ON = ("crash", "hang")
 _SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")
 
 

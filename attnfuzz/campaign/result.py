@@ -25,7 +25,7 @@ from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
-from attnfuzz.verdict import RELATION_ORACLES, OracleName
+from attnfuzz.oracles.registry import OracleName, oracle_of
 
 __all__ = [
     "FORMAT",
@@ -270,14 +270,14 @@ class CampaignResult:
         kernels = self.statistics.kernels.values()
         if not self.statistics.cases:
             return ()
-        asked = (name for name in self.statistics.oracles if name in RELATION_ORACLES)
+        asked = (name for name in self.statistics.oracles if oracle_of(name).is_relation)
         return tuple(name for name in asked if not any(kernel.related.get(name) for kernel in kernels))
 
     @property
     def unquestioned(self) -> tuple[str, ...]:
         """Targets of the kernels that no oracle asked for by name had a word on, though it had on another one."""
         asked, kernels = self.statistics.oracles, self.statistics.kernels
-        if not asked or not set(asked) <= set(RELATION_ORACLES) or set(self.idle_oracles) == set(asked):
+        if not asked or not all(oracle_of(name).is_relation for name in asked) or set(self.idle_oracles) == set(asked):
             return ()
         return tuple(
             target for target, kernel in kernels.items() if kernel.cases and not any(map(kernel.related.get, asked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import secrets
 import shlex
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.judge.journal import JournalFolder
@@ -27,9 +28,10 @@ from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.own import OracleError
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, ORACLES, OWN, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
-from attnfuzz.verdict import OracleName
 
 __all__ = [
     "CampaignRequest",
@@ -64,6 +66,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         _ = runner.environment  # asked while the process that tells is not shared with code under test
         with _saying_what_is_imported(request, reporter):
             declarations = _load_asked(runner, request)
+        _check_oracles(request.oracles, declarations)
         if request.verifying and len(declarations) > 1:
             names = ", ".join(declaration.name for declaration in declarations)
             raise KernelLoadError(
@@ -120,8 +123,19 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
 
 
 def _ways(request: CampaignRequest) -> dict[str, Any]:
-    """Of runners that are not workers'."""
-    return {"watching": request.verifying, "import_patience_s": request.import_patience_s}
+    """Of runners that are not workers'. What a kernel takes is found out without the oracles of its own file."""
+    oracles = tuple(name for name in DEFAULT_ORACLES if name != OWN.name)
+    return {"oracles": oracles, "watching": request.verifying, "import_patience_s": request.import_patience_s}
+
+
+def _check_oracles(names: Sequence[OracleName], kernels: Sequence[Declaration]) -> None:
+    """Raise OracleError for one that neither attnfuzz has nor the file of any of the kernels."""
+    known = [*ORACLES, *sorted({name for kernel in kernels for name in kernel.oracles})]
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise OracleError(f"no oracle is called {name!r}; {hint}")
 
 
 @contextmanager
@@ -217,7 +231,7 @@ def _statistics(
         verifying=request.verifying,
         against=request.against,
         python=request.python,
-        oracles=cast(tuple[OracleName, ...], request.oracles),
+        oracles=request.oracles,
     )
     if request.resume is not None:
         request.resume.fill(statistics)

@@ -48,7 +48,6 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
-from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import DeviceLease
@@ -57,6 +56,7 @@ from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
@@ -142,7 +142,7 @@ class WorkerLoop:
                     self._failures.learn(message)
                     if message.kind == LEAK:
                         self._judge.leaks(message.kernel)
-                    if message.oracle in LEARNED_ORACLES:
+                    if oracle_of(message.oracle).ends_process:
                         self._schedule.is_fatal(message.kernel)
                 case Busy():
                     self._failures.set_busy(message)

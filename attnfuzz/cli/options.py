@@ -17,7 +17,7 @@ from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.config import DEVICES, MAX_WORKERS
 from attnfuzz.data_files import why_unusable
-from attnfuzz.verdict import ORACLES
+from attnfuzz.oracles.registry import KNOWN, NAME_PATTERN, ORACLES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import Earlier
@@ -49,7 +49,17 @@ KERNEL_HELP = (
     "KERNEL is a bundled name or glob (paged_*), an engine's (vllm:*), module:name, or path/to/file.py[:name]."
 )
 DEVICE = click.Choice(DEVICES)
-ORACLE = click.Choice(ORACLES)
+
+
+class _Oracle(click.Choice[str]):
+    """One of attnfuzz's; another name may be of an oracle in a kernel's file, which nobody has loaded yet."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        is_own = value not in KNOWN and re.match(NAME_PATTERN, value) is not None
+        return value if is_own else super().convert(value, param, ctx)
+
+
+ORACLE = _Oracle(ORACLES)
 
 _SHOWN_CHARACTERS = 100
 

@@ -130,13 +130,15 @@ def refusing() -> Iterator[None]:
     from attnfuzz.internal_errors import in_one_sentence
     from attnfuzz.isolation.outcomes import ExecutorUnavailable
     from attnfuzz.isolation.pythons import PythonError
+    from attnfuzz.oracles.own import OracleError
     from attnfuzz.own_files import LinkError
     from attnfuzz.problems.limits import CaseTooLarge
 
     try:
         yield
     except (
-        ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError, PythonError, LinkError
+        ConfigurationError, RegressionError, KernelLoadError, OracleError, CaseTooLarge, StateError, PythonError,
+        LinkError,
     ) as error:  # fmt: skip
         raise Refusal(str(error)) from error
     except ExecutorUnavailable as error:  # with the last output of a process that could not be started

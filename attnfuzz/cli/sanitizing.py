@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal
+from attnfuzz.oracles import registry
 from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def replay_sanitized(
 
 def found_by_others(saved: Sequence[SavedCase]) -> str:
     """What to say of cases that only a sanitizer can judge, if there are any; the oracles say nothing of them."""
-    kinds = [one.regression.finding.kind for one in saved if one.regression.finding.oracle == "sanitizer"]
+    findings = [one.regression.finding for one in saved]
+    kinds = [one.kind for one in findings if one.oracle == registry.SANITIZER.name]
     tools = sorted({kind.partition(":")[0] for kind in kinds})
     if not tools:
         return ""
@@ -143,5 +145,5 @@ def _print_finding(console: Console, declaration: Declaration, culprit: Culprit,
 
     failure = culprit.failure
     console.print(Text(f"FOUND  {declaration.target}  {path}", style="bold red"), soft_wrap=True)
-    for line in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details):
+    for line in (f"{failure.name}: {failure.message}", *failure.details):
         console.print(Text(f"      {line}"), soft_wrap=True)

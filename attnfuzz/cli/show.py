@@ -10,7 +10,7 @@ import msgspec
 from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, configured, profile_option, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
-from attnfuzz.verdict import RELATION_ORACLES
+from attnfuzz.oracles.registry import SANITIZER, oracle_of
 
 __all__ = ["doctor_command", "list_command", "repro_command", "show_command", "triage_command"]
 
@@ -59,15 +59,20 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
         from attnfuzz.judging.runner import Runner
 
         regression = load_regression(case)
-        if regression.finding.oracle == "sanitizer":
+        if regression.finding.oracle == SANITIZER.name:
             raise Refusal(
                 f"{case} was found under compute-sanitizer, and a script compares results, which may not show it: "
                 "use attnfuzz replay --sanitizer"
             )
-        if regression.finding.oracle in RELATION_ORACLES:
+        if oracle_of(regression.finding.oracle).is_relation:
             raise Refusal(
                 f"{case} is a finding of {regression.finding.oracle}, which compares runs on several inputs, and a "
                 "script holds only those of the case: use attnfuzz replay"
+            )
+        if oracle_of(regression.finding.oracle).is_own:
+            raise Refusal(
+                f"{case} is a finding of {regression.finding.oracle}, an oracle of the kernel's own file, and a script "
+                "compares results: use attnfuzz replay"
             )
         from attnfuzz.report.repro import repro_script  # loads torch
 

@@ -21,10 +21,11 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
 from attnfuzz.isolation.outcomes import DeadlinePassed
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import DEAD_MEMORY, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.supported import translate, why_unsupported
-from attnfuzz.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 __all__ = [
     "FORMAT",
@@ -105,7 +106,7 @@ def load_set(version: int = _LATEST) -> ConformanceSet:
 
 
 Status = Literal["pass", "fail", "unsupported", "not_run"]
-TWO_RUNS: OracleName = "dead_memory"
+TWO_RUNS: OracleName = DEAD_MEMORY.name
 """What a case is asked that runs twice, with other numbers in memory that holds no token."""
 _PATIENCE = 6.0
 """Times that of a search, whose cases are smaller."""
@@ -159,7 +160,7 @@ class Examined:
             return ""
         sure = {one.failure.cause for one in self.outcomes if one.failure is not None}
         possible = (cause for cause in failure.maybe if cause in sure)
-        return failure.cause or next(possible, f"{failure.oracle}/{failure.kind}")
+        return failure.cause or next(possible, failure.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,7 @@ def _outcomes(
 
 def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, case: Case) -> Verdict:
     """A feature's row tells of that feature: what the kernel does elsewhere in memory is asked in rows of their own."""
-    relations = (entry.law,) if entry.law in RELATION_ORACLES else ()
+    relations = () if entry.law is None else oracle_of(entry.law).relations
     patience = _PATIENCE * runner.timeout_s
     return runner.judge(declaration, case, timeout_s=patience, thorough=entry.law == TWO_RUNS, relations=relations)
 

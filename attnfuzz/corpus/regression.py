@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import NAME_BYTES, printable
-from attnfuzz.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
+from attnfuzz.verdict import Blame, Failure, Sight, SourceLine, finding_name, make_printable
 
 __all__ = [
     "FORMAT",
@@ -80,6 +81,11 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(f"failed={self.failed} must be between 0 and runs={self.runs}")
         make_printable(self)
         msgspec.structs.force_setattr(self, "cause", printable(self.cause, NAME_BYTES))
+
+    @property
+    def name(self) -> str:
+        """What the finding is called."""
+        return finding_name(self.oracle, self.kind, self.cause)
 
     @property
     def is_flaky(self) -> bool:

@@ -28,6 +28,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from attnfuzz.oracles.registry import GUARD_PAGE, OracleName
+
 __all__ = [
     "FatalSignals",
     "FaultMap",
@@ -60,7 +62,7 @@ class GuardedRegion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     end: int
     low: int
     high: int
-    oracle: Literal["guard_page", "page_relocation"] = "guard_page"
+    oracle: OracleName = GUARD_PAGE.name
 
 
 @dataclass(frozen=True, slots=True)

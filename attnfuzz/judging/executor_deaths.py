@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import Died, TimedOut
+from attnfuzz.oracles.registry import CRASH, HANG
 from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.untrusted_text import Frame, gpu_error_in, kernel_frames
 from attnfuzz.verdict import Failure
@@ -63,7 +64,7 @@ def failure_of(outcome: Died | TimedOut) -> Failure:
         if guarded is not None:
             return guarded
     message = _cause_of_death(outcome) + place
-    return Failure(oracle="crash", kind=_kind(outcome), message=message, details=tuple(_details(outcome, frames)))
+    return Failure(oracle=CRASH.name, kind=_kind(outcome), message=message, details=tuple(_details(outcome, frames)))
 
 
 def _hang(outcome: TimedOut) -> Failure:
@@ -75,7 +76,7 @@ def _hang(outcome: TimedOut) -> Failure:
     elif _WAIT_FOR_GPU.search(outcome.stack):
         message += "; what it launched still runs on the GPU"
         details = ()
-    return Failure(oracle="hang", kind="timeout", message=message, details=details)
+    return Failure(oracle=HANG.name, kind="timeout", message=message, details=details)
 
 
 def _lost_gpu(died: Died) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.messages import Edge, GuardReply, GuardRequest, Neighbourhood
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import GUARD_PAGE
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import plural, shape_of
@@ -40,7 +41,7 @@ def with_name(runner: Runner, declaration: Declaration, case: Case, verdict: Ver
     Raises what ``Runner.judge`` raises.
     """
     failure = verdict.failure
-    if failure is None or failure.oracle != "guard_page" or not failure.kind.startswith("raised cuda:"):
+    if failure is None or failure.oracle != GUARD_PAGE.name or not failure.kind.startswith("raised cuda:"):
         return verdict
     names = [failure.tensor] if failure.tensor else [*tensor_specs(case), _WORKSPACE]
     access = named_access(GuardedRuns(runner, declaration, case), names)

@@ -21,8 +21,10 @@ from attnfuzz.judging.batch import Asked, Batch, Candidate, ReferenceChanged
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
-from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
+from attnfuzz.oracles import accuracy, asking_own, exception, registry, unwritten
 from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.own import OwnOracle
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
@@ -34,22 +36,18 @@ from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.symptoms import Symptoms
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
+from attnfuzz.verdict import Failure, Relations, Timing, Verdict
 
 __all__ = ["BatchLost", "Judging", "judge", "judge_many"]
 
-Oracle = Callable[[Trial], Failure | None]
+Check = Callable[[Trial], Failure | None]
 Ask = Callable[[Verdict], Verdict]
 """Of a relation: the verdict on a case, unless the relation objects."""
 
-_BY_SPECIFICITY: Mapping[OracleName, Oracle] = {
-    "red_zone": red_zone.check,
-    "unwritten": unwritten.check,
-    "dead_memory": dead_memory.check,
-    "determinism": determinism.check,
-    "accuracy": accuracy.check,
+_OF_BOTH_RUNS: Mapping[OracleName, Check] = {
+    name: one.load() for name, one in registry.KNOWN.items() if one.code and not one.is_relation
 }
-_NEED_TWO_RUNS: frozenset[OracleName] = frozenset({"red_zone", "unwritten", "dead_memory", "determinism"})
+"""Those that need no further runs, where nothing is wrong. The most specific cause comes first."""
 
 _IMAGE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 30
@@ -181,7 +179,12 @@ class _Judge:
     @property
     def _runs_twice(self) -> bool:
         """Whether an oracle asked for compares runs."""
-        return self.thorough and not _NEED_TWO_RUNS.isdisjoint(self.oracles)
+        return self.thorough and any(map(_compares_runs, self.oracles))
+
+    @property
+    def _own_oracles(self) -> list[OwnOracle]:
+        """Those of the kernel's own file that are asked."""
+        return [one for one in self.kernel.oracles if {registry.OWN.name, one.name} & set(self.oracles)]
 
     def _guard_of(self, case: Case) -> Guard | None:
         """Which edge of each tensor is guarded in the second run of `case`."""
@@ -203,34 +206,36 @@ class _Judge:
         A kernel that never writes its LSE has one complaint in every case: what is wrong with its output goes before
         it. Raises `KernelRaised` if a run ends that way.
         """
-        compares_runs = not _NEED_TWO_RUNS.isdisjoint(self.oracles)
+        compares_runs = any(map(_compares_runs, self.oracles))
         if not trial.twice and compares_runs and trial.symptoms.any():
             trial.look_closer()
         failure = self._most_specific(trial)
-        if failure is not None and failure.oracle == "unwritten" and unwritten.lacks_lse(trial):
+        if failure is not None and failure.oracle == registry.UNWRITTEN.name and unwritten.lacks_lse(trial):
             failure = self._most_specific(trial.without_lse()) or failure
         return Verdict(failure=failure, error_ratio=trial.symptoms.error_ratio)
 
     def _most_specific(self, trial: Trial) -> Failure | None:
-        failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in self.oracles)
+        failures = (check(trial) for name, check in _OF_BOTH_RUNS.items() if name in self.oracles)
         return next(filter(None, failures), None)
 
     def _of_all(
         self, trial: Callable[[], Trial], usual: Callable[[], Verdict], asked: Iterable[Ask], *, is_guarded: bool
     ) -> Verdict:
-        """The word of all oracles on `trial()`: the `usual` ones, then relations, which are `asked` where it passed.
+        """The word of all oracles on `trial()`: the `usual` ones, then those of the kernel's own file, then relations.
 
-        Or where it lacks but an LSE. The first that objects is believed.
+        Each is `asked` where those before it are content, relations also where it lacks but an LSE.
         """
         try:
             verdict = usual()
-            if verdict.failure is not None and verdict.failure.oracle == "determinism":
+            if verdict.failure is not None and verdict.failure.oracle == registry.DETERMINISM.name:
                 return self._unless_outside(verdict, trial())
             if verdict.failure is None and is_guarded:
                 if trial().alone.any():  # so its second run was not guarded
                     verdict = self._of_relation(verdict, trial(), GUARD_PAGE.looking_closer())
                 else:
-                    verdict = _after(verdict, "guard_page", None)
+                    verdict = _after(verdict, GUARD_PAGE.name, None)
+            if verdict.failure is None and (own := self._own_oracles):
+                verdict = msgspec.structs.replace(verdict, failure=asking_own.check(own, trial()))
             if verdict.failure is None or _lacks_lse(verdict, trial()):
                 for ask in asked:
                     found = ask(verdict)
@@ -243,7 +248,7 @@ class _Judge:
 
     def _unless_outside(self, verdict: Verdict, trial: Trial) -> Verdict:
         """`verdict`, that runs on the same memory differ, unless they read what nobody owns: that is not the same."""
-        if "guard_page" not in self.oracles or not GUARD_PAGE.applies(trial.kernel.declaration, trial.case):
+        if GUARD_PAGE.name not in self.oracles or not GUARD_PAGE.applies(trial.kernel.declaration, trial.case):
             return verdict
         found = self._of_relation(msgspec.structs.replace(verdict, failure=None), trial, GUARD_PAGE.looking_closer())
         return verdict if found.failure is None else found
@@ -264,7 +269,7 @@ class _Judge:
 
         Memory may run out where one takes more.
         """
-        found = self._raised(raised, ("exception", "crash"))
+        found = self._raised(raised, (registry.EXCEPTION.name, registry.CRASH.name))
         found = msgspec.structs.replace(found, error_ratio=verdict.error_ratio, related=verdict.related)
         if found.failure is None or raised.is_a(torch.OutOfMemoryError):
             return msgspec.structs.replace(found, failure=None, not_runnable="")
@@ -322,7 +327,7 @@ class _Judge:
     def _of_case(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         launched = batch.timing(case)
         launched_s = launched.compile_s + launched.kernel_s
-        is_done = batch.candidates[case].guard is None and not batch.asked[case]
+        is_done = batch.candidates[case].guard is None and not batch.asked[case] and not self._own_oracles
         if isinstance(found, Symptoms) and not found.any() and is_done:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
@@ -369,6 +374,10 @@ class _Judge:
         return _after(verdict, asked.relation.name, _objection(further, batch, case, asked.entries))
 
 
+def _compares_runs(oracle: OracleName) -> bool:
+    return oracle_of(oracle).compares_runs
+
+
 def _after(verdict: Verdict, relation: OracleName, failure: Failure | None) -> Verdict:
     """`verdict` once `relation` has had its word, an objection or none."""
     related = (*verdict.related, relation)
@@ -379,7 +388,7 @@ def _after(verdict: Verdict, relation: OracleName, failure: Failure | None) -> V
 def _lacks_lse(verdict: Verdict, trial: Trial) -> bool:
     """Whether the `verdict` on `trial` is no more than that the kernel never writes its LSE."""
     failure = verdict.failure
-    if failure is None or failure.oracle != "unwritten" or failure.kind not in ("lse", "output_lse"):
+    if failure is None or failure.oracle != registry.UNWRITTEN.name or failure.kind not in ("lse", "output_lse"):
         return False
     return unwritten.lacks_lse(trial)
 

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from attnfuzz.oracles.registry import CRASH
 from attnfuzz.verdict import Failure
 
 __all__ = ["LEAK", "MemoryUse", "find_leak"]
 
 LEAK = "leak"
-"""The kind of failure; its oracle is "crash", which is what comes of it."""
+"""The kind of failure; its oracle is `CRASH`, which is what comes of it."""
 
 _WARM_UP_CALLS = 2
 _LOOKS = 20
@@ -107,7 +108,7 @@ def _describe(what: str, sizes: Sequence[int], growth: float, calls: int) -> Fai
     count = calls * (len(sizes) - 1)
     message = f"every call keeps another {_size(growth / calls)} of {what} (seen over {count} calls)"
     detail = f"{what}: {_size(sizes[0])} after the first calls, {_size(sizes[-1])} after {count} more"
-    return Failure(oracle="crash", kind=LEAK, message=message, details=(detail,))
+    return Failure(oracle=CRASH.name, kind=LEAK, message=message, details=(detail,))
 
 
 def _size(nbytes: float) -> str:

@@ -11,11 +11,12 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.accesses import Question
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import MemoryUse
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.untrusted_text import NAME_BYTES, printable
-from attnfuzz.verdict import OracleName, Relations, Verdict
+from attnfuzz.verdict import Relations, Verdict
 
 __all__ = [
     "AccessLinesRequest",

@@ -33,10 +33,11 @@ from attnfuzz.judging.messages import (
     JudgeRequest,
     from_wire,
 )
+from attnfuzz.oracles.registry import ACCURACY, CRASH, DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
+from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner"]
 
@@ -176,7 +177,7 @@ class Runner:
         inquire: bool = False,
         relations: Relations = None,
     ) -> Verdict:
-        """The verdict on one case. A dead executor is a failure of the oracle "crash", a late one of "hang".
+        """The verdict on one case. A dead executor is a failure of the oracle `CRASH`, a late one of `HANG`.
 
         `thorough=False` believes a first run that is right (see `attnfuzz.judging.judge`): a case that passes takes
         half the time. `inquire`: mistakes behind a failure are told apart by runs on neighbouring cases (see there,
@@ -253,7 +254,7 @@ class Runner:
 
         Runs in a fresh executor, and leaves one. `timeout_s` is for the calls between two looks at the memory.
         """
-        if "crash" not in self.oracles:
+        if CRASH.name not in self.oracles:
             return None
         encoded = msgspec.Raw(encode_case(case))
         if not self._kernels.is_fresh:
@@ -264,7 +265,7 @@ class Runner:
             self.restart()
 
     def explain(
-        self, declaration: Declaration, case: Case, *, seconds: float, oracle: OracleName = "accuracy"
+        self, declaration: Declaration, case: Case, *, seconds: float, oracle: OracleName = ACCURACY.name
     ) -> Explanation:
         """What variations of a case that `oracle` objects to tell about it; no run begins after so many `seconds`.
 

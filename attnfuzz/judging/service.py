@@ -39,8 +39,9 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.judging.special_runs import GrowthTrial, access_lines, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import Watch
-from attnfuzz.oracles import exception
+from attnfuzz.oracles import exception, registry
 from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.own import OracleError
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.limits import case_nbytes
 from attnfuzz.problems.open_cases import ProblemError
@@ -140,7 +141,7 @@ class JudgingService:
         try:
             verdicts = self._verdicts(request)
             objection = self._objection(request)
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, OracleError) as problem:
             return JudgeReply(environment=str(problem))
         except ProblemError as problem:
             return JudgeReply(problem=str(problem))
@@ -204,7 +205,7 @@ class JudgingService:
 
     def _objection(self, request: JudgeRequest) -> Failure | None:
         """To what a kernel has replaced in this process that is watched; always looked for after its first cases."""
-        if not request.watched or "red_zone" not in request.oracles:
+        if not request.watched or registry.RED_ZONE.name not in request.oracles:
             return None
         at_once, self._has_judged = not self._has_judged, True
         return self._watch.objection(at_once=at_once)

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import torch
 
-from attnfuzz.oracles import exception
+from attnfuzz.oracles import exception, registry
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import REPLACED, Failure
 
@@ -88,7 +88,7 @@ class Watch:
         for name, now in _soft_limits().items():
             if now < self._limits[name]:
                 return Failure(
-                    oracle="red_zone",
+                    oracle=registry.RED_ZONE.name,
                     kind=f"{name} lowered",
                     message=f"the kernel, or its module, has lowered {name} to {now}, and the process that it shares "
                     f"with those who judge it cannot go on ({type_name(error)}: {text_of(error)})",
@@ -105,7 +105,7 @@ class Watch:
             return None
         what = "a clock" if name.startswith("time.") else "what kernels are judged and timed with"
         self._found = Failure(
-            oracle="red_zone",
+            oracle=registry.RED_ZONE.name,
             kind=f"{name}{REPLACED}",
             message=f"the kernel, or its module, has replaced {name}: {what} is not its own to change",
             details=("nothing that this process says of the kernel after that counts",),

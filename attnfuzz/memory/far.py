@@ -22,6 +22,7 @@ from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable
 from attnfuzz.memory.arena import Arena, span
 from attnfuzz.memory.patterns import bits, prefill_
 from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
+from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import outer_gap, strided_layout
@@ -325,7 +326,7 @@ def _region(name: str, elements: int, dtype: torch.dtype, buffer: SparseBuffer) 
     start, end = buffer.upper.data_ptr(), buffer.upper.data_ptr() + buffer.nbytes
     dtype_name = str(dtype).removeprefix("torch.")
     low = start - buffer.below
-    return GuardedRegion(name, dtype_name, (elements,), dtype.itemsize, start, end, low, end, "page_relocation")
+    return GuardedRegion(name, dtype_name, (elements,), dtype.itemsize, start, end, low, end, PAGE_RELOCATION.name)
 
 
 def _decoy(length: int, dtype: torch.dtype) -> Tensor:

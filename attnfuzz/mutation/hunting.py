@@ -25,6 +25,7 @@ from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.oracles.registry import DETERMINISM, HANG, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.limits import CaseTooLarge
@@ -32,7 +33,7 @@ from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
-from attnfuzz.verdict import RELATION_ORACLES, OracleName, Relations, Verdict
+from attnfuzz.verdict import Relations, Verdict
 
 __all__ = ["CaseStream", "Hunt", "Hunted", "Hunter", "oracles_that_see", "seen_by", "spare_runner"]
 
@@ -174,7 +175,7 @@ class Hunt:
             return None
         declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
         suspect = FailingCase(declaration, case, failure, self._judge.history.before(declaration, case))
-        relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
+        relations = oracle_of(failure.oracle).relations
         retries = Retries(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
         confirmation = confirm(suspect, retries)
         if not confirmation.failures:
@@ -293,8 +294,7 @@ def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> 
                 made.result().close()
 
 
-_DEATHS = ("crash", "hang")
-_SECOND_RUN: tuple[OracleName, ...] = ("determinism",)
+_SECOND_RUN: tuple[OracleName, ...] = (DETERMINISM.name,)
 """Asked beside the oracles of deaths: a kernel may die in the second run, which these alone would not have."""
 
 
@@ -305,8 +305,8 @@ def seen_by(
 
     Nothing but the hang is to be seen of a case that hangs, and each oracle would wait for it.
     """
-    if kill.by == "hang":
-        return ("hang",)
+    if kill.by == HANG.name:
+        return (HANG.name,)
     declaration = next(one for one in kernels if one.target == kill.kernel)
     case = decode_case(declaration.problem, bytes(kill.case))
     seen = {kill.by, *oracles_that_see(runner, declaration, case, oracles)}
@@ -321,9 +321,8 @@ def oracles_that_see(
     before = runner.oracles
     try:
         for oracle in oracles:
-            relations: Relations = (oracle,) if oracle in RELATION_ORACLES else ()
-            runner.oracles = (oracle, *_SECOND_RUN) if oracle in _DEATHS else (oracle,)
-            if _objecting(runner, declaration, case, relations) == oracle:
+            runner.oracles = (oracle, *_SECOND_RUN) if oracle_of(oracle).ends_process else (oracle,)
+            if _objecting(runner, declaration, case, oracle_of(oracle).relations) == oracle:
                 found.append(oracle)
     finally:
         runner.oracles = before

@@ -21,6 +21,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by, spare_runner
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, MutantOutcome
+from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.overlay import VARIABLE, namesake
 from attnfuzz.problems.cases import Case
 
@@ -69,7 +70,7 @@ class SearchKiller:
             kill = hunted.kill
             if kill is None:
                 return _survived(hunted)
-            if kill.by == "exception" and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
+            if kill.by == EXCEPTION.name and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
                 return MutantOutcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
             if self._attribute:
                 seen = seen_by(runner, mutant.kernels, kill, self._hunter.oracles)
@@ -132,7 +133,7 @@ def never_runs(runner: Runner, hunter: Hunter, kernels: Sequence[Declaration]) -
                 failure = runner.judge(declaration, case, thorough=False, relations=()).failure
             except ServiceError:
                 return None
-            if failure is None or failure.oracle != "exception":
+            if failure is None or failure.oracle != EXCEPTION.name:
                 return None
             message = failure.message
     return message

@@ -23,9 +23,9 @@ from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter
 from attnfuzz.mutation.killers import Command, CommandKiller, Killer, SearchKiller
 from attnfuzz.mutation.mutants import Mutant, mutants_of
 from attnfuzz.mutation.outcomes import MutantOutcome
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 from attnfuzz.own_files import OwnFolder
-from attnfuzz.verdict import DEFAULT_ORACLES, OracleName
 
 __all__ = ["MeasuredMutants", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
 

@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.oracles.registry import OracleName
+from attnfuzz.verdict import Failure
 
 __all__ = ["Kill", "MutantOutcome", "OracleShare", "Score", "Status"]
 

@@ -1,5 +1,6 @@
 """The same run twice, the same bits: for kernels that promise it."""
 
+from attnfuzz.oracles import registry
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
@@ -18,7 +19,7 @@ def check(trial: Trial) -> Failure | None:
     axes = axes_of(name, trial.case)
     where, got, got_again, index = differing(name, axes, masks[name], one[name], other[name])
     return Failure(
-        oracle="determinism",
+        oracle=registry.DETERMINISM.name,
         kind=name,
         message=f"{where} is {got} in one run and {got_again} in the next, on identical memory",
         details=(

@@ -7,10 +7,12 @@ import msgspec
 import torch
 
 from attnfuzz.environment import interpreter_problem
+from attnfuzz.oracles import registry
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
-from attnfuzz.verdict import RESULT, Failure, OracleName, Verdict
+from attnfuzz.verdict import RESULT, Failure, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "raised_outside", "verdict"]
 
@@ -37,16 +39,16 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     """
     error = raised.error
     if raised.is_a(ResultError):
-        failure = Failure(oracle="exception", kind=RESULT, message=text_of(error))
-        return Verdict(failure=failure if "exception" in oracles else None, fatal=raised.fatal)
+        failure = Failure(oracle=registry.EXCEPTION.name, kind=RESULT, message=text_of(error))
+        return Verdict(failure=failure if registry.EXCEPTION.name in oracles else None, fatal=raised.fatal)
     what = context_lost(error)
     if what is not None:
-        return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
+        return Verdict(failure=_crash(what, error) if registry.CRASH.name in oracles else None, fatal=True)
     _raise_if_environment(error)
     if limit := interpreter_limit(error):
         return Verdict(not_runnable=limit)
     fatal = raised.fatal or raised.is_a(torch.OutOfMemoryError)
-    return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=fatal)
+    return Verdict(failure=_failure(error) if registry.EXCEPTION.name in oracles else None, fatal=fatal)
 
 
 def raised_outside(error: BaseException) -> Failure | None:
@@ -89,13 +91,15 @@ def _failure(error: BaseException) -> Failure:
         kind = f"{name} in {frames[-1].function}"
         message += f" ({frames[-1].position})"
     wrapper = type_name(error) if cause is not error else None
-    return Failure(oracle="exception", kind=kind, message=message, details=tuple(_details(said, wrapper, frames)))
+    return Failure(
+        oracle=registry.EXCEPTION.name, kind=kind, message=message, details=tuple(_details(said, wrapper, frames))
+    )
 
 
 def _crash(what: str, error: BaseException) -> Failure:
     frames = _kernel_frames(error)
     return Failure(
-        oracle="crash",
+        oracle=registry.CRASH.name,
         kind=f"cuda:{what}",
         message=f"the kernel left a CUDA error: {what}",
         details=(*_shown(frames), _SHOWN_FRAME_WAITED if frames else _NO_FRAME),

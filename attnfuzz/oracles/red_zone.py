@@ -1,6 +1,7 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
 from attnfuzz.memory.arena import Violation, violations
+from attnfuzz.oracles import registry
 from attnfuzz.problems.wording import element, plural, shape_of
 from attnfuzz.trials.comparison import place_of
 from attnfuzz.trials.observation import Observation
@@ -18,7 +19,7 @@ def check(trial: Trial) -> Failure | None:
             first, *others = sorted(found, key=_rank)
             displaced = _displaced(trial, seen, first)
             return Failure(
-                oracle="red_zone",
+                oracle=registry.RED_ZONE.name,
                 kind=_kind(first),
                 message=_sentence(first),
                 details=(

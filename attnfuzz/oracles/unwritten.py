@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import bits, holds_prefill
+from attnfuzz.oracles import registry
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.wording import element, number, shape_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
@@ -84,7 +85,7 @@ def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     if name in problem.results and name.endswith("lse") and mask.all():
         remedy = {"lse": "none"}
     return Failure(
-        oracle="unwritten",
+        oracle=registry.UNWRITTEN.name,
         kind=name,
         message=f"{element(name, axes, index)} was never written",
         details=tuple(details),
@@ -128,7 +129,7 @@ def _read_before_written(trial: Trial) -> Failure:
     axes = axes_of(name, trial.case)
     where, got, got_otherwise, index = differing(name, axes, masks[name], one[name], other[name])
     return Failure(
-        oracle="unwritten",
+        oracle=registry.UNWRITTEN.name,
         kind="read before written",
         message=f"{where} changes with memory that is read before anything is written there: it is {got} where that "
         f"holds NaN, and {got_otherwise} where it holds finite numbers",

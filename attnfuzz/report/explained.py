@@ -84,7 +84,7 @@ def print_explained(console: Console, explained: Explained) -> None:
     if failure is None:
         console.print(Text("the case passes", "green"), soft_wrap=True)
     else:
-        console.print(Text(f"{failure.oracle}/{failure.kind}: {failure.message}", "red"), soft_wrap=True)
+        console.print(Text(f"{failure.name}: {failure.message}", "red"), soft_wrap=True)
     console.print()
     for line in (*where_to_look(explained.explanation.sources), *explained.explanation.lines):
         console.print(Text(line, "bold"), soft_wrap=True)
@@ -272,7 +272,7 @@ def _rules(styles: dict[str, str]) -> str:
 def _sentences(explained: Explained) -> Iterator[tuple[str, str]]:
     yield f"{explained.kernel.name}: {one_line(explained.regression.case)}", "strong"
     if explained.failure is not None:
-        yield f"{explained.failure.oracle}/{explained.failure.kind}: {explained.failure.message}", "bad"
+        yield f"{explained.failure.name}: {explained.failure.message}", "bad"
     for line in explained.explanation.all_lines:
         yield line, "line"
 

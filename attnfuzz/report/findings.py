@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import singledispatch
 from typing import Any, TypeVar
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import aspects
+from attnfuzz.campaign.identity.signature import aspects, telling
 from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
+from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
@@ -30,7 +30,6 @@ __all__ = [
     "OUT_OF_CONTRACT",
     "QUESTIONS",
     "UNFINISHED",
-    "Severity",
     "ToldFinding",
     "count",
     "finding_lines",
@@ -45,6 +44,7 @@ __all__ = [
     "remedy_lines",
     "restarts_of",
     "severity_of",
+    "title_of",
     "told_findings",
     "what_was_found",
     "wrapped",
@@ -179,14 +179,15 @@ def _standings(found: Iterable[Finding], statistics: Statistics, how_far: str) -
 class ToldFinding:
     """What every report says of ``finding``, each in its own form; texts are empty where there is nothing to say.
 
-    ``number``: its place among those of the campaign. ``standing``: what it amounts to. ``status``: whether it is new,
-    where that was asked for. ``case`` is its case in one line, ``lines`` what is said beside its message, ``certainty``
-    how sure it is, and ``comparison`` what came of it in several environments. ``saved`` is what its regression file
-    holds, and ``command`` what runs that again.
+    ``number``: its place among those of the campaign. ``title``: see `title_of`. ``standing``: what it amounts to.
+    ``status``: whether it is new, where that was asked for. ``case`` is its case in one line, ``lines`` what is said
+    beside its message, ``certainty`` how sure it is, and ``comparison`` what came of it in several environments.
+    ``saved`` is what its regression file holds, and ``command`` what runs that again.
     """
 
     number: int
     finding: Finding
+    title: str
     standing: Standing
     status: str
     case: str
@@ -212,6 +213,15 @@ class ToldFinding:
         return severity_of(self.finding)
 
 
+def title_of(found: Finding | FindingRecord) -> str:
+    """What a finding is called, and what it needs."""
+    if isinstance(found, FindingRecord):
+        name, needs = found.name, frozenset(found.features)
+    else:
+        name, needs = found.failure.name, telling(found.signature.features)
+    return f"{name} [{', '.join(sorted(needs)) or 'any case'}]"
+
+
 def told_findings(result: CampaignResult) -> list[ToldFinding]:
     """All that were found, in the order of all reports."""
     statistics = result.statistics
@@ -225,6 +235,7 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
     return ToldFinding(
         number=number,
         finding=finding,
+        title=title_of(finding),
         standing=statistics.standing(finding),
         status=_known_as(finding, statistics) if statistics.is_known(finding) else is_new,
         case=one_line(finding.case),
@@ -241,7 +252,7 @@ def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
     how else it shows."""
     remedy = () if finding.remedy is None else remedy_lines(finding.remedy.declared(), case)
     also = [
-        f"also shows as: {one.oracle}/{one.kind}"
+        f"also shows as: {one.name}"
         + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
         for one in finding.also
     ]
@@ -283,8 +294,6 @@ QUESTIONS = (
 OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
 _FLAKY = "Flaky: these do not fail in every run"
 UNFINISHED = "Not shrunk to the end: each may be a finding above, or a bug of its own; a longer --budget tells"
-_OUT_OF_BOUNDS = frozenset({"guard_page", "page_relocation", "red_zone"})
-_OF_DEAD_MEMORY = frozenset({"dead_memory", "unwritten"})
 _OF_EMPTIES = frozenset(
     {
         "both states empty",
@@ -301,37 +310,11 @@ _JUST_ABOVE = 10.0
 """Times the error bound: a rounding that was not declared, rather than a wrong address."""
 
 
-class Severity(IntEnum):
-    """What a finding does, the worst first."""
-
-    FATAL = 0
-    WRONG = 1
-    DEAD_MEMORY = 2
-    CONTRACT = 3
-    NEAR = 4
-    FLAKY = 5
-
-    def __str__(self) -> str:
-        return _WORDS[self]
-
-
-_WORDS = {
-    Severity.FATAL: "crash, hang or out of bounds",
-    Severity.WRONG: "wrong or no result",
-    Severity.DEAD_MEMORY: "dead or unwritten memory",
-    Severity.CONTRACT: "contract question",
-    Severity.NEAR: "just above its bound",
-    Severity.FLAKY: "flaky",
-}
-
-
 def in_order(result: CampaignResult) -> list[Finding]:
     """What is in the contract, kernel by kernel, that with the worst finding first; then so what may be one of these,
     not being shrunk; then what only the author can say; then what is not in the contract.
 
-    Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, questions of
-    the contract, errors just above their bound, and what is flaky; what has one cause stands together, at the place of
-    its worst.
+    Of a kernel in the order of `Severity`; what has one cause stands together, at the place of its worst.
     """
     parts: dict[Standing, list[Finding]] = {"counts": [], "unfinished": [], "question": [], "outside": []}
     for finding in result.findings:
@@ -360,16 +343,15 @@ def heading_of(finding: Finding, statistics: Statistics) -> str:
 def severity_of(finding: Finding) -> Severity:
     """What it does, for all that was seen."""
     failure = finding.failure
+    severity = oracle_of(failure.oracle).severity
     if finding.is_flaky:
         return Severity.FLAKY
-    if ends_process(failure) or failure.oracle in _OUT_OF_BOUNDS:
-        return Severity.FATAL
+    if ends_process(failure) or severity is Severity.OUT_OF_BOUNDS:
+        return severity
     if finding.remedy is not None or _is_of_empties(finding):
         return Severity.CONTRACT
-    if failure.oracle in _OF_DEAD_MEMORY:
-        return Severity.DEAD_MEMORY
-    is_near = failure.oracle == "accuracy" and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
-    return Severity.NEAR if is_near else Severity.WRONG
+    is_near = severity is Severity.WRONG and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
+    return Severity.NEAR if is_near else severity
 
 
 def _is_of_empties(finding: Finding) -> bool:

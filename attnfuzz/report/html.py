@@ -19,6 +19,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import current_environment, decode_regression, encode_regression
 from attnfuzz.declaration import KernelLoadError
+from attnfuzz.oracles.registry import HANG, SANITIZER, oracle_of
 from attnfuzz.own_files import write_file
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
@@ -35,11 +36,12 @@ from attnfuzz.report.findings import (
     headline,
     in_order,
     largest_ratio,
+    title_of,
     told_findings,
     what_was_found,
 )
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import RELATION_ORACLES, ends_process
+from attnfuzz.verdict import ends_process
 
 __all__ = ["Script", "html_page", "scripts_of", "write_html"]
 
@@ -106,8 +108,10 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         ends_process=ends_process,
         headline=headline,
         histogram_svg=histogram_svg,
+        oracle_of=oracle_of,
         pair_tables=pair_tables,
         time_shares=_time_shares,
+        title_of=title_of,
         weigh_command=_weigh_command,
         weights_svg=weights_svg,
     )
@@ -136,12 +140,13 @@ def scripts_of(result: CampaignResult) -> list[Script]:
 
 def _why_no_script(finding: Finding, result: CampaignResult) -> str:
     """Why none is made."""
-    oracle = finding.failure.oracle
-    if oracle in RELATION_ORACLES:
-        return (
-            f"{oracle} compares runs on several inputs, and a script holds only those of the case: use attnfuzz replay"
-        )
-    if oracle == "sanitizer":
+    oracle = oracle_of(finding.failure.oracle)
+    if oracle.is_relation:
+        several = "compares runs on several inputs, and a script holds only those of the case"
+        return f"{oracle.name} {several}: use attnfuzz replay"
+    if oracle.is_own:
+        return f"a script compares results, and {oracle.name} is the word of the kernel's own file: use attnfuzz replay"
+    if oracle is SANITIZER:
         return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
     if result.stop_reason == "interrupted":
         return "the search was interrupted, so no script was made; attnfuzz repro writes it"
@@ -202,7 +207,7 @@ def _weigh_command(told: ToldFinding) -> str:
     finding, problem = told.finding, told.finding.declaration.problem
     if finding.weights or not told.command or problem == "merge_states" or isinstance(problem, OpenProblem):
         return ""
-    if finding.failure.oracle == "hang" or finding.preceding:
+    if finding.failure.oracle == HANG.name or finding.preceding:
         return ""
     return f"{told.command.replace('replay', 'explain', 1)} -o weights.svg"
 

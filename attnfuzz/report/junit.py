@@ -14,16 +14,16 @@ from xml.etree import ElementTree
 
 from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.oracles.registry import EXCEPTION, oracle_of
 from attnfuzz.own_files import write_file
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines, told_findings
 from attnfuzz.untrusted_text import only_printable
+from attnfuzz.verdict import Failure
 
 __all__ = ["junit_xml", "write_junit"]
 
 Element = ElementTree.Element
 
-_ERRORS = frozenset({"crash", "hang", "exception"})
-"""Oracles that say that the kernel did not get to a result; the others say that the result is wrong."""
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -94,27 +94,28 @@ def _search(suite: Element, kernel: KernelStatistics) -> None:
 
 
 def _finding(suite: Element, told: ToldFinding, result: CampaignResult) -> None:
-    finding, failure = told.finding, told.finding.failure
+    finding = told.finding
     until = result.elapsed_s if finding.shrunk_s is None else finding.shrunk_s
     case = ElementTree.SubElement(
         suite,
         "testcase",
         classname=suite.attrib["name"],
-        name=_clean(str(finding.signature)),
+        name=_clean(told.title),
         time=f"{max(0.0, until - finding.first_seen_s):.3f}",
     )
-    report = _report(case, f"{failure.oracle}/{failure.kind}", told.message, _why_skipped(told))
+    report = _report(case, finding.failure, _why_skipped(told))
     replay = told.command or "not saved; its regression file would hold:"
     lines = (told.message, *told.lines, told.certainty, told.comparison, f"case: {told.case}", replay, told.saved)
     report.text = _clean("\n".join(filter(None, lines)) + "\n")
 
 
-def _report(case: Element, symptom: str, message: str, why_skipped: str) -> Element:
+def _report(case: Element, failure: Failure, why_skipped: str) -> Element:
     """What became of ``case``: an error or a failure, unless there is a reason why that does not count."""
     if why_skipped:
-        return ElementTree.SubElement(case, "skipped", message=_clean(f"{why_skipped}: {message}"))
-    kind = "error" if symptom.partition("/")[0] in _ERRORS else "failure"
-    return ElementTree.SubElement(case, kind, type=_clean(symptom), message=_clean(message))
+        return ElementTree.SubElement(case, "skipped", message=_clean(f"{why_skipped}: {failure.message}"))
+    has_no_result = oracle_of(failure.oracle).ends_process or failure.oracle == EXCEPTION.name
+    kind = "error" if has_no_result else "failure"
+    return ElementTree.SubElement(case, kind, type=_clean(failure.name), message=_clean(failure.message))
 
 
 def _why_skipped(told: ToldFinding) -> str:

@@ -44,8 +44,7 @@ def _facts(statistics: Statistics) -> Iterator[str]:
 
 def describe(what: str, finding: Finding, *, message: bool = True) -> str:
     """One line on a finding; without its ``message`` where that has just been said."""
-    symptom = f"{finding.symptom.oracle}/{finding.failure.kind}"
-    line = f"{what:<9} #{finding.tag} {finding.declaration.target} {symptom}"
+    line = f"{what:<9} #{finding.tag} {finding.declaration.target} {finding.failure.name}"
     where = f" -> {finding.path}" if finding.path is not None else ""
     return f"{line}: {finding.failure.message}{where}" if message else f"{line}{where}"
 
@@ -170,8 +169,9 @@ def _device(name: str) -> str:
 def _at_work(finding: Finding) -> Iterator[Text]:
     """A finding that is being confirmed or shrunk: what it is, and the smallest case so far."""
     state = f"shrinking, {count(finding.steps, 'step')}" if finding.runs else "confirming"
-    what = f"{finding.symptom.oracle}/{finding.symptom.kind}"
-    title = Text.assemble((f"{state}: ", "yellow"), (what, "bold"), f" #{finding.tag} {finding.declaration.name}")
+    title = Text.assemble(
+        (f"{state}: ", "yellow"), (finding.failure.name, "bold"), f" #{finding.tag} {finding.declaration.name}"
+    )
     for line in (title, Text(f"  {one_line(finding.case)}", style="dim")):
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line

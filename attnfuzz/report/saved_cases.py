@@ -17,11 +17,11 @@ from attnfuzz.campaign.environments import Bisection, Ending, EnvironmentOutcome
 from attnfuzz.campaign.judge.journal import was_running
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase
+from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import count, remedy_lines
+from attnfuzz.report.findings import count, remedy_lines, title_of
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.untrusted_text import only_printable
-from attnfuzz.verdict import NOT_EVERYWHERE
 
 __all__ = [
     "BISECTION_FORMAT",
@@ -88,7 +88,7 @@ def print_replayed(console: Console, result: Replayed) -> None:
     failure = result.verdict.failure if result.verdict is not None else None
     if failure is not None:
         remedy = remedy_lines(failure.remedy, result.saved.regression.case)
-        for text in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details, *remedy):
+        for text in (f"{failure.name}: {failure.message}", *failure.details, *remedy):
             console.print(Text(f"      {text}"), soft_wrap=True)
 
 
@@ -162,7 +162,7 @@ def _status(result: Replayed) -> str:
 
 def _was_judged(result: Replayed) -> bool:
     """Whether it is sure that the oracle which once objected has been asked."""
-    return result.saved.regression.finding.oracle not in NOT_EVERYWHERE
+    return oracle_of(result.saved.regression.finding.oracle).judges_everywhere
 
 
 def _remarks(result: Replayed) -> Iterator[str]:
@@ -296,7 +296,7 @@ def _table(rows: Sequence[Merged]) -> Table:
         outcome = row.outcome()
         table.add_row(
             Text(row.checked.saved.regression.kernel),
-            Text(str(row.bug.signature) + (" (fixed)" if row.is_fixed else "")),
+            Text(title_of(row.bug.regression.finding) + (" (fixed)" if row.is_fixed else "")),
             str(len(row.bug.files)),
             Text(outcome, style=_STYLES.get(outcome, "green")),
             Text(str(row.kept.path)),

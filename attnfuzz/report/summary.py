@@ -13,10 +13,11 @@ from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import in_order, kernels_in_order
-from attnfuzz.verdict import OracleName, SourceLine
+from attnfuzz.report.findings import in_order, kernels_in_order, title_of
+from attnfuzz.verdict import SourceLine
 
 __all__ = [
     "FORMAT",
@@ -187,7 +188,7 @@ def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSumma
         known=statistics.is_known(finding),
         unfinished=statistics.standing(finding) == "unfinished",
         hash=finding.tag,
-        signature=str(finding.signature),
+        signature=title_of(finding),
         first_seen_s=round(finding.first_seen_s, 3),
         shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),
         path=None if finding.path is None else str(finding.path),

@@ -23,6 +23,7 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.contract_gaps import restriction_of
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.registry import ACCURACY
 from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     ToldFinding,
@@ -30,6 +31,7 @@ from attnfuzz.report.findings import (
     heading_of,
     largest_ratio,
     restarts_of,
+    title_of,
     told_findings,
     what_was_found,
 )
@@ -133,7 +135,7 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
         cases = count(result.statistics.cases, "case")
         yield f"{oracle} applies to none of {cases} that were drawn: nothing is known of what it looks for"
     ratio = largest_ratio(result.statistics)
-    if ratio > 1 and result.statistics.oracles and "accuracy" not in result.statistics.oracles:
+    if ratio > 1 and result.statistics.oracles and ACCURACY.name not in result.statistics.oracles:
         yield f"errors reach {ratio:.3g} times their bound, which accuracy would object to: it was not asked"
     if result.unquestioned:
         asked = ", ".join(result.statistics.oracles)
@@ -179,7 +181,7 @@ def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
 def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
     finding = told.finding
     title = Text(f"{told.number}. {told.target}  ", style="bold")
-    title.append(str(finding.signature), style="bold red" if told.standing == "counts" else "bold")
+    title.append(told.title, style="bold red" if told.standing == "counts" else "bold")
     if told.status:
         title.append(f"  ({told.status})", style="bold yellow")
     yield title
@@ -219,7 +221,7 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
     """What else there is to know, a paragraph each."""
     kernels = result.statistics.kernels
     for finding in result.unconfirmed:
-        title = f"not confirmed: {finding.declaration.target} {finding.signature}; {_doubt(finding)}"
+        title = f"not confirmed: {finding.declaration.target} {title_of(finding)}; {_doubt(finding)}"
         yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:

@@ -13,6 +13,7 @@ from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.corpus import current_environment
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.findings import ToldFinding, count, one_line, told_findings
@@ -191,7 +192,7 @@ def _outside(result: CampaignResult) -> Iterator[Limit]:
             continue
         limits = finding.remedy.declared()
         declare = as_call("Supports", limits)
-        how = "raises" if finding.failure.oracle == "exception" else "wrong"
+        how = "raises" if finding.failure.oracle == EXCEPTION.name else "wrong"
         yield Limit(
             field=", ".join(limits),
             declare=declare,

@@ -10,6 +10,7 @@ from pathlib import Path
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import CRASH, EXCEPTION, HANG, SANITIZER
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.wording import plural
 from attnfuzz.sanitizer.report import SanitizerReport
@@ -70,7 +71,7 @@ def failure_of(outcome: Outcome, tool: Tool) -> Failure | None:
         return _reported(outcome.reports, outcome.notes, tool)
     if outcome.unread:
         return Failure(
-            oracle="sanitizer",
+            oracle=SANITIZER.name,
             kind=f"{tool}: another report",
             message=f"{tool} objects: {outcome.unread[0]}",
             details=tuple(outcome.unread[1:_SHOWN_LINES]),
@@ -78,14 +79,14 @@ def failure_of(outcome: Outcome, tool: Tool) -> Failure | None:
     if outcome.raised is not None:
         raised = outcome.raised
         return Failure(
-            oracle="exception", kind=raised.kind, message=f"the kernel raised {raised.kind}: {raised.raised}"
+            oracle=EXCEPTION.name, kind=raised.kind, message=f"the kernel raised {raised.kind}: {raised.raised}"
         )
     if outcome.status is None:
-        return Failure(oracle="hang", kind="hang", message=f"the kernel did not come back under {tool}")
+        return Failure(oracle=HANG.name, kind=HANG.name, message=f"the kernel did not come back under {tool}")
     if outcome.status:
         said = tuple(outcome.output.splitlines()[-_SHOWN_LINES:])
         message = f"the process ended with status {outcome.status} under {tool}"
-        return Failure(oracle="crash", kind=f"exit {outcome.status}", message=message, details=said)
+        return Failure(oracle=CRASH.name, kind=f"exit {outcome.status}", message=message, details=said)
     return None
 
 
@@ -95,7 +96,7 @@ def _reported(reports: Sequence[SanitizerReport], notes: Sequence[Note], tool: T
     others = len(reports) - 1
     more = (f"and {plural(others, 'more report')} of this run",) if others else ()
     return Failure(
-        oracle="sanitizer",
+        oracle=SANITIZER.name,
         kind=f"{tool}: {first.what}",
         message=" ".join(filter(None, (first.what, _where(first), _by_whom(first), _at(first, tensors)))),
         details=(*first.lines[:_SHOWN_LINES], *more, _WHERE_TO_LOOK[tool]),

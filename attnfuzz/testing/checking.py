@@ -17,6 +17,7 @@ from attnfuzz.corpus.regression import as_of
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import LEAK, find_leak
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, case_type_of
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.open_cases import OpenProblem
@@ -24,7 +25,7 @@ from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.testing.kernel_failure import kernel_failure
 from attnfuzz.testing.loading import declaration_of, load_here, shared_runner
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
+from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = ["check", "check_relations"]
 

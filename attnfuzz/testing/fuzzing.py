@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.minimise import minimise
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.testing.checking import check_relations
 from attnfuzz.testing.kernel_failure import KernelFailure
 from attnfuzz.testing.loading import declaration_of, shared_runner
-from attnfuzz.verdict import DEFAULT_ORACLES, RELATION_ORACLES, OracleName, Relations
+from attnfuzz.verdict import Relations
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -148,10 +149,8 @@ def _relations_of(error: AssertionError) -> Relations:
     """Those that show the failure again: its own; all of them if the process died, which may have been in any."""
     if not isinstance(error, KernelFailure):
         return ()
-    oracle = error.failure.oracle
-    if oracle in ("crash", "hang"):
-        return "all"
-    return (oracle,) if oracle in RELATION_ORACLES else ()
+    oracle = oracle_of(error.failure.oracle)
+    return "all" if oracle.ends_process else oracle.relations
 
 
 def _given(strategy: SearchStrategy[Case], max_examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

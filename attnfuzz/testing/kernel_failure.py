@@ -59,7 +59,7 @@ def kernel_failure(
 def failure_report(failure: Failure, target: str, case: Case, *, replay: str) -> str:
     """Lines for an engineer: what is wrong, where, on which case, and the command that shows it again."""
     lines = [
-        f"{target} fails {failure.oracle} ({failure.kind}): {failure.message}",
+        f"{target} fails {failure.name}: {failure.message}",
         *(
             f"  {line}"
             for line in (*where_to_look(failure.sources), *failure.details, *remedy_lines(failure.remedy, case))

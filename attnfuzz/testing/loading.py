@@ -14,8 +14,8 @@ import msgspec
 from attnfuzz.declaration import BUNDLED_MODULE, Declaration, Kernel, load_kernels
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.verdict import DEFAULT_ORACLES, OracleName
 
 __all__ = ["declaration_of", "load_here", "pin_to", "shared_runner", "target_of"]
 

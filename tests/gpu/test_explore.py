@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.problems.cases import encode_case
-from attnfuzz.verdict import RELATION_ORACLES
 from tests.gpu.bundled_cases import BUNDLED
 from tests.quality.hunting import flaws, hunt
 from tests.quality.mutants import mutant_named
@@ -42,7 +42,7 @@ def test_planted_bug(name: str, tmp_path: Path, runner: Runner, record_property:
     assert flaws(mutant, catch, runner) == [], catch.told
     (mutated,) = runner.declarations([catch.target])
     oracle = catch.regression.finding.oracle
-    again = runner.judge(mutated, catch.case, relations=(oracle,) if oracle in RELATION_ORACLES else ()).failure
+    again = runner.judge(mutated, catch.case, relations=oracle_of(oracle).relations).failure
     assert again is not None, catch.told
     assert again.oracle == oracle, f"{again.message}\n{catch.told}"
 

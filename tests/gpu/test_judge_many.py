@@ -15,11 +15,12 @@ from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.judging import judge as judging
 from attnfuzz.judging.judge import judge_many
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.oracles.relations.catalogue import drawn
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import DTYPES
-from attnfuzz.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
+from attnfuzz.verdict import Relations, Verdict
 from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
 
 Broken = dict[str, Declaration]

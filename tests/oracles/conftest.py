@@ -14,6 +14,7 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
@@ -24,7 +25,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.recipes import Pages, Values
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 
 Plant = Callable[..., Kernel]
 FailureOf = Callable[..., Failure]

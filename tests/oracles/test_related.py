@@ -18,6 +18,7 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging import judge as judging
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.memory.patterns import bits
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.oracles.relations import relation as transformed
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.catalogue import RELATIONS, applicable
@@ -25,7 +26,6 @@ from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.trials import trial
-from attnfuzz.verdict import DEFAULT_ORACLES, OracleName
 from tests.oracles.relations.test_batch_invariance import in_parts_of_the_longest
 from tests.oracles.relations.test_block_table_slack import loosely_masked
 from tests.oracles.relations.test_page_permutation import in_order_of_page_ids

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.verdict import Failure, OracleName, ends_process, is_fault
+from attnfuzz.oracles.registry import OracleName
+from attnfuzz.verdict import Failure, ends_process, is_fault
 
 
 @pytest.mark.parametrize(

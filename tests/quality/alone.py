@@ -18,8 +18,8 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.mutation import mutants as generated
 from attnfuzz.mutation.killers import SearchKiller
 from attnfuzz.mutation.outcomes import MutantOutcome, Score
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.report.mutants import markdown_table, tables_of
-from attnfuzz.verdict import DEFAULT_ORACLES
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import KERNELS, lay_over
 from tests.quality.searching import hunting

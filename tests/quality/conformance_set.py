@@ -18,6 +18,7 @@ import msgspec
 from attnfuzz.campaign.draw.sampling import run_round
 from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import (
     Case,
     LatentDecodeCase,
@@ -35,7 +36,6 @@ from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases
-from attnfuzz.verdict import OracleName
 
 SEED = 20261124
 DRAWN = 40

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.verdict import OracleName
+from attnfuzz.oracles.registry import OracleName
 
 __all__ = ["EXPLANATIONS", "Expectation"]
 

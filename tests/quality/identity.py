@@ -26,10 +26,11 @@ from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.triage import known_deaths
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, features, general_features
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Cause, Failure, OracleName
+from attnfuzz.verdict import Cause, Failure
 from tests.unit.search_bench import Bug, findings
 
 TRIPLES = 24

@@ -18,8 +18,8 @@ from pathlib import Path
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Device, Runner
 from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunted, Hunter
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.overlay import VARIABLE
-from attnfuzz.verdict import DEFAULT_ORACLES
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import lay_over
 

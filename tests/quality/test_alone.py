@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnfuzz.mutation.outcomes import Kill, MutantOutcome
-from attnfuzz.verdict import OracleName
+from attnfuzz.oracles.registry import OracleName
 from tests.quality.alone import page
 from tests.quality.mutants import MUTANTS
 

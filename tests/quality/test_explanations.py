@@ -9,13 +9,16 @@ import pytest
 
 from attnfuzz.campaign.triage.explanation import explain_failure
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import KNOWN, oracle_of
 from attnfuzz.problems.cases import decode_case
-from attnfuzz.verdict import RELATION_ORACLES, Failure
+from attnfuzz.verdict import Failure
 from tests.quality.explanations import EXPLANATIONS, Expectation
 from tests.quality.mutants import mutant_named
 from tests.quality.planting import plant
 
-SAID_BY_THE_VERDICT = {"crash", "exception", "guard_page", "hang", "red_zone", *RELATION_ORACLES}
+SAID_BY_THE_VERDICT = {"crash", "exception", "guard_page", "hang", "red_zone"} | {
+    one.name for one in KNOWN.values() if one.is_relation
+}
 """Failures about more than weights: the oracle's own sentence is the best that there is to say."""
 LEAST_SHARE = 0.9
 WEIGHING_S = 60.0
@@ -30,7 +33,7 @@ def explained(name: str, expectation: Expectation, runner: Runner, folder: Path)
     case = decode_case(declaration.problem, expectation.case.encode())
     if expectation.oracle not in SAID_BY_THE_VERDICT:
         return list(runner.explain(declaration, case, seconds=WEIGHING_S, oracle=expectation.oracle).lines)
-    relations = (expectation.oracle,) if expectation.oracle in RELATION_ORACLES else ()
+    relations = oracle_of(expectation.oracle).relations
     failure = runner.judge(declaration, case, relations=relations).failure
     assert isinstance(failure, Failure)
     found = explain_failure(runner, declaration, case, failure, weighing_s=WEIGHING_S, total_s=TOTAL_S)

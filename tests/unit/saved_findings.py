@@ -7,8 +7,8 @@ from typing import Any
 
 from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus import Environment, FindingRecord, Regression, write_regression
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.verdict import OracleName
 
 __all__ = ["TARGET", "a_finding", "save"]
 

@@ -34,11 +34,12 @@ from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.worker import WorkerLoop
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import case_lists
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
+from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.unit.scripted_runner import scripted
 
 KERNEL = Declaration(

@@ -31,6 +31,8 @@ RANKS = {
     "attnfuzz.adapters.solution": 1,
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles": 3,
+    "attnfuzz.oracles.own": 0,  # what users' files say
+    "attnfuzz.oracles.registry": 0,  # what is known of oracles without their code
     "attnfuzz.trials": 1,  # runs of a kernel on a case
     "attnfuzz.judging": 4,
     "attnfuzz.explaining": 2,

@@ -14,6 +14,7 @@ from attnfuzz.bench.endurance import HOSTILE, Endurance, EnduranceSummary, Memor
 from attnfuzz.bench.throughput import MeasuredCampaign
 from attnfuzz.declaration import load_kernels
 from attnfuzz.report.bench import print_endurance
+from attnfuzz.verdict import Failure
 
 
 @dataclass
@@ -58,7 +59,7 @@ def test_what_a_declaration_ends_is_no_stray() -> None:
     outside = SimpleNamespace(
         in_contract=False,
         declaration=SimpleNamespace(target="a", name="a"),
-        failure=SimpleNamespace(oracle="accuracy", kind="out", message="a wrong number"),
+        failure=Failure(oracle="accuracy", kind="out", message="a wrong number"),
     )
     alone = Endurance(targets=("a",), alone=summary(20.0, False), together=measured(15.0, [outside]), memory=())
     assert alone.strays == []
@@ -68,12 +69,12 @@ def test_what_a_declaration_ends_is_no_stray() -> None:
 
 def test_only_healthy_kernels_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Cases of the hostile kernels would make up for those that the others lost to them."""
-    failure = SimpleNamespace(oracle="crash", kind="SIGSEGV")
+    failure = Failure(oracle="crash", kind="SIGSEGV", message="died")
     finding = SimpleNamespace(declaration=SimpleNamespace(target=HOSTILE[0]), failure=failure)
     stray = SimpleNamespace(
         in_contract=True,
         declaration=SimpleNamespace(target="a", name="a"),
-        failure=SimpleNamespace(oracle="accuracy", kind="out", message="a wrong number"),
+        failure=Failure(oracle="accuracy", kind="out", message="a wrong number"),
     )
     endured = Endurance(
         targets=("a",),

@@ -13,6 +13,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
@@ -21,7 +22,7 @@ from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, OracleName
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"

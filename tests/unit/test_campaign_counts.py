@@ -20,9 +20,10 @@ from attnfuzz.campaign.counts import (
 )
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.input_space import InputSpace, pair_number
-from attnfuzz.verdict import Failure, OracleName, Timing, Verdict
+from attnfuzz.verdict import Failure, Timing, Verdict
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
 

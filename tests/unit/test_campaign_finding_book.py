@@ -213,7 +213,7 @@ def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) 
 def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: Story) -> None:
     """A third symptom, needing less, must not lose the first two."""
     for name, oracle, more in (("0-1", "accuracy", 2), ("0-2", "unwritten", 1), ("0-3", "dead_memory", 0)):
-        story.found(name, 5 + more, Failure(oracle=oracle, kind="out", message=oracle))  # type: ignore[arg-type]  # any str
+        story.found(name, 5 + more, Failure(oracle=oracle, kind="out", message=oracle))
         story.confirmed(name)
         story.minimised(name, "strides:k", *("num_seqs>1", "seq_len>1")[:more])
     (finding,) = story.book.findings
@@ -272,7 +272,7 @@ def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> No
 def test_flaky_findings_of_one_kernel_are_one_bug_whatever_the_oracle(story: Story) -> None:
     """A race shows as nondeterminism, dead memory or a wrong value, as chance has it."""
     for name, oracle in (("0-1", "determinism"), ("1-1", "dead_memory")):
-        story.found(name, 5, Failure(oracle=oracle, kind="out", message="differs"))  # type: ignore[arg-type]  # any str
+        story.found(name, 5, Failure(oracle=oracle, kind="out", message="differs"))
         story.confirmed(name, failed=1)
         story.minimised(name, "num_seqs>1")
     assert len(story.book.findings) == 1

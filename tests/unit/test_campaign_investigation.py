@@ -21,12 +21,13 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import ORACLES, oracle_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.features import SEVERAL_HEADS, SHARED_PAGES
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import USUAL_ORACLES, WITHOUT_WEIGHT, Cause, Failure, Relations, Verdict
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted
@@ -281,7 +282,7 @@ def explore(kernel: str, folder: Path) -> Explored:
         "--json",
         "summary.json",
     )
-    options += tuple(word for name in USUAL_ORACLES for word in ("--oracle", name))
+    options += tuple(word for name in ORACLES if not oracle_of(name).is_relation for word in ("--oracle", name))
     target = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
     with Campaign(folder, *options, kernels=target, workers=1) as campaign:
         assert campaign.wait(timeout_s=330.0) == 1, campaign.output

@@ -8,10 +8,11 @@ import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 from tests.unit.search_bench import findings
 
 KERNEL = Declaration(

@@ -17,11 +17,12 @@ from attnfuzz.campaign.identity.signature import (
     failure_features,
 )
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import IDENTIFYING_CAUSES, Cause, Failure, OracleName
+from attnfuzz.verdict import IDENTIFYING_CAUSES, Cause, Failure
 
 SYMPTOM = Symptom("kernel", "accuracy", "out:value")
 

@@ -27,7 +27,7 @@ from attnfuzz.isolation.devices import Gpu
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import SERVICE, Runner
-from attnfuzz.verdict import DEFAULT_ORACLES
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 
 
 class Worker:

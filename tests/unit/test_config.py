@@ -126,7 +126,7 @@ def test_names_are_relative_to_the_file_that_has_them(monkeypatch: pytest.Monkey
         ("workers = true", ["workers = true"]),
         ("workers = 'many'", ['workers = "many"']),
         ("device = 'tpu'", ['device = "tpu"', "one of auto, cpu, cuda"]),
-        ("oracles = ['psychic']", ["psychic", "accuracy, dead_memory"]),
+        ("oracles = ['a psychic']", ["a psychic", "dead_memory, determinism, accuracy"]),
         ("seed = -1", ["seed = -1", "between 0 and 4294967295"]),
         ("fail_fast = 'yes'", ['fail_fast = "yes"', "true or false"]),
         ("tolerance = 'loose'", ['tolerance = "loose"', '"bound"']),

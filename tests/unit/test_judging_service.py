@@ -28,8 +28,9 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,), scale=0.25)

@@ -26,9 +26,9 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.trials import comparison, symptoms
-from attnfuzz.verdict import DEFAULT_ORACLES
 
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25)
 

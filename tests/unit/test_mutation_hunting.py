@@ -14,10 +14,11 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, seen_by, spare_runner
 from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import MergeStatesCase, encode_case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 ANY = Declaration(name="k", problem="dense_decode", target="k")
 FEW = Declaration(

@@ -14,6 +14,7 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.judging.judge import judge
 from attnfuzz.memory.arena import Arena
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import LatentDecodeCase, case_from_builtins
 from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Values
@@ -21,7 +22,6 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supported import translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
-from attnfuzz.verdict import DEFAULT_ORACLES, OracleName
 
 SUPPORTS = Supports(dtypes=("float16", "bfloat16", "float32"))
 

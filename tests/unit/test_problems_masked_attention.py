@@ -11,6 +11,7 @@ from hypothesis import given
 import attnfuzz
 from attnfuzz.cases.facets.sequences import keep_sequences
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import MaskedAttentionCase, decode_case, encode_case
 from attnfuzz.problems.masks import ALL_HIDDEN, Mask
 from attnfuzz.problems.registry import problem_of
@@ -18,7 +19,6 @@ from attnfuzz.problems.supported import translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases
-from attnfuzz.verdict import DEFAULT_ORACLES
 
 SUPPORTS = Supports(layouts=("NHD",), variants=("soft_cap", "sinks"))
 MASKS = {

@@ -64,6 +64,8 @@ BUG = finding(paged(num_q_heads=2), "gqa_ratio>1")
 UNDECLARED = ended(finding(paged(strides={"q": "every_other"}), "strides:q=every_other"))
 FLAKY = finding(paged(), failed=1)
 CRASH = with_failure(oracle="crash", kind="SIGSEGV")
+OUTSIDE = with_failure(oracle="guard_page", kind="read after k_cache")
+FAR = with_failure(oracle="page_relocation", kind="read past q")
 DEAD = with_failure(oracle="dead_memory", kind="out")
 NEAR = with_failure(oracle="accuracy", kind="out:value", error_ratio=1.3)
 EMPTY = finding(paged(seq_lens=(0,)), "empty sequence")
@@ -77,9 +79,11 @@ def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
 
 def test_the_worst_comes_first() -> None:
     """A wrong head map would be told after ten ways in which a kernel for contiguous tensors fails on others."""
-    assert told(FLAKY, NEAR, EMPTY, UNDECLARED, DEAD, BUG, CRASH) == [CRASH, BUG, DEAD, EMPTY, NEAR, FLAKY, UNDECLARED]
-    severities = [severity_of(one) for one in (CRASH, BUG, DEAD, EMPTY, NEAR, FLAKY)]
+    worst_first = [BUG, CRASH, DEAD, FAR, EMPTY, NEAR, FLAKY]
+    assert told(FLAKY, NEAR, EMPTY, UNDECLARED, FAR, DEAD, CRASH, BUG) == [*worst_first, UNDECLARED]
+    severities = [severity_of(one) for one in worst_first]
     assert severities == sorted(set(severities))
+    assert severity_of(OUTSIDE) == severity_of(CRASH)
 
 
 def test_what_kernels_differ_in_is_a_question_and_a_fault_of_it_is_none() -> None:
@@ -101,16 +105,17 @@ def test_all_is_a_bug_where_all_is_the_contract() -> None:
 def test_findings_of_one_kernel_stand_together() -> None:
     """Who maintains one of them would look for its bugs among those of all others."""
     other, its_undeclared = of_kernel("other"), ended(of_kernel("other"))
-    assert told(FLAKY, other, CRASH) == [CRASH, FLAKY, other]
-    assert told(its_undeclared, UNDECLARED, other, CRASH) == [CRASH, other, its_undeclared, UNDECLARED]
+    assert told(FLAKY, CRASH, other) == [other, CRASH, FLAKY]
+    assert told(FLAKY, other, BUG) == [BUG, FLAKY, other]
+    assert told(its_undeclared, UNDECLARED, CRASH, other) == [other, CRASH, its_undeclared, UNDECLARED]
 
 
 def test_findings_of_one_cause_stand_together() -> None:
     """One repair ends them, and a reader would make it twice."""
-    worst = with_failure(oracle="crash", kind="SIGSEGV", causes=(Cause(mistake="ignored_stride"),))
+    worst = with_failure(oracle="accuracy", kind="out:value", causes=(Cause(mistake="ignored_stride"),))
     other = with_failure(oracle="crash", kind="SIGBUS")
-    same = with_failure(oracle="accuracy", kind="out:value", causes=(Cause(mistake="ignored_stride"),))
-    assert told(same, worst, other, BUG) == [worst, same, other, BUG]
+    same = with_failure(oracle="crash", kind="SIGSEGV", causes=(Cause(mistake="ignored_stride"),))
+    assert told(other, same, worst, BUG) == [worst, same, BUG, other]
 
 
 def test_kernels_are_told_as_their_findings_are() -> None:

@@ -213,7 +213,7 @@ def rows_of_index(shown: Page) -> list[dict[str, str | None]]:
     return shown.having("tr", "entry")
 
 
-def test_an_index_tells_kernel_cause_cases_severity_and_file() -> None:
+def test_an_index_tells_kernel_name_cases_severity_and_file() -> None:
     """Of sixty findings, nobody reads all to see what there is."""
     shown = page(a_finding(cases_seen=1234), a_finding(DENSE, failed=1))
     entries = [(one["data-kernel"], one["data-severity"]) for one in rows_of_index(shown)]
@@ -222,7 +222,7 @@ def test_an_index_tells_kernel_cause_cases_severity_and_file() -> None:
     cells = [data.strip() for path, data in shown.texts if "td" in path and "tbody" in path and data.strip()]
     first = cells[: cells.index("2")]
     assert first[:2] == ["1", PAGED.target]
-    assert first[2].startswith("tokens_dropped")
+    assert first[2].startswith("accuracy/out:value [")
     assert first[3:] == ["1,234", "wrong or no result", "a folder/a.json"]
 
 

@@ -16,10 +16,11 @@ from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.junit import junit_xml, write_junit
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 OTHER = Declaration(name="other", problem="dense_decode", target="other")
@@ -142,8 +143,8 @@ def test_every_kernel_has_a_suite_and_a_test_case() -> None:
     mine, other = suites.values()
     assert [case.get("name") for case in mine.iter("testcase")] == [
         "search",
-        "crash/kind [any case]",
         "accuracy/kind [any case]",
+        "crash/kind [any case]",
     ]
     assert (mine.get("tests"), mine.get("failures"), mine.get("errors"), mine.get("skipped")) == ("3", "1", "1", "0")
     assert (other.get("tests"), other.get("skipped")) == ("1", "1")

@@ -180,7 +180,7 @@ class Finding:
     @property
     def cause(self) -> str:
         """What the bug is called: the same in every campaign that comes down to the same."""
-        named = self.failure.cause or f"{self.failure.oracle}/{self.failure.kind}"
+        named = self.failure.cause or self.failure.name
         about = ", ".join(sorted(aspects(self.signature.features)))
         return f"{named} [{about}]" if about else named
 

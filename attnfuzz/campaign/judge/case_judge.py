@@ -19,6 +19,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
+from attnfuzz.oracles.registry import HANG
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.limits import CaseTooLarge
@@ -204,7 +205,7 @@ class CaseJudge:
             with self._complaining(declaration, case), self._watched(declaration, [case], afresh=afresh):
                 limited_s = min(limit_s, remaining_s)
                 verdict = self._runner.judge(declaration, case, timeout_s=limited_s, relations=relations)
-            hung = verdict.failure is not None and verdict.failure.oracle == "hang"
+            hung = verdict.failure is not None and verdict.failure.oracle == HANG.name
             if hung and remaining_s < limit_s:
                 raise OutOfTime(self._clock() - started)
             if not hung:
@@ -237,7 +238,7 @@ class CaseJudge:
                 return None
             if verdicts is None:
                 lost = self._runner.lost
-                is_cut = lost is not None and lost.oracle == "hang" and limit_s == remaining_s
+                is_cut = lost is not None and lost.oracle == HANG.name and limit_s == remaining_s
                 self.lost = None if is_cut else lost
             else:
                 first = any(self._is_first(declaration, case) for case in cases)

@@ -15,6 +15,7 @@ from attnfuzz.corpus import FindingRecord, Regression, RegressionError, encode_r
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.claims import Claim, is_claimed
+from attnfuzz.oracles.registry import CRASH
 from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Case
 
@@ -28,7 +29,9 @@ _CALLED = re.compile(_PREFIX + r"\d+(-\d+)?")
 _CASE = re.compile(r"worker-\d+(-\d+)?\.json")
 _ANNOUNCED = "announced"
 """In a folder that was left over and has been spoken of."""
-_RECORD = FindingRecord(oracle="crash", kind="journal", message="this case was running when the campaign was cut off")
+_RECORD = FindingRecord(
+    oracle=CRASH.name, kind="journal", message="this case was running when the campaign was cut off"
+)
 _NOTE = "journal"
 _IGNORE = ".gitignore"
 _IGNORE_ALL = b"*\n"

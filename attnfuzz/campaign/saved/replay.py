@@ -27,12 +27,13 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
-from attnfuzz.verdict import NOT_EVERYWHERE, RELATION_ORACLES, Relations, Verdict, ends_process
+from attnfuzz.verdict import Relations, Verdict, ends_process
 
 __all__ = [
     "Replayed",
@@ -71,8 +72,11 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     case runs several times, and one of a kernel that leaked so often that it shows. What passes otherwise is judged by
     relations: see ``relations_for``.
     Where a process outgrew its memory, there is a limit to it again.
+    What an oracle has found that the kernel's file does not define is not judged.
     Raises what ``Runner.judge`` raises.
     """
+    if why := _unknown_oracle(regression, declaration):
+        return SavedRun(Verdict(not_runnable=why), 0, 1)
     case = adapt_options(regression.case, declaration.options)
     preceding = preceding_for(declaration, regression)
     runs = runs_to_see(regression.finding.failed, regression.finding.runs)
@@ -85,6 +89,17 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     return SavedRun(verdict, len(failing), runs)
 
 
+def _unknown_oracle(regression: Regression, declaration: Declaration) -> str:
+    """Why nobody can say what the finding's oracle says now; empty where somebody can."""
+    oracle = oracle_of(regression.finding.oracle)
+    if not oracle.is_own or oracle.name in declaration.oracles:
+        return ""
+    return (
+        f"no oracle is called {oracle.name!r}: neither attnfuzz nor the file of {declaration.target} has one of that "
+        "name; define it there, or correct the name in the saved case"
+    )
+
+
 def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Case, ...]:
     """The regression's preceding cases as the kernel can run them."""
     adapted = (adapt_options(case, declaration.options) for case in regression.preceding)
@@ -93,10 +108,8 @@ def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Cas
 
 def relations_for(regression: Regression) -> Relations:
     """The relation that the finding is of, or all; none for a hang, and where certain cases and no others go before."""
-    oracle = regression.finding.oracle
-    if oracle in RELATION_ORACLES:
-        return (oracle,)
-    return () if regression.preceding or oracle == "hang" else "all"
+    oracle = oracle_of(regression.finding.oracle)
+    return oracle.relations or (() if regression.preceding or oracle is HANG else "all")
 
 
 def runs_to_see(failed: int, runs: int) -> int:
@@ -132,7 +145,7 @@ def _once(
     if regression.finding.kind == LEAK and (leak := runner.find_leak(declaration, case)) is not None:
         return Verdict(failure=leak)  # a kernel that does not leak any more may still fail in another way
     relations = relations_for(regression)
-    if not preceding and relations != ("call_sequence",):
+    if not preceding and relations != CALL_SEQUENCE.relations:
         return runner.judge(declaration, case, relations=relations, inquire=True)
 
     def judge(one: Case) -> Verdict:
@@ -145,7 +158,7 @@ def _once(
 @contextmanager
 def _limited(regression: Regression, runner: Runner) -> Iterator[Runner]:
     """``runner``, or for a death of memory one whose executors have as much of it as those of a campaign."""
-    if (regression.finding.oracle, regression.finding.kind) != ("crash", "memory"):
+    if (regression.finding.oracle, regression.finding.kind) != (CRASH.name, "memory"):
         yield runner
         return
     limit = memory_limit(runner.resident_bytes, device=runner.device, workers=1)
@@ -206,7 +219,7 @@ class Replayed:
         if regression.status != "open" or not self.is_own or was_running(regression):
             return self.failed
         found_on = regression.environment.device
-        by_chance = regression.finding.is_flaky or regression.finding.oracle in NOT_EVERYWHERE
+        by_chance = regression.finding.is_flaky or not oracle_of(regression.finding.oracle).judges_everywhere
         return self.verdict is not None and not self.failed and not by_chance and found_on in ("", self.device)
 
 

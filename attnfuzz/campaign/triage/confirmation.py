@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from attnfuzz.campaign.identity.finding import FailingCase, may_be_leak
 from attnfuzz.campaign.identity.signature import Symptom
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Patience, Unjudged
-from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
+from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.verdict import RELATION_ORACLES, Failure, Relations, ends_process
+from attnfuzz.verdict import Failure, Relations, ends_process
 
 __all__ = [
     "MAX_RUNS",
@@ -38,7 +39,7 @@ __all__ = [
     "still_fails_afresh",
 ]
 
-_OF_WHAT_IS_REMEMBERED: Relations = ("call_sequence",)
+_OF_WHAT_IS_REMEMBERED: Relations = (CALL_SEQUENCE.name,)
 
 
 class Retries:
@@ -123,8 +124,8 @@ def retries_of(failing: FailingCase, judge: CaseJudge, deaths: KnownDeaths) -> R
     """How to run cases in order to see the failing case's failure again."""
     if failing.failure.kind == LEAK:
         return LeakRetries(judge, failing.declaration)
-    oracle = failing.failure.oracle
-    return Retries(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
+    relations = oracle_of(failing.failure.oracle).relations
+    return Retries(judge, failing.declaration, deaths=deaths, relations=relations)
 
 
 def leak_behind(failing: FailingCase, judge: CaseJudge) -> FailingCase | None:
@@ -237,8 +238,6 @@ def _with_simpler(
 
 MAX_RUNS = 20
 """Runs that a rate is taken from, if there is time for them."""
-_RUNS = {"hang": 1, "crash": 2, "guard_page": 2}
-_RUNS_FOR_VALUES = 3
 _FRESH_RUNS = 4
 _LAST_RUNS = 4
 _REPEATING_LIMIT_S = 10.0
@@ -272,21 +271,20 @@ def confirm(failing: FailingCase, retries: Retries) -> Confirmation:
     if first is None:
         further = _look_further(failing, retries)
         return further if further.failures else _between_calls(failing, retries) or further
-    oracle = failing.failure.oracle
-    more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
+    more = oracle_of(failing.failure.oracle).confirming_runs - 1
     failures = [first, *(retries.alone(failing.case, patience="longest") for _ in range(more))]
     return Confirmation(_alone(failing), [failure for failure in failures if failure is not None], len(failures))
 
 
 def _in_a_relation(failing: FailingCase, retries: Retries) -> Failure | None:
     """The death of a case that passes, if it comes in the run of a relation: later retries ask for that one."""
-    if failing.failure.oracle not in LEARNED_ORACLES:
+    if not oracle_of(failing.failure.oracle).ends_process:
         return None
     usual = retries.relations
     if _death_in(None, failing, retries) is None:  # not in the one that it draws
         retries.relations = usual
         return None
-    found = (_death_in((name,), failing, retries) for name in RELATION_ORACLES)
+    found = (_death_in((name,), failing, retries) for name, one in KNOWN.items() if one.is_relation)
     return next(filter(None, found), None) or _death_in(None, failing, retries)
 
 
@@ -304,13 +302,13 @@ def _between_calls(failing: FailingCase, retries: Retries) -> Confirmation | Non
     when the case was repeated, so this is asked after that.
     """
     failure = failing.failure
-    if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):
+    if failure.oracle == CALL_SEQUENCE.name or not (failure.oracle == DETERMINISM.name or failure.kind == "bits"):
         return None
-    usual, retries.relations = retries.relations, ("call_sequence",)
+    usual, retries.relations = retries.relations, (CALL_SEQUENCE.name,)
     failures = []
-    for _ in range(_RUNS_FOR_VALUES):
+    for _ in range(CALL_SEQUENCE.confirming_runs):
         found = retries.alone(failing.case, patience="longest", afresh=True)
-        if found is None or found.oracle != "call_sequence":
+        if found is None or found.oracle != CALL_SEQUENCE.name:
             retries.relations = usual
             return None
         failures.append(found)
@@ -375,7 +373,7 @@ def _only_needed(failing: FailingCase, retries: Retries) -> FailingCase:
 def _repeat(failing: FailingCase, retries: Retries) -> tuple[int, Failure | None]:
     """How many runs there have been when it failed again, or in all."""
     runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
-    if failing.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
+    if failing.failure.oracle == HANG.name:  # a slow machine is likelier than a kernel that hangs now and then
         return runs, None
     while runs < MAX_RUNS and time.monotonic() < until:
         runs += 1

@@ -18,6 +18,7 @@ import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import EXCEPTION, PAGE_RELOCATION
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
     CACHE_TENSORS,
@@ -129,7 +130,7 @@ def _limits(finding: Finding) -> Limits:
     failure, case, features = finding.failure, finding.case, finding.signature.features
     if failure.remedy:
         return dict(failure.remedy)
-    if failure.oracle == "page_relocation":
+    if failure.oracle == PAGE_RELOCATION.name:
         return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
@@ -138,7 +139,7 @@ def _limits(finding: Finding) -> Limits:
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
     # the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake
-    is_refusal = failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+    is_refusal = failure.oracle == EXCEPTION.name and failure.kind.partition(" ")[0] in _REFUSALS
     return _of_refusals(case, features) if is_refusal else {}
 
 
@@ -225,7 +226,7 @@ def _ends(supports: Supports, finding: Finding) -> bool:
     failure, limits = finding.failure, _limits(finding)
     if limits.keys() == {"lse"}:
         return supports.lse in (limits["lse"], "none")
-    if failure.oracle == "page_relocation":  # gives the case other strides than it has, as far as they are permitted
+    if failure.oracle == PAGE_RELOCATION.name:  # gives the case other strides than it has, as far as they are permitted
         return supports.strides == "contiguous"
     return not supports_case(supports, finding.declaration.options, finding.case)
 

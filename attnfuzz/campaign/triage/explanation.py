@@ -11,8 +11,9 @@ from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import RELATION_ORACLES, Cause, Failure, Verdict
+from attnfuzz.verdict import Cause, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
 
@@ -38,18 +39,19 @@ def explain_failure(
     ``measures_faults``: of an access outside on a GPU it is told how far that is, for which several processes end.
 
     No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
-    hangs, none at all. Where a relation objects, a run by itself is right, and so are its weights.
+    hangs, none at all. Where a relation or an oracle of the kernel's own file objects, its weights are right.
     Raises what ``Runner.judge`` raises.
     """
     until = time.monotonic() + total_s
-    if failure.oracle == "hang":
+    if failure.oracle == HANG.name:
         return Explanation()
-    is_relation = failure.oracle in RELATION_ORACLES
+    oracle = oracle_of(failure.oracle)
     found = Explanation()
-    told = failure if is_relation else _told(runner, declaration, case, failure)
+    judges_a_run = not oracle.is_relation and not oracle.is_own
+    told = _told(runner, declaration, case, failure) if judges_a_run else failure
     if told.causes and all(one.rounding for one in told.causes):  # replayed: single weights say nothing of it
         found = runner.cause_lines(declaration, case, told.replays)
-    elif not is_relation:
+    elif judges_a_run:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     elif measures_faults:
         named = with_name(runner, declaration, case, Verdict(failure=failure)).failure
@@ -57,16 +59,15 @@ def explain_failure(
             found = Explanation(lines=(named.message,))
     if lines := runner.access_lines(declaration, case, failure).sources:
         found = msgspec.structs.replace(found, sources=lines)
-    if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
+    if failure.oracle == CRASH.name and not found.runs:  # it has died again, which has been said
         found = Explanation()
     found = msgspec.structs.replace(found, told=_by_weights(told, failure, found.causes))
-    relations = (failure.oracle,) if is_relation else ()
 
     def fails(changed: Case) -> bool | None:
         """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
-        if failure.oracle == "call_sequence":  # what the kernel remembers of one run would hide it in the next
+        if failure.oracle == CALL_SEQUENCE.name:  # what the kernel remembers of one run would hide it in the next
             runner.restart()
-        other = runner.judge(declaration, changed, relations=relations).failure
+        other = runner.judge(declaration, changed, relations=oracle.relations).failure
         if other is None:
             return False
         causes = {other.cause, failure.cause} - {""}

@@ -17,6 +17,7 @@ from attnfuzz.campaign.messages import Busy, Found, Known, Unconfirmed, written
 from attnfuzz.campaign.triage.confirmation import retries_of
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.oracles.registry import ACCURACY
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import ends_process
@@ -113,7 +114,7 @@ class FailureQueue:
             return failing
         declared = replace(failing, declaration=with_declared(failing.declaration, Supports(), numerics))
         try:
-            if failing.failure.oracle == "accuracy" and self._fails(failing) and not self._fails(declared):
+            if failing.failure.oracle == ACCURACY.name and self._fails(failing) and not self._fails(declared):
                 return None
         except OutOfTime:
             pass  # it is told as far as it is known

@@ -26,11 +26,12 @@ from dataclasses import dataclass, field
 
 from attnfuzz.campaign.identity.signature import Signature, case_features
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import traits
-from attnfuzz.verdict import RELATION_ORACLES, DrawnWithout, Failure, OracleName, Relations, is_fault
+from attnfuzz.verdict import DrawnWithout, Failure, Relations, is_fault
 
-__all__ = ["LEARNED_ORACLES", "KnownDeaths", "KnownFaults"]
+__all__ = ["KnownDeaths", "KnownFaults"]
 
 Traits = frozenset[str]
 _PROBE_FAULTS_EVERY_S = 10.0
@@ -72,11 +73,9 @@ class KnownFaults:
             return ()
         found = case_features(declaration, case)
         names = {signature.symptom.oracle for signature in signatures if signature.features <= found}
-        return tuple(name for name in RELATION_ORACLES if name in names)
+        return tuple(name for name in KNOWN if name in names)
 
 
-LEARNED_ORACLES = frozenset({"crash", "hang"})
-"""Those among the fatal ones that take a process with them in any run."""
 _MAX_DEATHS = 48
 _MAX_PASSED = 300
 _MAX_SURVIVORS = 100
@@ -170,7 +169,7 @@ class KnownDeaths:
     def learn(self, signature: Signature) -> None:
         """Learn of a finding, here or elsewhere. Crashes and hangs matter here, faults of relations to `faults`."""
         self.faults.learn(signature)
-        if signature.symptom.oracle not in LEARNED_ORACLES:
+        if not oracle_of(signature.symptom.oracle).ends_process:
             return
         lesson = self._lesson(signature.symptom.kernel)
         if signature not in lesson.signatures:
@@ -180,7 +179,7 @@ class KnownDeaths:
 
     def judged(self, declaration: Declaration, case: Case, failure: Failure | None) -> None:
         """Learn from a case by what became of it."""
-        if failure is not None and failure.oracle in LEARNED_ORACLES:
+        if failure is not None and oracle_of(failure.oracle).ends_process:
             self.died(declaration, case)
         else:
             self.passed(declaration, case)

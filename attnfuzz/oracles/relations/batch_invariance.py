@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.problems.cases import BundledCase
 from attnfuzz.problems.registry import Contents
@@ -41,7 +42,7 @@ def _further(declaration: Declaration, case: BundledCase, contents: Contents) ->
             for name, part in found.items():
                 _row(alone, name, row, case).copy_(part)
         details = ("the kernel declares Supports(batch_invariant=True): a row does not depend on its batch",)
-        return unequal_bits("batch_invariance", case, together, alone, words, details=details)
+        return unequal_bits(registry.BATCH_INVARIANCE, case, together, alone, words, details=details)
 
     runs = [Changed(words, case.alone(row), _values_of_row(case, contents.values, row)) for row in rows]
     return FurtherRuns(runs, compare)
@@ -88,7 +89,7 @@ def _row(results: Results, name: str, row: int, case: BundledCase) -> Any:
 
 
 BATCH_INVARIANCE = Relation(
-    "batch_invariance",
+    registry.BATCH_INVARIANCE,
     _applies,
     one_by_one(_further),
     further=_further,

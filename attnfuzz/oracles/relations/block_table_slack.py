@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, fits, one_by_one, unequal_bits
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.boundaries import split_count
@@ -44,7 +45,7 @@ def _further(declaration: Declaration, case: PagedDecodeCase, contents: Contents
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
         details = (_entries(case, "were"), _entries(other, "are now"))
-        return unequal_bits("block_table_slack", case, one, others[0], words, details=details)
+        return unequal_bits(registry.BLOCK_TABLE_SLACK, case, one, others[0], words, details=details)
 
     return FurtherRuns([Changed(words, other, contents.values)], compare)
 
@@ -89,5 +90,5 @@ def _weight(declaration: Declaration, case: PagedDecodeCase) -> int:
 
 
 BLOCK_TABLE_SLACK = Relation(
-    "block_table_slack", _applies, one_by_one(_further), weight=_weight, further=_further, cases=PagedDecodeCase
+    registry.BLOCK_TABLE_SLACK, _applies, one_by_one(_further), weight=_weight, further=_further, cases=PagedDecodeCase
 )

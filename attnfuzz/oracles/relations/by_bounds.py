@@ -34,6 +34,8 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles import registry
+from attnfuzz.oracles.registry import Oracle
 from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
@@ -43,7 +45,7 @@ from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 
 __all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]
 
@@ -53,7 +55,7 @@ Others = Callable[[Declaration, Any], Iterator[tuple[str, Case]]]
 
 
 def _relation(
-    name: OracleName, others: Others, cases: type = object, values_of: Callable[[Any, Any], Any] | None = None
+    oracle: Oracle, others: Others, cases: type = object, values_of: Callable[[Any, Any], Any] | None = None
 ) -> Relation:
     """Each of ``others`` gives what one of ``cases`` does; ``values_of``: its numbers, if not those of the case."""
 
@@ -64,12 +66,12 @@ def _relation(
         values = trial.reference.values_on(trial.device)
         for words, case in others(trial.kernel.declaration, trial.case):
             changed = Changed(words, case, values if values_of is None else values_of(trial.case, values))
-            failure = _beyond(name, trial, _compared(trial, changed), words)
+            failure = _beyond(oracle, trial, _compared(trial, changed), words)
             if failure is not None:
                 return failure
         return None
 
-    return Relation(name, applies, check, cases=cases, under_a_mask=False)
+    return Relation(oracle, applies, check, cases=cases, under_a_mask=False)
 
 
 def _may_run(declaration: Declaration, case: Case) -> bool:
@@ -86,7 +88,7 @@ def _compared(trial: Trial, changed: Changed) -> Parts:
     return _on_host(compare(reference, seen))
 
 
-def _beyond(oracle: OracleName, trial: Trial, found: Parts, words: str) -> Failure | None:
+def _beyond(oracle: Oracle, trial: Trial, found: Parts, words: str) -> Failure | None:
     """An objection to the first element that is further from the run on the case than both bounds together allow."""
     for before in _on_host(trial.comparison).values():
         after = found[before.name]
@@ -97,12 +99,12 @@ def _beyond(oracle: OracleName, trial: Trial, found: Parts, words: str) -> Failu
     return None
 
 
-def _objection(oracle: OracleName, pair: Comparison, mask: Tensor, words: str, expected: float) -> Failure:
+def _objection(oracle: Oracle, pair: Comparison, mask: Tensor, words: str, expected: float) -> Failure:
     index = first_index(mask)
     worst = float(pair.ratio[index])
     as_it_is, changed = number(float(pair.expected[index])), number(float(pair.got[index]))
     return Failure(
-        oracle=oracle,
+        oracle=oracle.name,
         kind=pair.name,
         message=(
             f"{element(pair.name, pair.axes, index)} is {as_it_is} originally, but {changed} {words}: "
@@ -205,7 +207,7 @@ def _check_merged(trial: Trial) -> Failure | None:
     if "lse" not in first:
         return None
     return _beyond(
-        "compose", trial, _merged(first, last), "merged from runs on the first and the last half of its tokens"
+        registry.COMPOSE, trial, _merged(first, last), "merged from runs on the first and the last half of its tokens"
     )
 
 
@@ -247,8 +249,8 @@ def _comparison(like: Comparison, got: torch.Tensor, bound: torch.Tensor) -> Com
     return Comparison(like.name, like.axes, got, got, bound)
 
 
-LAYOUT = _relation("layout", _with_other_layouts)
-REPAGING = _relation("repaging", _with_other_pages, PagedDecodeCase)
-GQA_EXPANSION = _relation("gqa_expansion", _with_heads_repeated, AttentionCase, _repeated)
-SPLIT_COUNT = _relation("split_count", _with_other_splits)
-COMPOSE = Relation("compose", _can_be_cut, _check_merged, cases=AttentionCase, under_a_mask=False)
+LAYOUT = _relation(registry.LAYOUT, _with_other_layouts)
+REPAGING = _relation(registry.REPAGING, _with_other_pages, PagedDecodeCase)
+GQA_EXPANSION = _relation(registry.GQA_EXPANSION, _with_heads_repeated, AttentionCase, _repeated)
+SPLIT_COUNT = _relation(registry.SPLIT_COUNT, _with_other_splits)
+COMPOSE = Relation(registry.COMPOSE, _can_be_cut, _check_merged, cases=AttentionCase, under_a_mask=False)

@@ -21,7 +21,7 @@ from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles import accuracy
+from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.exception import interpreter_limit
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import (
@@ -41,7 +41,7 @@ from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 
 __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 
@@ -104,7 +104,6 @@ def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[i
     return msgspec.structs.replace(chosen, **chosen.with_seq_lens(seq_lens))
 
 
-_NAME: OracleName = "call_sequence"
 _NEGATED = "when V is negated in place, and the same tensors are passed again"
 _REASONS = (
     "the result depends on an earlier call; look for a workspace that is not cleared, a cache whose key leaves "
@@ -154,7 +153,7 @@ def _next_call(trial: Trial, relative: Relative, failure: Failure) -> Failure | 
         return None  # it is wrong by itself, or nobody can tell
     return msgspec.structs.replace(
         failure,
-        oracle=_NAME,
+        oracle=registry.CALL_SEQUENCE.name,
         kind=f"next call: {failure.kind}",
         message=f"{relative.words} after this case gives {failure.message}; before any other call it is right",
         details=(*failure.details, _REASONS),
@@ -185,7 +184,9 @@ def _raised(raised: KernelRaised) -> Failure | None:
     if interpreter_limit(raised.error):
         return None
     name = type_name(raised.error)
-    return Failure(oracle="exception", kind=name, message=f"{name}: {text_of(raised.error).partition(chr(10))[0]}")
+    return Failure(
+        oracle=registry.EXCEPTION.name, kind=name, message=f"{name}: {text_of(raised.error).partition(chr(10))[0]}"
+    )
 
 
 def _after(trial: Trial, relative: Relative) -> Failure | None:
@@ -207,7 +208,7 @@ def _on_the_same_tensors(trial: Trial) -> Failure | None:
     found = _call(trial, inputs, _NEGATED)
     out, *_ = one
     failure = unequal_bits(
-        _NAME,
+        registry.CALL_SEQUENCE,
         case,
         {**one, out: -one[out]},
         found,
@@ -243,7 +244,7 @@ def _again(relative: Relative, case: Case, contents: Contents) -> Changed:
 
 
 def _bits(case: Case, one: Results, other: Results, same: Changed) -> Failure | None:
-    return unequal_bits(_NAME, case, one, other, same.words, details=(_REASONS,), as_it_was="at first")
+    return unequal_bits(registry.CALL_SEQUENCE, case, one, other, same.words, details=(_REASONS,), as_it_was="at first")
 
 
-CALL_SEQUENCE = Relation("call_sequence", _applies, _check, further=_further, alone_on=("cpu",))
+CALL_SEQUENCE = Relation(registry.CALL_SEQUENCE, _applies, _check, further=_further, alone_on=("cpu",))

@@ -6,45 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
-from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
-from attnfuzz.oracles.relations.by_bounds import COMPOSE, GQA_EXPANSION, LAYOUT, REPAGING, SPLIT_COUNT
-from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
-from attnfuzz.oracles.relations.containment import CONTAINMENT
-from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
-from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
-from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
-from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
-from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
+from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.residuals import RESIDUALS
-from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.verdict import BY_BOUNDS, DrawnWithout, OracleName, Relations
+from attnfuzz.verdict import DrawnWithout, Relations
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
-RELATIONS: tuple[Relation, ...] = (
-    PAGE_PERMUTATION,
-    PAGE_RELOCATION,
-    BLOCK_TABLE_SLACK,
-    BATCH_INVARIANCE,
-    VALUE_AFFINITY,
-    RESIDUALS,
-    CONTAINMENT,
-    MERGE_LAWS,
-    LAYOUT,
-    REPAGING,
-    GQA_EXPANSION,
-    SPLIT_COUNT,
-    COMPOSE,
-    CALL_SEQUENCE,
-    GRAPH_REPLAY,
-    GUARD_PAGE,
-)
-"""In the order of `attnfuzz.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations
-judge a case, the others have had their say then."""
+RELATIONS: tuple[Relation, ...] = tuple(one.load() for one in KNOWN.values() if one.is_relation)
+"""In the order in which they are asked."""
 
 _ONE_IN = {"cpu": 2, "cuda": 8}
 """Cases of which one draws a relation. Its runs cost as much as the case, or several times that, and most bugs show
@@ -92,7 +63,7 @@ def chosen(
         return [] if one is None else [one]
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)
-    named = [name for name in relations if name in oracles or name in BY_BOUNDS]  # none of which has to be asked for
+    named = [name for name in relations if name in oracles or oracle_of(name).asked == "by name"]
     return [one.looking_closer() for one in applicable(declaration, case, named, device=device)]
 
 
@@ -108,7 +79,7 @@ def _knows(relation: Relation, case: Case) -> bool:
 
 
 def _able(oracles: Sequence[OracleName], device: str) -> list[Relation]:
-    return [relation for relation in RELATIONS if relation.name in oracles and device in relation.devices]
+    return [relation for relation in RELATIONS if relation.name in oracles and device in relation.oracle.devices]
 
 
 def _lot(number: int, declaration: Declaration, case: Case, relation: Relation) -> bytes:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import attention_bound, error_ratio
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
     Changed,
     FurtherRuns,
@@ -195,7 +196,7 @@ def _objection(
     masks = {name: mask & _over(mask, law.kept) for name, mask in law.differing(before, after).items()}
     words = runs[law.after].words
     found = unequal_bits(
-        "containment",
+        registry.CONTAINMENT,
         case,
         before,
         after,
@@ -364,4 +365,4 @@ def _lse_of_empty_rows(
     return unit * numbers.get("sinks", torch.full_like(bound.lse, -math.inf)), unit * bound.lse
 
 
-CONTAINMENT = Relation("containment", _applies, one_by_one(_further), further=_further, cases=AttentionCase)
+CONTAINMENT = Relation(registry.CONTAINMENT, _applies, one_by_one(_further), further=_further, cases=AttentionCase)

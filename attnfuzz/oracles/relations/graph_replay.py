@@ -26,6 +26,7 @@ from torch import Tensor
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import Relation, unequal_bits
 from attnfuzz.problems.allocation import allocate
@@ -53,7 +54,7 @@ from attnfuzz.trials.observation import (
     results_of_call,
 )
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 
 __all__ = ["GRAPH_REPLAY", "MOST_BYTES", "CapturedCall", "Content", "captured_call", "contents_of", "with_room"]
 
@@ -343,7 +344,6 @@ def _shown(seq_lens: tuple[int, ...]) -> str:
     return f"[{shown}, ...]" if len(seq_lens) > _SHOWN_LENGTHS else f"[{shown}]"
 
 
-_NAME: OracleName = "graph_replay"
 _REASONS = (
     "look for what is frozen when the graph is captured: a grid or a number of splits computed on the host, a copy of "
     "the block table or the lengths, a workspace that only the host clears or that has been allocated anew since"
@@ -443,7 +443,9 @@ def _objection(trial: Trial, content: Content, eager: Tensors, replayed: Tensors
     if not trial.kernel.declaration.supports.deterministic:
         return _beyond_bounds(trial, content.case, eager, replayed, words)
     right, found = ({name: result.cpu() for name, result in results.items()} for results in (eager, replayed))
-    return unequal_bits(_NAME, content.case, right, found, words, details=(_REASONS,), as_it_was="in an eager call")
+    return unequal_bits(
+        registry.GRAPH_REPLAY, content.case, right, found, words, details=(_REASONS,), as_it_was="in an eager call"
+    )
 
 
 def _beyond_bounds(trial: Trial, case: Case, eager: Tensors, replayed: Tensors, words: str) -> Failure | None:
@@ -484,7 +486,7 @@ def _outside(found: Comparison, mask: Bool[Tensor, "..."], said: str) -> Failure
     index = first_index(mask)
     worst = float(found.ratio[index])
     return Failure(
-        oracle=_NAME,
+        oracle=registry.GRAPH_REPLAY.name,
         kind=found.name,
         message=f"{element(found.name, found.axes, index)} {said}: {ratio(worst)} times the error bound",
         details=(f"it changes {extent(found.name, found.axes, mask)}", _REASONS),
@@ -502,4 +504,4 @@ def _seen(trial: Trial, results: Tensors) -> Observation:
     return Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
 
 
-GRAPH_REPLAY = Relation(_NAME, _applies, _check, devices=("cuda",), costly_on=("cuda",), under_a_mask=False)
+GRAPH_REPLAY = Relation(registry.GRAPH_REPLAY, _applies, _check, costly_on=("cuda",), under_a_mask=False)

@@ -25,7 +25,9 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.cuda_virtual import DriverError
 from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import Case, encode_case
@@ -35,7 +37,7 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role, tensor_specs
 from attnfuzz.trials.observation import KernelRaised, build_through_host, call
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import DrawnWithout, Failure, OracleName, Relations
+from attnfuzz.verdict import DrawnWithout, Failure, Relations
 
 __all__ = ["GUARD_PAGE", "Guarding", "guard_of", "run_guarded"]
 
@@ -143,7 +145,12 @@ def guard_of(
     On a CPU such a run takes no longer than an ordinary one, and so each case has one where guard_page may object: the
     relation itself is not drawn there. Where all `relations` judge a case it comes last, so that they have their say.
     """
-    if device != "cpu" or "guard_page" not in oracles or installed() is None or not _applies(declaration, case):
+    if (
+        device != "cpu"
+        or registry.GUARD_PAGE.name not in oracles
+        or installed() is None
+        or not _applies(declaration, case)
+    ):
         return None
     if relations == "all" or (relations is not None and _is_left_out(relations)):
         return None
@@ -152,8 +159,8 @@ def guard_of(
 
 def _is_left_out(relations: tuple[OracleName, ...] | DrawnWithout) -> bool:
     if isinstance(relations, DrawnWithout):
-        return "guard_page" in relations.oracles
-    return "guard_page" not in relations
+        return registry.GUARD_PAGE.name in relations.oracles
+    return registry.GUARD_PAGE.name not in relations
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
@@ -206,7 +213,7 @@ def _has_memory(device: str) -> bool:
 
 
 GUARD_PAGE = Relation(
-    "guard_page",
+    registry.GUARD_PAGE,
     _applies,
     _check,
     weight=2,  # others do not see reads outside

@@ -21,6 +21,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
     Changed,
     FurtherRuns,
@@ -65,7 +66,7 @@ def _further(declaration: Declaration, case: MergeStatesCase, contents: Contents
         holds_tokens = (values.prefix_live | values.suffix_live).unsqueeze(-1).cpu()
         one, other = {name: kept}, {name: others[0][name]}
         return unequal_bits(
-            "merge_laws",
+            registry.MERGE_LAWS,
             case,
             one,
             other,
@@ -86,4 +87,4 @@ def _keeps_prefix(values: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads
     return prefix & (~suffix | ((token + head) % 2 == 0))
 
 
-MERGE_LAWS = Relation("merge_laws", _applies, one_by_one(_further), further=_further, cases=MergeStatesCase)
+MERGE_LAWS = Relation(registry.MERGE_LAWS, _applies, one_by_one(_further), further=_further, cases=MergeStatesCase)

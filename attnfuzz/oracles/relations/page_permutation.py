@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.page_relocation import pages_to_same_alignment
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
@@ -47,7 +48,7 @@ def _further(declaration: Declaration, case: PagedDecodeCase, contents: Contents
     details = (moves, "the block table names them there; nothing else changed")
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
-        return unequal_bits("page_permutation", case, one, others[0], words, details=details)
+        return unequal_bits(registry.PAGE_PERMUTATION, case, one, others[0], words, details=details)
 
     return FurtherRuns([Changed(words, case, contents.values, _moved(case, moved_to, contents))], compare)
 
@@ -83,4 +84,6 @@ def _list_of_moves(case: PagedDecodeCase, moved_to: list[int]) -> str:
     return ", ".join(moves[:_SHOWN_PAGES]) + (", ..." if len(moves) > _SHOWN_PAGES else "")
 
 
-PAGE_PERMUTATION = Relation("page_permutation", _applies, one_by_one(_further), further=_further, cases=PagedDecodeCase)
+PAGE_PERMUTATION = Relation(
+    registry.PAGE_PERMUTATION, _applies, one_by_one(_further), further=_further, cases=PagedDecodeCase
+)

@@ -47,6 +47,7 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAllocator, gapped_strides, stretched_nbytes
 from attnfuzz.memory.sparse import sparse_memory
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.problems.block_table import num_blocks, used_blocks
@@ -64,7 +65,7 @@ from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure, OracleName
+from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure
 
 __all__ = [
     "PAGE_RELOCATION",
@@ -412,8 +413,6 @@ def _words_of(case: Case, far: Far) -> str:
     return f"with {' and '.join(moved)}"
 
 
-_NAME: OracleName = "page_relocation"
-
 _MOST_NBYTES = 4 << 20
 """Of a case: decoys take several times as much again."""
 
@@ -662,7 +661,9 @@ def _failure(
     trial: Trial, far: Far, seen: Observation, kind: str, words: str, *details: str, cause: str = "", tensor: str = ""
 ) -> Failure | None:
     if _same_bits(trial, far):
-        found = unequal_bits(_NAME, trial.case, as_it_is(trial), _on_host(seen.results), words, details=details)
+        found = unequal_bits(
+            registry.PAGE_RELOCATION, trial.case, as_it_is(trial), _on_host(seen.results), words, details=details
+        )
         return found and msgspec.structs.replace(found, kind=kind, causes=_causes(cause), tensor=tensor)
     pair = _first_beyond_bound(trial, seen)
     if pair is None:
@@ -672,7 +673,7 @@ def _failure(
     index, worst = first_index(mask), float(after.ratio[first_index(mask)])
     one, other = (number(float(part.got[index])) for part in pair)
     return Failure(
-        oracle=_NAME,
+        oracle=registry.PAGE_RELOCATION.name,
         kind=kind,
         message=(
             f"{element(after.name, after.axes, index)} is {one} originally, but {other} {words}: "
@@ -691,7 +692,7 @@ def _causes(mistake: str) -> tuple[Cause, ...]:
 
 
 PAGE_RELOCATION = Relation(
-    _NAME,
+    registry.PAGE_RELOCATION,
     _applies,
     _check,
     weight=_weight,

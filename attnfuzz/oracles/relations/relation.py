@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.memory.patterns import bits
+from attnfuzz.oracles.registry import Oracle, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.placement import Placement
@@ -19,7 +20,7 @@ from attnfuzz.problems.wording import element
 from attnfuzz.trials.comparison import axes_of, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, observe
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import Failure, OracleName
+from attnfuzz.verdict import Failure
 
 __all__ = [
     "Changed",
@@ -110,7 +111,7 @@ def where_bits_differ(one: Results, other: Results) -> dict[str, Bool[Tensor, ".
 
 
 def unequal_bits(
-    oracle: OracleName,
+    oracle: Oracle,
     case: Case,
     one: Results,
     other: Results,
@@ -133,7 +134,7 @@ def unequal_bits(
     index = first_index(masks[name])
     before, after = (_in_full(float(results[name][index])) for results in (one, other))
     return Failure(
-        oracle=oracle,
+        oracle=oracle.name,
         kind="bits",
         message=f"{element(name, axes, index)} is {before} {as_it_was}, but {after} {words}: {rule}",
         details=(f"it changes {extent(name, axes, masks[name])}", *details),
@@ -177,7 +178,7 @@ class Relation:
 
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
     `KernelRaised`. `weight`: how often it is drawn, compared with others; by a case from which more can be told than
-    from most, perhaps more often. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
+    from most, perhaps more often. `drawn_on`: those devices, of its oracle's, on which it is drawn.
     `further`: what `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which
     it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
     `of_any_problem`: it is no law of attention, and holds for problems that users define too. `cases`: the type of
@@ -186,11 +187,10 @@ class Relation:
     takes more runs, and tells more.
     """
 
-    name: OracleName
+    oracle: Oracle
     applies: Callable[[Declaration, Any], bool]
     check: Callable[[Trial], Failure | None]
     weight: int | Callable[[Declaration, Any], int] = 1
-    devices: tuple[str, ...] = ("cpu", "cuda")
     drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
     alone_on: tuple[str, ...] = ()
@@ -203,6 +203,11 @@ class Relation:
     def looking_closer(self) -> Relation:
         """The relation as it judges a failure that somebody looks into."""
         return self if self.closer is None else replace(self, check=self.closer)
+
+    @property
+    def name(self) -> OracleName:
+        """That of its oracle."""
+        return self.oracle.name
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

@@ -23,6 +23,7 @@ from attnfuzz.explaining.diagnose import row_of
 from attnfuzz.explaining.low_precision import Rounding, roundings
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.accuracy import objection
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.problems.cases import AttentionCase
@@ -91,7 +92,7 @@ def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:
     """What is plainly wrong with other numbers is told as such, whatever the errors are together."""
     return msgspec.structs.replace(
         wrong,
-        oracle="residuals",
+        oracle=registry.RESIDUALS.name,
         message=f"with other numbers, {wrong.message}",
         details=(f"of {changed.num_rows} rows of the same shapes", *wrong.details),
         blame=Blame(),
@@ -167,7 +168,7 @@ def _failure(name: str, sums: Residuals, found: Sequence[_Token]) -> Failure:
             f"average by {number(abs(sums.lean))} x their size; above {number(sums.largest_lean)} x that is no chance"
         )
     return Failure(
-        oracle="residuals",
+        oracle=registry.RESIDUALS.name,
         kind=f"{name}:{kind}",
         message=message + (f"; {rounding.words}" if rounding is not None else ""),
         details=(f"of {sums.num_rows} rows with other numbers of the same shapes",),
@@ -200,4 +201,6 @@ def _left(token: _Token, i: int, rounding: Rounding) -> float:
     return float(missed.square().sum(1).nan_to_num(torch.inf).min())
 
 
-RESIDUALS = Relation("residuals", _applies, _check, costly_on=("cpu", "cuda"), cases=AttentionCase, under_a_mask=False)
+RESIDUALS = Relation(
+    registry.RESIDUALS, _applies, _check, costly_on=("cpu", "cuda"), cases=AttentionCase, under_a_mask=False
+)

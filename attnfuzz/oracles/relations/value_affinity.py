@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
     Changed,
     FurtherRuns,
@@ -101,7 +102,7 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
         expected, is_sure = _expected(one, factor, case)
         masks = {name: mask & is_sure.get(name, True) for name, mask in where_bits_differ(expected, found).items()}
         failure = unequal_bits(
-            "value_affinity",
+            registry.VALUE_AFFINITY,
             case,
             expected,
             found,
@@ -152,4 +153,4 @@ def _expected(results: Results, factor: float, case: Case) -> tuple[Results, dic
     return {**results, name: scaled}, {name: is_sure}
 
 
-VALUE_AFFINITY = Relation("value_affinity", _applies, one_by_one(_further), further=_further)
+VALUE_AFFINITY = Relation(registry.VALUE_AFFINITY, _applies, one_by_one(_further), further=_further)

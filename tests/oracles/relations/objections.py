@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName
+from attnfuzz.verdict import Failure
 
 __all__ = ["objection", "objectors"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase
-from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("batch_invariance",)

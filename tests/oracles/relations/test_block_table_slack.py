@@ -12,10 +12,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
-from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("block_table_slack",)

@@ -12,8 +12,9 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase, SplitDecodeCase
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName
+from attnfuzz.verdict import Failure
 
 BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "split_count", "compose")
 

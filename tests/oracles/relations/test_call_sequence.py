@@ -11,13 +11,14 @@ import pytest
 
 from attnfuzz.declaration import load_kernels
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import KNOWN, OracleName
 from attnfuzz.oracles.relations.call_sequence import relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import adapt_options
-from attnfuzz.verdict import RELATION_ORACLES, Failure, OracleName
+from attnfuzz.verdict import Failure
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 
@@ -53,7 +54,7 @@ def judged(runner: Runner, kernel: str, *relations: OracleName) -> Failure | Non
 )
 def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: str, runner: Runner) -> None:
     """A kernel that is right in each test by itself, and wrong in a server, would pass."""
-    others = [name for name in RELATION_ORACLES if name != "call_sequence"]
+    others = [name for name, one in KNOWN.items() if one.is_relation and name != "call_sequence"]
     assert judged(runner, kernel, *others) is None
     failure = judged(runner, kernel, "call_sequence")
     assert failure is not None

@@ -11,13 +11,14 @@ import pytest
 import attnfuzz
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, KNOWN, ORACLES, oracle_of
 from attnfuzz.oracles.relations import catalogue
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.cases import Case, PagedDecodeCase
-from attnfuzz.verdict import DEFAULT_ORACLES, RELATION_ORACLES, USUAL_ORACLES, Failure
+from attnfuzz.verdict import Failure
 
 INVARIANT = attnfuzz.Supports(batch_invariant=True)
 
@@ -28,14 +29,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def relation(name: Any, weight: int) -> Relation:
-        return Relation(name, lambda *_: True, lambda trial: counts.update([name]), weight)
+        return Relation(oracle_of(name), lambda *_: True, lambda trial: counts.update([name]), weight)
 
     made = (relation("merge_laws", 1), relation("compose", 3), relation("layout", 1))
     monkeypatch.setattr(catalogue, "RELATIONS", made)
     return counts
 
 
-ALL = (*USUAL_ORACLES, "merge_laws", "compose")
+ALL = (*(one.name for one in KNOWN.values() if not one.is_relation), "merge_laws", "compose")
 
 
 def many(case: PagedDecodeCase, count: int) -> list[PagedDecodeCase]:
@@ -44,8 +45,9 @@ def many(case: PagedDecodeCase, count: int) -> list[PagedDecodeCase]:
 
 def test_the_names_that_can_be_asked_for_are_those_of_the_catalogue() -> None:
     """A relation could not be asked for, or one that does not exist would judge nothing without a word."""
-    assert tuple(relation.name for relation in catalogue.RELATIONS) == RELATION_ORACLES
-    assert not set(RELATION_ORACLES) & set(USUAL_ORACLES)
+    known = [one for one in KNOWN.values() if one.is_relation]
+    assert [relation.oracle for relation in catalogue.RELATIONS] == known
+    assert {one.name for one in known} < set(ORACLES)
 
 
 def test_the_same_case_draws_the_same_relation(plant: Any, paged: PagedDecodeCase) -> None:
@@ -76,7 +78,7 @@ def test_cases_that_tell_more_draw_a_relation_more_often(
     """What a relation can see in few cases only would be drawn for these as seldom as where it sees nothing."""
 
     def relation(name: Any, weight: Any) -> Relation:
-        return Relation(name, lambda *_: True, lambda trial: None, weight=weight)
+        return Relation(oracle_of(name), lambda *_: True, lambda trial: None, weight=weight)
 
     made = (relation("merge_laws", 1), relation("compose", lambda _, case: 2 if case.seq_lens[0] > 400 else 1))
     monkeypatch.setattr(catalogue, "RELATIONS", made)
@@ -131,7 +133,7 @@ def test_what_is_costly_on_a_device_is_drawn_rarely_there(
     """Most of a GPU's time would go to runs that take as long as a hundred cases; or they would never be made."""
 
     def relation(name: Any, costly_on: tuple[str, ...]) -> Relation:
-        return Relation(name, lambda *_: True, lambda trial: None, costly_on=costly_on)
+        return Relation(oracle_of(name), lambda *_: True, lambda trial: None, costly_on=costly_on)
 
     monkeypatch.setattr(catalogue, "RELATIONS", (relation("merge_laws", ()), relation("compose", ("cuda",))))
     declaration, cases = plant("paged_decode").declaration, many(paged, 6000)
@@ -192,7 +194,7 @@ def test_one_objection_is_enough(monkeypatch: pytest.MonkeyPatch, plant: Any, pa
     """A case that two relations object to would have two verdicts."""
 
     def objecting(failure: Failure) -> Relation:
-        return Relation(failure.oracle, lambda *_: True, lambda trial: failure)
+        return Relation(oracle_of(failure.oracle), lambda *_: True, lambda trial: failure)
 
     failures = [Failure(oracle=name, kind="out", message="no") for name in ("merge_laws", "compose")]
     made = tuple(map(objecting, failures))

@@ -14,6 +14,7 @@ import pytest
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.oracles import exception
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
@@ -21,7 +22,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, P
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import DEFAULT_ORACLES, Failure
+from attnfuzz.verdict import Failure
 
 KERNELS = Path(__file__).with_name("shape_keeping_kernels.py")
 Freeze = Callable[[Any], Any]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.problems.cases import PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Pages
-from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("page_permutation",)

@@ -15,6 +15,7 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.address_space import SparseUnavailable
+from attnfuzz.oracles.registry import KNOWN
 from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
@@ -29,7 +30,7 @@ from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supported import adapt_options
 from attnfuzz.problems.supports import Layout
-from attnfuzz.verdict import RELATION_ORACLES, Failure
+from attnfuzz.verdict import Failure
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 
@@ -180,7 +181,7 @@ def test_planted_bug_is_found_by_nothing_else(name: str, runner: Runner, tmp_pat
     kernel, case, edit, kind, words = PLANTED[name]
     mutant = Mutant(name, kernel, "", "D", "page_relocation", {}, (edit,))
     target = plant(mutant, tmp_path)
-    others = [other for other in RELATION_ORACLES if other != "page_relocation"]
+    others = [other for other, one in KNOWN.items() if one.is_relation and other != "page_relocation"]
     assert judged(runner, target, case, *others) is None
     before = runner.restarts  # an earlier test's kernel, or its dead zygote, may have cost the process before
     failure = judged(runner, target, case, "page_relocation")

@@ -13,10 +13,10 @@ import attnfuzz
 from attnfuzz.declaration import Declaration, Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.kernels import eager
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype, KvGranularity, QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
-from attnfuzz.verdict import DEFAULT_ORACLES, OracleName
 
 INSIDE = tuple(name for name in DEFAULT_ORACLES if name not in ("guard_page", "page_relocation"))
 BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "compose")

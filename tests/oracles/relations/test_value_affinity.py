@@ -11,10 +11,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.tolerance import FixedTolerance
-from attnfuzz.verdict import OracleName
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("value_affinity",)
