@@ -21,6 +21,8 @@ from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
     CauseLinesRequest,
     DeviceReply,
+    EngineCallsReply,
+    EngineCallsRequest,
     ExplainReply,
     ExplainRequest,
     GrowthReply,
@@ -34,6 +36,7 @@ from attnfuzz.judging.messages import (
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
@@ -285,6 +288,18 @@ class Runner:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
         reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
         return reply if isinstance(reply, GuardReply) else None
+
+    def engine_calls(self, declaration: Declaration, case: Case, *, launches: bool) -> EngineCalls | None:
+        """The calls of its engine that an adapter makes on ``case``, the last of them only if it ``launches``.
+
+        None where they cannot be told, or the process does not live to tell them. Raises what `judge` raises.
+        """
+        check_size(case)
+        request = EngineCallsRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
+        reply = self._kernels.call(
+            declaration, "engine_calls", request, EngineCallsReply, timeout_s=self.timeout_s
+        )
+        return reply.calls if isinstance(reply, EngineCallsReply) else None
 
     def restart(self) -> None:
         """Go on in a fresh executor."""

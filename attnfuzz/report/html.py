@@ -33,7 +33,6 @@ from attnfuzz.report.findings import (
     UNFINISHED,
     ToldFinding,
     headline,
-    in_order,
     largest_ratio,
     told_findings,
     what_was_found,
@@ -64,7 +63,7 @@ def write_html(result: CampaignResult, path: Path) -> None:
 
 
 def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
-    """The page; without ``scripts``, or with one for each finding in the order of all reports."""
+    """The page; without ``scripts``, or with one for each of `told_findings`."""
     statistics = result.statistics
     told = told_findings(result)
     anchors = _anchors(told)
@@ -95,7 +94,9 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
             for target, kernel in statistics.kernels.items()
             if kernel.coverage
         },
-        counting=Counter(one.target for one in told if one.standing in ("counts", "known")),
+        counting=Counter(
+            one.target for first in told for one in (first, *first.others) if one.standing in ("counts", "known")
+        ),
         limited={one.target: str(one) for one in result.limited if one.settled},
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
         ratio=largest_ratio(statistics),
@@ -114,13 +115,13 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
 
 
 def scripts_of(result: CampaignResult) -> list[Script]:
-    """Of each finding, in the order of all reports, its script or the sentence that stands in its place.
+    """Of each of `told_findings` its script, or the sentence that stands in its place.
 
     They are made when the search is over: that imports torch, which workers would have inherited.
     """
     until, room = time.monotonic() + _SCRIPTS_S, _MOST_CHARACTERS_IN_ALL
     scripts = []
-    for finding in in_order(result):
+    for finding in (told.finding for told in told_findings(result)):
         why_none = _why_no_script(finding, result)
         if not why_none and time.monotonic() >= until:
             why_none = f"there was no time for a script within {_SCRIPTS_S:.0f} s; attnfuzz repro writes it"

@@ -15,7 +15,7 @@ from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopRea
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import in_order, kernels_in_order
+from attnfuzz.report.findings import ToldFinding, kernels_in_order, told_findings
 from attnfuzz.verdict import OracleName, SourceLine
 
 __all__ = [
@@ -42,8 +42,9 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     failing cases that were put down to it, the first included. Those that are not ``in_contract``, and those that the
     summary of ``--against`` has ``known``, do not count in the exit status. ``unfinished``: it was not shrunk, and may
     be another of its kernel's findings.
-    ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
-    several."""
+    ``title``: what reports call it. ``entry``: its number in all reports; findings of several kernels that come of the
+    same code have the same. ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its
+    case came to in each of several."""
 
     oracle: str
     cause: str
@@ -53,6 +54,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     unfinished: bool = False
     hash: str
     signature: str
+    title: str
+    entry: int
     first_seen_s: float
     shrunk_s: float | None
     path: str | None
@@ -121,7 +124,7 @@ def summarise(result: CampaignResult) -> Summary:
     """The summary of a campaign."""
     statistics = result.statistics
     inferred = {one.target: one for one in result.limited}
-    ordered = in_order(result)
+    told = [one for first in told_findings(result) for one in (first, *first.others)]
     return Summary(
         format=FORMAT,
         stop_reason=result.stop_reason,
@@ -137,8 +140,8 @@ def summarise(result: CampaignResult) -> Summary:
                 max_error_ratio=kernel.max_error_ratio,
                 findings=tuple(
                     _summarise_finding(one, statistics)
-                    for one in ordered
-                    if one.declaration.target == target and statistics.standing(one) != "question"
+                    for one in told
+                    if one.target == target and one.standing != "question"
                 ),
                 questions=tuple(_question(one) for one in result.questions if one.declaration.target == target),
                 inferred=inferred[target].searched if target in inferred else "",
@@ -178,16 +181,19 @@ def _question(finding: Finding) -> QuestionSummary:
     )
 
 
-def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSummary:
+def _summarise_finding(told: ToldFinding, statistics: Statistics) -> FindingSummary:
+    finding = told.finding
     return FindingSummary(
         oracle=finding.failure.oracle,
         cause=finding.cause,
         in_contract=statistics.in_contract(finding),
         cases_seen=finding.cases_seen,
         known=statistics.is_known(finding),
-        unfinished=statistics.standing(finding) == "unfinished",
+        unfinished=told.standing == "unfinished",
         hash=finding.tag,
         signature=str(finding.signature),
+        title=told.title,
+        entry=told.number,
         first_seen_s=round(finding.first_seen_s, 3),
         shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),
         path=None if finding.path is None else str(finding.path),
