@@ -56,7 +56,7 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
         from attnfuzz.campaign.saved.replay import SavedCase, kernel_and_case
         from attnfuzz.corpus import load_regression
         from attnfuzz.judging.runner import Runner
-        from attnfuzz.report.scripts import following, why_no_script
+        from attnfuzz.report.scripts import Following, why_no_script
 
         regression = load_regression(case)
         if why := why_no_script(regression.finding.oracle):
@@ -66,7 +66,7 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
         with Runner() as runner:
             found, fitting = kernel_and_case(SavedCase(case, regression), runner, kernel=kernel, trust=trust)
             saved = msgspec.structs.replace(regression, kernel=found.target, case=fitting)
-            script = repro_script(saved, found, follow=following(runner, found))
+            script = repro_script(saved, found, follow=Following(runner.device, runner).of(found))
     if output is None:
         click.echo(script, nl=False)
         return SHOWN

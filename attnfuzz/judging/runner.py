@@ -296,9 +296,7 @@ class Runner:
         """
         check_size(case)
         request = EngineCallsRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
-        reply = self._kernels.call(
-            declaration, "engine_calls", request, EngineCallsReply, timeout_s=self.timeout_s
-        )
+        reply = self._kernels.call(declaration, "engine_calls", request, EngineCallsReply, timeout_s=self.timeout_s)
         return reply.calls if isinstance(reply, EngineCallsReply) else None
 
     def restart(self) -> None:

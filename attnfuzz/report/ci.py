@@ -111,7 +111,11 @@ def _entries(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any], list[_I
 
 def _message(finding: dict[str, Any], others: list[_InKernel]) -> str:
     beside = ", ".join(kernel["name"] for kernel, _ in others)
-    return f"{finding['message']}; {beside} show{'s' if len(others) == 1 else ''} it, too" if others else finding["message"]
+    return (
+        f"{finding['message']}; {beside} show{'s' if len(others) == 1 else ''} it, too"
+        if others
+        else finding["message"]
+    )
 
 
 def _place(kernel: dict[str, Any], finding: dict[str, Any]) -> tuple[str, int]:

@@ -167,9 +167,7 @@ def _findings(number: int, statistics: Statistics) -> str:
     return count(number, "finding" if statistics.against is None else "new finding")
 
 
-def _standings(
-    entries: Iterable[list[Finding]], statistics: Statistics, how_far: str
-) -> tuple[int, *tuple[str, ...]]:
+def _standings(entries: Iterable[list[Finding]], statistics: Statistics, how_far: str) -> tuple[int, *tuple[str, ...]]:
     """How many count, and how many do not, and why; ``how_far`` those have come that may be others."""
     standings = Counter(statistics.standing(first) for first, *_ in entries)
     known, outside, unfinished = (standings[one] for one in ("known", "outside", "unfinished"))
@@ -232,7 +230,9 @@ class ToldFinding:
         if not self.others:
             return ""
         all_of_them = (self, *self.others)
-        lines = _in_common(frozenset((one.file, one.line) for one in told.finding.failure.sources) for told in all_of_them)
+        lines = _in_common(
+            frozenset((one.file, one.line) for one in told.finding.failure.sources) for told in all_of_them
+        )
         calls = _in_common(frozenset(told.finding.declaration.calls) for told in all_of_them)
         where = [f"{file}:{line}" for file, line in sorted(lines)] or sorted(calls)
         return f"shown by {len(all_of_them)} kernels" + (f", which all run {' and '.join(where)}" if where else "")
@@ -469,9 +469,7 @@ def are_of_one_place(a: Finding, b: Finding) -> bool:
         return not lines_of_a.isdisjoint(lines_of_b)
     if set(a.declaration.calls).isdisjoint(b.declaration.calls):
         return False
-    mistakes_of_a, mistakes_of_b = (
-        {(one.mistake, one.way) for one in finding.failure.causes} for finding in (a, b)
-    )
+    mistakes_of_a, mistakes_of_b = ({(one.mistake, one.way) for one in finding.failure.causes} for finding in (a, b))
     if mistakes_of_a and mistakes_of_b:
         return not mistakes_of_a.isdisjoint(mistakes_of_b)
     return a.cause == b.cause

@@ -37,8 +37,9 @@ from attnfuzz.report.findings import (
     told_findings,
     what_was_found,
 )
+from attnfuzz.report.scripts import Following, why_no_script
 from attnfuzz.untrusted_text import text_of
-from attnfuzz.verdict import RELATION_ORACLES, ends_process
+from attnfuzz.verdict import ends_process
 
 __all__ = ["Script", "html_page", "scripts_of", "write_html"]
 
@@ -121,40 +122,37 @@ def scripts_of(result: CampaignResult) -> list[Script]:
     """
     until, room = time.monotonic() + _SCRIPTS_S, _MOST_CHARACTERS_IN_ALL
     scripts = []
-    for finding in (told.finding for told in told_findings(result)):
-        why_none = _why_no_script(finding, result)
-        if not why_none and time.monotonic() >= until:
-            why_none = f"there was no time for a script within {_SCRIPTS_S:.0f} s; attnfuzz repro writes it"
-        script = Script(why_not=why_none) if why_none else _script(finding, result.statistics.device_name)
-        if len(script.text) > min(room, _MOST_CHARACTERS):
-            script = Script(
-                why_not=f"a script of {len(script.text):,} characters is left out; attnfuzz repro writes it"
-            )
-        room -= len(script.text)
-        scripts.append(script)
+    with Following(result.statistics.device) as following:
+        for finding in (told.finding for told in told_findings(result)):
+            why_none = _why_no_script(finding, result)
+            if not why_none and time.monotonic() >= until:
+                why_none = f"there was no time for a script within {_SCRIPTS_S:.0f} s; attnfuzz repro writes it"
+            script = Script(why_not=why_none) if why_none else _script(finding, result, following)
+            if len(script.text) > min(room, _MOST_CHARACTERS):
+                script = Script(
+                    why_not=f"a script of {len(script.text):,} characters is left out; attnfuzz repro writes it"
+                )
+            room -= len(script.text)
+            scripts.append(script)
     return scripts
 
 
 def _why_no_script(finding: Finding, result: CampaignResult) -> str:
     """Why none is made."""
-    oracle = finding.failure.oracle
-    if oracle in RELATION_ORACLES:
-        return (
-            f"{oracle} compares runs on several inputs, and a script holds only those of the case: use attnfuzz replay"
-        )
-    if oracle == "sanitizer":
-        return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
+    if why := why_no_script(finding.failure.oracle):
+        return why
     if result.stop_reason == "interrupted":
         return "the search was interrupted, so no script was made; attnfuzz repro writes it"
     return ""
 
 
-def _script(finding: Finding, device: str) -> Script:
+def _script(finding: Finding, result: CampaignResult, following: Following) -> Script:
     from attnfuzz.report.repro import repro_script  # loads torch
 
-    saved = encode_regression(finding.regression(device))
+    saved = encode_regression(finding.regression(result.statistics.device_name))
     try:
-        return Script(text=repro_script(decode_regression(saved, "report"), finding.declaration))
+        follow = following.of(finding.declaration)
+        return Script(text=repro_script(decode_regression(saved, "report"), finding.declaration, follow=follow))
     except (CaseTooLarge, KernelLoadError) as error:
         return Script(why_not=str(error))
     except Exception as error:  # noqa: BLE001 - told in its place; those of other findings are wanted

@@ -11,13 +11,14 @@ import ast
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+import attnfuzz
 from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -27,27 +28,26 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.report.files import TEMPLATES
 from attnfuzz.report.findings import one_line
-from attnfuzz.report.sources import InlineSource, KernelSources, inlined, kernel_sources
+from attnfuzz.report.scripts import Follow
+from attnfuzz.report.sources import KernelSources, inlined, kernel_sources
 from attnfuzz.trials.as_code import UNPACK, definitions, listed, names_used
-from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.trials.expectations import bound_of
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import where_to_look
 
-__all__ = ["MAX_TENSOR_BYTES", "Follow", "repro_script"]
+__all__ = ["MAX_TENSOR_BYTES", "repro_script"]
 
 MAX_TENSOR_BYTES = 4 << 20
 """Of a case's tensors; a larger script could not be pasted anywhere."""
 _WIDTH = 116
+_FEW_LINES = 3
+"""Of numbers to compare with; more are packed."""
 _FEW_ELEMENTS = 64
 """Of a result that is compared whole; of a larger one, the rows that an oracle pointed to."""
 _HANGS_S = 120
 """Seconds after which a script gives up, and says where the kernel was."""
-
-Follow = Callable[[Case, bool], EngineCalls | None]
-"""The calls that an adapter makes on a case, see `Runner.engine_calls`."""
 
 
 def repro_script(regression: Regression, declaration: Declaration, *, follow: Follow | None = None) -> str:
@@ -91,7 +91,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """``kernel``: lines that import or define it; ``before_all`` stands at the top. The last of ``each`` is the case."""
+    """``kernel``: lines that import or define it; ``before_all`` stands at the top. ``each``: the case is the last."""
 
     kernel: list[str]
     each: list[_Run]
@@ -122,37 +122,70 @@ def _followed(
 def _from_source(regression: Regression, declaration: Declaration, cases: Sequence[Case]) -> _Runs:
     sources = kernel_sources(regression.kernel)
     inline = inlined(sources)
+    given = {"import torch", "import sys", "import os"}
     texts = [inline.text] if inline is not None else list(sources.files.values())
-    used = {node.attr for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    used = {name for text in texts for name in _attributes(text)}
     name = "kernel" if inline is None else inline.name
     return _Runs(
-        kernel=_written(sources) if inline is None else inline.text.splitlines(),
+        kernel=_imported(sources)
+        if inline is None
+        else [line for line in inline.text.splitlines() if line not in given],
         each=[_run_from_source(declaration, case, name, used) for case in cases],
-        is_triton=any("triton" in text for text in texts) or sources.entry.startswith("attnfuzz/adapters"),
-        is_engine=sources.entry.startswith("attnfuzz/adapters"),
+        is_triton=any("triton" in text for text in texts) or bool(declaration.calls),
+        is_engine=bool(declaration.calls),
         before_all=() if inline is None else inline.before_all,
     )
 
 
-def _written(sources: KernelSources) -> list[str]:
-    """Lines that write the files of a kernel that has several, since Triton compiles functions from files, and import
-    it."""
-    lines = ["import importlib, pathlib, tempfile", "", "folder = tempfile.TemporaryDirectory()", "FILES = {"]
-    for path, text in sources.files.items():
+def _attributes(text: str) -> Iterator[str]:
+    """Names of attributes that source ``text`` may look at, some of them by a name that is a string."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _written(files: Mapping[str, str]) -> list[str]:
+    """Lines that write ``files`` to a folder that is searched for modules: Triton compiles functions from files.
+
+    The folder is gone soon after the process, also if that crashes: another process waits for its end.
+    """
+    lines = [_WRITTEN_BEGINS]
+    for path, text in files.items():
         lines += f"    {path!r}: {_text_literal(text)},".splitlines()
+    return [*lines, *_WRITTEN_ENDS]
+
+
+def _imported(sources: KernelSources) -> list[str]:
+    """Lines that write the files of a kernel that has several, with what stands in for attnfuzz, and import it."""
     module = sources.entry.removesuffix(".py").replace("/", ".")
     is_name = all(part.isidentifier() for part in module.split("."))
-    how = f"importlib.import_module({(module if is_name else 'kernel_file')!r})"
+    files = {
+        (path if is_name or path != sources.entry else "kernel_file.py"): text for path, text in sources.files.items()
+    }
+    stub = {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8")}
     return [
-        *lines,
-        "}",
-        "for name, text in FILES.items():",
-        "    path = pathlib.Path(folder.name, name)",
-        "    path.parent.mkdir(parents=True, exist_ok=True)",
-        *([] if is_name else [f"    path = path.with_name('kernel_file.py') if name == {sources.entry!r} else path"]),
-        "    path.write_text(text)",
-        "sys.path.insert(0, folder.name)",
-        f"kernel = {how}.{sources.attribute}",
+        *_written(stub | files),
+        f"from {module if is_name else 'kernel_file'} import {sources.attribute} as kernel",
+    ]
+
+
+def _repaired(regression: Regression) -> list[str]:
+    """Lines that repair Triton's interpreter where it computes wrongly, which is with the narrowest formats."""
+    formats = {
+        getattr(regression.case, "dtype", ""),
+        *([kv.dtype] if (kv := getattr(regression.case, "kv", None)) else []),
+    }
+    if formats <= {"float16", "float32"}:
+        return []
+    names = [f"triton_compat/interpreter{part}.py" for part in ("", "_libdevice", "_objects", "_repairs", "_rewriting")]
+    files = {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in names}
+    return [
+        *_written({"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8"), **files}),
+        'if DEVICE == "cpu":',
+        "    from attnfuzz.triton_compat.interpreter import set_up_interpreter",
+        "    set_up_interpreter()",
     ]
 
 
@@ -172,19 +205,17 @@ def _run_from_source(declaration: Declaration, case: Case, kernel: str, used: se
     inputs = problem_of(case).build(case, arena, declaration.supports, values)
     results = problem_of(case).results[: 1 if declaration.supports.lse == "none" else None]
     fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
-    kept = {name: value for name, value in fields.items() if name in used or name in results}
+    kept = {name: value for name, value in fields.items() if name in used}
     tensors = {name: value for name, value in kept.items() if isinstance(value, Tensor)}
     given = ", ".join(f"{name}={name if name in tensors else repr(value)}" for name, value in kept.items())
     options = {name: choices[0] for name, choices in declaration.options.items()} | dict(case.options)
     chosen = "".join(f", {name}={value!r}" for name, value in options.items())
     shown = ", ".join(results)
-    pad = "result, " if len(results) == 1 else ""
+    written = ", ".join(name if name in kept else "None" for name in results)
     calls = [
         f"result = {kernel}(SimpleNamespace({given}){chosen})",
         "result = result if isinstance(result, (tuple, list)) else (result,)",
-        f"{shown} = (a if b is None else b for a, b in zip(({shown},), (*result, None, None)))"
-        if not pad
-        else f"{shown} = {shown} if result[0] is None else result[0]",
+        f"{shown}, *_ = (b if a is None else a for a, b in zip((*result, None), ({written}, None)))",
     ]
     return _Run(definitions(tensors), list(tensors), calls, list(results))
 
@@ -195,7 +226,9 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     needs_gpu = guards and not runs.is_triton and runs.is_engine  # what is no Triton kernel runs on a GPU alone
     guards = guards and not needs_gpu
     *before, last = runs.each
-    body = [line for number, run in enumerate(before, start=1) for line in _run_before(run, f"{number} of {len(before)}")]
+    body = [
+        line for number, run in enumerate(before, start=1) for line in _run_before(run, f"{number} of {len(before)}")
+    ]
     body += ["with torch.device(DEVICE):", *(f"    {line}" for line in last.tensors)]
     helpers, more = _judged(regression, declaration, last, guards=guards, leaks=leaks)
     body += more
@@ -205,9 +238,11 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     dies = guards or finding.oracle in ("crash", "hang")
     yield from _docstring(regression, declaration, needs_gpu=needs_gpu)
     yield from runs.before_all
+    is_written = _WRITTEN_BEGINS in (kernel := [*(_repaired(regression) if runs.is_triton else ()), *runs.kernel])
     modules = {
         "base64": "unpack" in named, "ctypes": guards, "faulthandler": dies, "mmap": guards,
-        "os": runs.is_triton or leaks, "sys": True, "zlib": "unpack" in named,
+        "os": runs.is_triton or leaks, "pathlib": is_written,
+        "subprocess": is_written, "sys": True, "tempfile": is_written, "zlib": "unpack" in named,
     }  # fmt: skip
     yield f"import {', '.join(name for name, used in modules.items() if used)}"
     if numbers := [name for name in named if name != "unpack"]:
@@ -221,7 +256,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     if runs.is_triton:
         setting = f'{{"TRITON_INTERPRET": "1"{_HIDDEN if runs.is_engine else ""}}}'
         yield f"os.environ |= {setting if guards else f'{{}} if DEVICE == {chr(34)}cuda{chr(34)} else {setting}'}"
-    yield from runs.kernel
+    yield from kernel
     yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
     if dies:
         yield "faulthandler.enable()"
@@ -232,7 +267,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     yield from helpers
     yield "failed = False"
     yield from body
-    yield from _wrapped(f'sys.exit("FAIL" if failed else print("PASS"))')
+    yield from _wrapped('sys.exit("FAIL" if failed else print("PASS"))')
 
 
 _HIDDEN = ', "CUDA_VISIBLE_DEVICES": ""'
@@ -371,9 +406,7 @@ def _checks(regression: Regression, declaration: Declaration, run: _Run) -> list
     return lines
 
 
-def _checked(
-    name: str, result: str, should_be: Tensor, within: Tensor, rows: Iterable[tuple[int, int]]
-) -> list[str]:
+def _checked(name: str, result: str, should_be: Tensor, within: Tensor, rows: Iterable[tuple[int, int]]) -> list[str]:
     """Lines for one result; of a large one only its first row that is wrong, if that is known."""
     where = next(iter(rows), None)
     if should_be.numel() > _FEW_ELEMENTS and where is not None and should_be.dim() == 3:
@@ -381,8 +414,9 @@ def _checked(
         name, result = f"{name}[{row}, {head}]", f"{result}[{row}, {head}]"
         should_be, within = should_be[row, head], within[row, head]
     exact, near = _rounded(should_be, 9).contiguous(), _rounded(within * 1.005, 3).contiguous()
-    if exact.numel() <= _FEW_ELEMENTS:
-        return _wrapped(f'failed |= differs("{name}", {result}, {listed(exact)}, {listed(near)})')
+    told = _wrapped(f'failed |= differs("{name}", {result}, {listed(exact)}, {listed(near)})')
+    if len(told) <= _FEW_LINES:
+        return told
     return [
         "with torch.device(DEVICE):",
         *(f"    {line}" for line in definitions({"expected": exact, "bound": near})),
@@ -395,9 +429,22 @@ def _rounded(numbers: Tensor, digits: int) -> Tensor:
     return torch.tensor(flat, dtype=torch.float64, device="cpu").view(numbers.shape)
 
 
+_STUB = "attnfuzz_stub.py.jinja"
+_PACKAGE = Path(attnfuzz.__file__).parent
+_WRITTEN_BEGINS = "FILES = {"
+_WRITTEN_ENDS = """
+}
+folder = tempfile.mkdtemp(prefix="repro-")
+subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE)  # once this process has ended
+for name, text in FILES.items():
+    pathlib.Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(folder, name).write_text(text)
+sys.path.insert(0, folder)
+""".strip().splitlines()
 _DIFFERS = """
 def differs(name, got, expected, bound):  # from the float64 result by more than rounding may give
-    near, exact = (torch.as_tensor(part, dtype=torch.float64, device=DEVICE).expand(got.shape) for part in (bound, expected))
+    kind = {"dtype": torch.float64, "device": DEVICE}
+    near, exact = (torch.as_tensor(part, **kind).expand(got.shape) for part in (bound, expected))
     wrong = ~((got.double() - exact).abs() <= near) & (got.double() != exact)
     for at in map(tuple, wrong.nonzero().tolist()[:1]):
         print(f"{name}{list(at)} is {got[at]:.9g}, expected {exact[at]:.9g} +- {near[at]:.3g}")

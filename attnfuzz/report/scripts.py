@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Self
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
 from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.verdict import USUAL_ORACLES
 
-if TYPE_CHECKING:
-    from attnfuzz.report.repro import Follow
-
-__all__ = ["following", "why_no_script"]
+__all__ = ["Follow", "Following", "why_no_script"]
 
 _BY_ONE_RUN = frozenset({*USUAL_ORACLES, "guard_page"})
 
+Follow = Callable[[Case, bool], EngineCalls | None]
+"""The calls of its engine that an adapter makes on a case, see `Runner.engine_calls`."""
+
 
 def why_no_script(oracle: str) -> str:
-    """Why no script shows a finding of ``oracle``, which runs a kernel on the inputs of one case; empty if one does."""
+    """Why no script shows a finding of ``oracle``; empty if one does, which runs a kernel on the inputs of one case."""
     if oracle in _BY_ONE_RUN:
         return ""
     if oracle == "sanitizer":
@@ -27,10 +29,35 @@ def why_no_script(oracle: str) -> str:
     return f"{oracle} compares runs on several inputs, and a script holds only those of the case: use attnfuzz replay"
 
 
-def following(runner: Runner, declaration: Declaration) -> Follow:
-    """How the kernel calls its engine, asked of an executor of ``runner``."""
+class Following:
+    """Follows adapters in executors of a ``runner``; of one that is started for ``device`` when it is first needed.
 
-    def follow(case: Case, launches: bool) -> EngineCalls | None:
-        return runner.engine_calls(declaration, case, launches=launches)
+    A context manager, which ends what it has started.
+    """
 
-    return follow
+    def __init__(self, device: str, runner: Runner | None = None) -> None:
+        self._device = device
+        self._runner = runner
+        self._started: Runner | None = None
+
+    def of(self, declaration: Declaration) -> Follow | None:
+        """How a kernel calls its engine; None for one that is no engine's, or where nothing can be run."""
+        if not declaration.calls:
+            return None
+        try:
+            runner = self._runner or self._start()
+        except ExecutorUnavailable:  # the adapter's source tells the same, in more lines
+            return None
+        return lambda case, launches: runner.engine_calls(declaration, case, launches=launches)
+
+    def _start(self) -> Runner:
+        if self._started is None:
+            self._started = Runner(device=self._device)
+        return self._started
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._started is not None:
+            self._started.close()

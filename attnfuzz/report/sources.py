@@ -54,7 +54,10 @@ def kernel_sources(target: str) -> KernelSources:
     if is_bundled:
         name = definition_of((root / entry).read_text(encoding="utf-8"), name)
     sources = KernelSources(entry.as_posix(), name)
-    _collect(root, entry, sources, only_needed=is_bundled or entry.parts[:2] == ("attnfuzz", "adapters"))
+    if is_bundled:
+        _collect_needed(root, entry, sources)
+    else:
+        _collect(root, entry, sources, only_needed=entry.parts[:2] == ("attnfuzz", "adapters"))
     return sources
 
 
@@ -144,6 +147,43 @@ def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: boo
             _collect(folder, imported, sources)
 
 
+def _collect_needed(root: Path, entry: Path, sources: KernelSources) -> None:
+    """Put into ``sources`` of each file of a bundled kernel what it needs of that: they import names, or modules whose
+    attributes they take."""
+    wanted: dict[Path, set[str]] = {entry: {sources.attribute}}
+    texts: dict[Path, str] = {}
+    left = [entry]
+    while left:
+        file = left.pop()
+        texts[file] = only_what_it_needs((root / file).read_text(encoding="utf-8"), *wanted[file], docstring=False)
+        for imported, names in _names_imported(root, ast.parse(texts[file])):
+            known = wanted.setdefault(imported, set())
+            if imported not in texts or not names <= known:
+                known |= names
+                left.append(imported)
+    sources.files.update((file.as_posix(), text) for file, text in texts.items())
+    for file in texts:
+        for folder in [*file.parents][:-2]:  # packages, whose files import nothing
+            sources.files.setdefault((folder / "__init__.py").as_posix(), "")
+
+
+def _names_imported(root: Path, tree: ast.Module) -> Iterator[tuple[Path, set[str]]]:
+    """The bundled files that ``tree`` imports something of, and what."""
+    attributes = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("attnfuzz.kernels"):
+            continue
+        place = Path(*str(node.module).split("."))
+        for alias in node.names:
+            if (root / (module := (place / alias.name).with_suffix(".py"))).is_file():
+                of_it = (one for one in attributes if one.value.id == (alias.asname or alias.name))  # type: ignore[attr-defined]
+                yield module, {one.attr for one in of_it}
+            else:
+                yield place.with_suffix(".py"), {alias.name}
+
+
 def _imported_files(tree: ast.Module, file: Path) -> Iterator[Path]:
     """Every file that an import in ``tree`` could mean, packages' own files included."""
     for node in ast.walk(tree):
@@ -169,10 +209,10 @@ def _module_files(parts: list[str]) -> Iterator[Path]:
         yield Path(*parts, "__init__.py")
 
 
-def only_what_it_needs(source: str, function: str, *, docstring: bool = True) -> str:
-    """The statements of ``source`` that its ``function`` refers to, in turn, in their order, after its docstring."""
+def only_what_it_needs(source: str, *names: str, docstring: bool = True) -> str:
+    """The statements of ``source`` that bind ``names`` or what these refer to, in their order, after its docstring."""
     tree = ast.parse(source)
-    wanted = {function}
+    wanted = set(names)
     while (more := wanted | _names_used(tree, wanted)) != wanted:
         wanted = more
     said = ast.get_docstring(tree, clean=False) if docstring else None

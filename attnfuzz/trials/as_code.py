@@ -7,6 +7,7 @@ script has: ``torch``, and those that `NAMES` says how to get.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import re
 import zlib
@@ -23,14 +24,17 @@ NAMES = ("inf", "nan", "unpack")
 """What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
 UNPACK = (
     "def unpack(text, dtype, *shape):  # a tensor of these bytes",
-    "    return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=dtype).view(shape).to(DEVICE)",
+    "    data = bytearray(zlib.decompress(base64.b64decode(text)))",
+    "    return torch.frombuffer(data, dtype=dtype).view(shape).to(DEVICE)",
 )
 """It takes the modules ``base64`` and ``zlib``, and ``DEVICE``."""
 
 _MOST_CHARACTERS = 320
 """Of numbers that are written out; more are packed."""
-_MOST_ROWS = 4
-"""Of a tensor that holds nothing else: each is a line."""
+_MOST_STRETCHES = 4
+"""Of rows of a tensor that holds nothing else: each is a line."""
+_SHORT = 8
+"""Elements that are as short as a name."""
 _WIDTH = 116
 
 
@@ -61,23 +65,39 @@ def definitions(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> list[str]:
     lines: list[str] = []
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if (base := next((one for one in made if _shares(made[one], tensor)), None)) is not None:
+        if (same := next((one for one in made if _holds_the_same(made[one], tensor)), None)) is not None:
+            lines.append(f"{name} = {same}.view{tuple(tensor.shape)}.clone()")
+            made[name] = tensor
+        elif (base := next((one for one in made if _shares(made[one], tensor)), None)) is not None:
             lines.append(f"{name} = {placed(tensor, base, made[base])}")
-        elif _is_dense(tensor):
-            lines += _defined(name, tensor)
         else:
-            flat = _memory_of(tensor)
-            lines += _defined(name, flat)
-            lines.append(f"{name} = {name}.as_strided({tuple(tensor.shape)}, {tensor.stride()})")
-        if base is None:
+            is_dense = tensor.is_contiguous()
+            lines += _defined(name, tensor if is_dense else _memory_of(tensor))
+            if not is_dense:
+                lines.append(f"{name} = {name}.as_strided({tuple(tensor.shape)}, {tensor.stride()})")
             made[name] = tensor
     return lines
 
 
+def _holds_the_same(one: Tensor, other: Tensor) -> bool:
+    """Whether the bytes of two dense tensors, of which there are some, are equal, each in memory of its own."""
+    if one.dtype != other.dtype or one.numel() != other.numel() or other.numel() < _SHORT or _shares(one, other):
+        return False
+    if not (one.is_contiguous() and other.is_contiguous()):
+        return False
+    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8)) and len(set(_numbers(one))) > 1
+
+
 def listed(tensor: Shaped[Tensor, "..."]) -> str:
-    """The numbers of ``tensor`` in nested lists; one number where all are the same."""
-    numbers = _numbers(tensor)
-    return numbers[0] if len(set(numbers)) == 1 else _nested(numbers, tuple(tensor.shape))
+    """The numbers of ``tensor`` in nested lists that broadcast to it; one number where all are the same."""
+    numbers, shape = _numbers(tensor), tuple(tensor.shape)
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    while len(shape) > 1 and numbers == numbers[: (step := len(numbers) // shape[0])] * shape[0]:
+        numbers, shape = numbers[:step], shape[1:]
+    if len(shape) == 1 and (period := _period(numbers)) < len(numbers):
+        return f"[{', '.join(numbers[:period])}] * {len(numbers) // period}"
+    return _nested(numbers, shape)
 
 
 def placed(tensor: Tensor, base: str, of: Tensor) -> str:
@@ -106,10 +126,6 @@ def _span(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_contiguous()
-
-
 def _memory_of(tensor: Tensor) -> Tensor:
     """All elements from its first to its last one, those between included."""
     return tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
@@ -118,7 +134,7 @@ def _memory_of(tensor: Tensor) -> Tensor:
 def _defined(name: str, tensor: Tensor) -> list[str]:
     """Of all ways to write a dense tensor, the one with the fewest lines, and of these the shortest."""
     ways = [[f"{name} = {text}"] for text in _expressions(tensor)]
-    if (in_rows := list(_in_rows(name, tensor))) and len(in_rows) <= 1 + _MOST_ROWS:
+    if (in_rows := list(_in_rows(name, tensor))) and len(in_rows) <= 1 + _MOST_STRETCHES:
         ways.append(in_rows)
     best = min(ways, key=lambda lines: sum(map(len, lines)) + 40 * len(lines))
     return [part for line in best for part in _broken(line)]
@@ -126,13 +142,13 @@ def _defined(name: str, tensor: Tensor) -> list[str]:
 
 def _broken(line: str) -> Iterator[str]:
     """The line, broken after commas where it is too long; packed bytes stay whole."""
-    rest, indent = line, ""
+    rest = line
     while len(rest) > _WIDTH and '"' not in rest:
         cut = rest.rfind(", ", 0, _WIDTH)
         if cut < 0:
             break
         yield rest[: cut + 1]
-        rest, indent = f"    {rest[cut + 2 :]}", "    "
+        rest = f"    {rest[cut + 2 :]}"
     yield rest
 
 
@@ -148,15 +164,14 @@ def _expressions(tensor: Tensor) -> Iterator[str]:
         return
     numbers = _numbers(tensor)
     if len(set(numbers)) == 1:
-        zero = numbers[0] == "0" or tensor.dtype == torch.bool and numbers[0] == "False"
+        zero = numbers[0] == "0" or (tensor.dtype == torch.bool and numbers[0] == "False")
         yield f"torch.zeros({shape}, {kind})" if zero else f"torch.full({shape}, {numbers[0]}, {kind})"
         return
     if sum(map(len, numbers)) <= _MOST_CHARACTERS:
         yield f"torch.tensor({_nested(numbers, shape)}, {kind})"
     period = _period(numbers)
     if period < len(numbers) and sum(map(len, numbers[:period])) <= _MOST_CHARACTERS:
-        part = f"torch.tensor([{', '.join(numbers[:period])}], {kind})"
-        yield f"{part}.repeat({len(numbers) // period}).view{shape}"
+        yield f"torch.tensor([{', '.join(numbers[:period])}] * {len(numbers) // period}, {kind}).view{shape}"
     if sum(map(len, numbers)) > _MOST_CHARACTERS:
         yield f'unpack("{_packed(tensor)}", {tensor.dtype}, {", ".join(map(str, shape)) or "()"})'
 
@@ -170,19 +185,30 @@ def _in_rows(name: str, tensor: Tensor) -> Iterator[str]:
     """A tensor that holds one number but for some rows: most of a cache is dead memory."""
     if tensor.dtype in _BY_BYTES or tensor.dim() < 2 or not tensor.numel():
         return
-    numbers = _numbers(tensor)
-    width = tensor.shape[-1]
+    numbers, width = _numbers(tensor), tensor.shape[-1]
     rows = [tuple(numbers[start : start + width]) for start in range(0, len(numbers), width)]
-    plain = [row for row in rows if len(set(row)) == 1]
+    plain = [row[0] for row in rows if len(set(row)) == 1]
     if not plain:
         return
-    fill = max(plain, key=plain.count)[0]
+    fill = max(plain, key=plain.count)
     yield f"{name} = torch.full({tuple(tensor.shape)}, {fill}, dtype={tensor.dtype})"
-    for number, row in enumerate(rows):
-        if set(row) != {fill}:
-            index = ", ".join(str(int(i)) for i in np.unravel_index(number, tensor.shape[:-1]))
-            same = row[0] if len(set(row)) == 1 else f"torch.tensor([{', '.join(row)}])"
-            yield f"{name}[{index}] = {same}"
+    for is_fill, stretch in itertools.groupby(enumerate(rows), key=lambda row: set(row[1]) == {fill}):
+        if not is_fill:
+            (first, _), *_ = found = list(stretch)
+            yield f"{name}.view(-1, {width})[{first}:{first + len(found)}] = {_rows_text([row for _, row in found])}"
+
+
+def _rows_text(rows: list[tuple[str, ...]]) -> str:
+    """Rows as a tensor that broadcasts to them."""
+    width = len(rows[0])
+    if len(set(rows)) == 1:
+        rows = rows[:1]
+    if len(rows) == 1 and len(set(rows[0])) == 1:
+        return rows[0][0]
+    period = max(_period(row) for row in rows) if all(width % _period(row) == 0 for row in rows) else width
+    period = period if all(row == row[:period] * (width // period) for row in rows) else width
+    text = ", ".join(f"[{', '.join(row[:period])}]" for row in rows)
+    return f"torch.tensor([{text}])" + (f".repeat(1, {width // period})" if period < width else "")
 
 
 def _numbers(tensor: Tensor) -> list[str]:

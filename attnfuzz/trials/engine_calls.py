@@ -91,6 +91,7 @@ class _Notes:
         self._imports: dict[str, None] = {}
         self._lines: list[str] = []
         self._objects = 0
+        self._after: dict[str, Tensor] = {}
         modules = {place.partition(":")[0] for place, _ in plan.needs.values()}
         self._interpreted = any(hasattr(sys.modules.get(name), "triton") for name in modules)
         self.parts = {name: self._part(place, value) for name, (place, value) in plan.needs.items()}
@@ -105,6 +106,7 @@ class _Notes:
 
     def called(self, text: str, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Note a call of ``function``, which is ``text`` in a script, and make it."""
+        self._check_that_only_calls_write()
         names = _parameters(function)
         given = [self._text(one, names[i] if i < len(names) else "") for i, one in enumerate(arguments)]
         given += [f"{name}={self._text(one, name)}" for name, one in named.items()]
@@ -117,10 +119,17 @@ class _Notes:
             result = function(*bare, **{k: v.made if isinstance(v, _Made) else v for k, v in named.items()})
         except Exception as error:
             raise _Stopped from error
+        self._after = {name: _copy_of(self._known[name]) for name in self._held}
         named_result, told = self._named(result)
         if named_result:
             self._lines[-1] = f"{named_result} = {line}"
         return told
+
+    def _check_that_only_calls_write(self) -> None:
+        """What an adapter does itself with tensors that the engine has got is no call of it."""
+        for name, after in self._after.items():
+            if not torch.equal(_bytes_of(after), _bytes_of(_copy_of(self._known[name]))):
+                raise NotFollowed(f"the adapter itself changes {name} after a call")
 
     def _named(self, result: Any) -> tuple[str, Any]:
         """What a result is called, and what stands in for it."""
@@ -128,7 +137,11 @@ class _Notes:
             return "", None
         if isinstance(result, Tensor):
             return self._new("result", result), result
-        if isinstance(result, tuple | list) and result and all(isinstance(one, Tensor) or one is None for one in result):
+        if (
+            isinstance(result, tuple | list)
+            and result
+            and all(isinstance(one, Tensor) or one is None for one in result)
+        ):
             names = ["_" if one is None else self._new("result", one) for one in result]
             return f"{', '.join(names)}{',' if len(names) == 1 else ''}", result
         self._objects += 1
@@ -198,6 +211,7 @@ class _Notes:
 
     def calls(self, results: list[Any]) -> EngineCalls:
         """All of it, with the ``results`` that the kernel gave."""
+        self._check_that_only_calls_write()
         told = []
         for one in results:
             names = [name for name in self._held if isinstance(one, Tensor) and _lies_in(one, self._known[name])]
@@ -281,3 +295,8 @@ def _copy_of(tensor: Tensor) -> Tensor:
     span = _nbytes(tensor) // tensor.element_size()
     memory = tensor.as_strided((span,), (1,), tensor.storage_offset()).cpu().clone()
     return memory.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def _bytes_of(copy: Tensor) -> Tensor:
+    """Of a tensor that `_copy_of` made, with what lies between its elements."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy.untyped_storage())
