@@ -94,6 +94,7 @@ def _declared(attention: Declaration, merge: Declaration) -> Declaration:
         supports=supports,
         numerics=msgspec.structs.replace(attention.numerics, partials="input"),
         versions={**attention.versions, **merge.versions},
+        calls=tuple(dict.fromkeys((*attention.calls, *merge.calls))),
         needs_preparing=False,
     )
 

@@ -41,6 +41,7 @@ __all__ = [
     "BUNDLED_MODULE",
     "Absent",
     "Declaration",
+    "EnginePlan",
     "Kernel",
     "KernelFunction",
     "KernelLoadError",
@@ -70,7 +71,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``assumed`` names the fields of ``supports`` and of ``numerics`` that the kernel's file leaves open, and that say
     what was found out.
-    ``versions``: of the packages that the kernel belongs to, where it is an engine's.
+    ``versions``: of the packages that the kernel belongs to, where it is an engine's; ``calls``: the functions of the
+    engine that it calls, as ``module:attribute``.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
     ``oracles``: those that its file defines (`attnfuzz.oracle`).
     A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
@@ -85,6 +87,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     target: str = ""
     assumed: tuple[str, ...] = ()
     versions: dict[str, str] = {}
+    calls: tuple[str, ...] = ()
     needs_preparing: bool = False
     oracles: tuple[OracleName, ...] = ()
 
@@ -94,6 +97,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for package, version in self.versions.items():
             check_text("a package in versions", package)
             check_text(f"versions[{package!r}]", version)
+        for place in self.calls:
+            check_text("a function in calls", place)
         check_options(self.options)
         for name, kind in (("supports", Supports), ("numerics", Numerics)):
             if not isinstance(getattr(self, name), kind):
@@ -106,6 +111,18 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return ":" not in self.target
 
 
+@dataclass(frozen=True)
+class EnginePlan:
+    """What an adapter's ``function`` does with ``needs``, parts of its engine by name, each beside its place,
+    ``module:attribute``. It returns results, or the call that gives them."""
+
+    function: KernelFunction
+    needs: Mapping[str, tuple[str, Any]]
+
+    def __call__(self, inputs: object, **options: OptionValue) -> Any:
+        return self.function(inputs, **{name: found for name, (_, found) in self.needs.items()}, **options)
+
+
 class Kernel:
     """A callable with its declaration; ``kernel(inputs, **options)`` runs it, ``prepare()`` goes before its first."""
 
@@ -114,7 +131,7 @@ class Kernel:
         function: KernelFunction,
         declaration: Declaration,
         prepare: Callable[[], object] | None = None,
-        plan: KernelFunction | None = None,
+        plan: EnginePlan | None = None,
     ) -> None:
         self.function = function
         self.prepare = prepare
@@ -139,6 +156,11 @@ class Kernel:
         """
         call = None if self._plan is None else self._plan(inputs, **options)
         return call if callable(call) else None
+
+    @property
+    def engine_plan(self) -> EnginePlan | None:
+        """How an adapter calls its engine; None of a kernel that is not made by one."""
+        return self._plan
 
     def planned(self, inputs: object, **options: OptionValue) -> Callable[[], Any]:
         """The call that `plan` leaves, or all of it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.declaration import Absent, Kernel, KernelFunction, Numerics, Supports, kernel
+from attnfuzz.declaration import Absent, EnginePlan, Kernel, KernelFunction, Numerics, Supports, kernel
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import BundledProblem
 from attnfuzz.problems.supports import OptionValue
@@ -55,10 +55,10 @@ class Engine:
             if gpu_only and not self.on_gpu():
                 return Absent(function.__name__, f"{self.package} runs it on a GPU only")
             try:
-                found = {name: self._first_of(places) for name, places in needs.items()}
+                plan = EnginePlan(function, {name: self._first_of(places) for name, places in needs.items()})
             except LookupError as error:
                 return Absent(function.__name__, str(error.args[0]))
-            plan = functools.partial(function, **found)
+            found = {name: value for name, (_, value) in plan.needs.items()}
 
             @functools.wraps(function)
             def call(inputs: object, **chosen: OptionValue) -> Any:
@@ -73,7 +73,9 @@ class Engine:
             declared = kernel(problem, supports=stated, options=options, numerics=numerics)(call)
             version = installed(self.package)
             versions = {} if version is None else {self.package: version}
-            return Kernel(call, msgspec.structs.replace(declared.declaration, versions=versions), plan=plan)
+            calls = tuple(place for place, value in plan.needs.values() if _is_function(value))
+            declaration = msgspec.structs.replace(declared.declaration, versions=versions, calls=calls)
+            return Kernel(call, declaration, plan=plan)
 
         return declare
 
@@ -92,12 +94,12 @@ class Engine:
     def _present(self) -> str:
         return f"{self.package} {installed(self.package)}"
 
-    def _first_of(self, places: tuple[str, ...]) -> Any:
-        """Raises LookupError, with a sentence."""
+    def _first_of(self, places: tuple[str, ...]) -> tuple[str, Any]:
+        """The place, and what is there. Raises LookupError, with a sentence."""
         for place in places:
             module, _, attribute = place.partition(":")
             try:
-                return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+                return place, functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
             except ModuleNotFoundError as error:
                 if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                     raise LookupError(f"{module} does not import: {text_of(error)}; {self._tried}") from error
@@ -110,3 +112,8 @@ class Engine:
         if installed(self.package) is None:
             raise LookupError(f"{self.package} is not installed; {self._tried}")
         raise LookupError(f"{self._present} has no {' or '.join(places)}; {self._tried}")
+
+
+def _is_function(need: object) -> bool:
+    """Rather than a class, or a constant."""
+    return callable(need) and not isinstance(need, type)

@@ -104,7 +104,9 @@ class FindingBook:
         """Save the case as it is, before anything is tried on it."""
         finding = self._open[message.finding]
         finding.failed, finding.runs, finding.seen_after = message.failed, message.runs, ()
-        self._accept(finding)
+        if finding not in self.findings:
+            self._save_new(finding)
+            self._reporter.finding("confirmed", finding)
 
     def unconfirmed_by(self, message: Unconfirmed) -> None:
         """Close a failure that did not show again in ``message.runs`` runs: a flaky finding, whose rate is one of all.
@@ -221,7 +223,7 @@ class FindingBook:
         if finding.failure.oracle == "hang" and not finding.runs:  # a slow machine looks the same
             self._doubt(finding)
         else:
-            self._accept(finding)
+            self._save_new(finding)
             self._settle(finding)
 
     def _keep_flaky(self, finding: Finding) -> None:
@@ -236,11 +238,9 @@ class FindingBook:
             self.unconfirmed.append(finding)
         self._reporter.finding("unconfirmed", finding)
 
-    def _accept(self, finding: Finding) -> None:
-        if finding not in self.findings:
-            self.findings.append(finding)
-            self._folder.save(finding)
-            self._reporter.finding("confirmed", finding)
+    def _save_new(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self._folder.save(finding)
 
     def _settle(self, finding: Finding) -> None:
         if not self._is_merged(finding):
@@ -307,13 +307,14 @@ def _are_too_early_to_tell(a: Finding, b: Finding) -> bool:
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:
-    """Of two findings of one bug the first is kept: has been shrunk, needs least, is explained best, is smallest.
+    """Of two findings of one bug the first is kept: shrunk, confirmed, needs least, is explained best, is smallest.
 
     What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
     """
     features = finding.signature.features
     return (
         finding.shrunk_s is None,
+        finding.runs == 0,
         len(aspects(features)),
         len(needs(features)),
         len(telling(features)),

@@ -10,7 +10,6 @@ import msgspec
 from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, configured, profile_option, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
-from attnfuzz.oracles.registry import SANITIZER, oracle_of
 
 __all__ = ["doctor_command", "list_command", "repro_command", "show_command", "triage_command"]
 
@@ -57,28 +56,17 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
         from attnfuzz.campaign.saved.replay import SavedCase, kernel_and_case
         from attnfuzz.corpus import load_regression
         from attnfuzz.judging.runner import Runner
+        from attnfuzz.report.scripts import Following, why_no_script
 
         regression = load_regression(case)
-        if regression.finding.oracle == SANITIZER.name:
-            raise Refusal(
-                f"{case} was found under compute-sanitizer, and a script compares results, which may not show it: "
-                "use attnfuzz replay --sanitizer"
-            )
-        if oracle_of(regression.finding.oracle).is_relation:
-            raise Refusal(
-                f"{case} is a finding of {regression.finding.oracle}, which compares runs on several inputs, and a "
-                "script holds only those of the case: use attnfuzz replay"
-            )
-        if oracle_of(regression.finding.oracle).is_own:
-            raise Refusal(
-                f"{case} is a finding of {regression.finding.oracle}, an oracle of the kernel's own file, and a script "
-                "compares results: use attnfuzz replay"
-            )
+        if why := why_no_script(regression.finding.oracle):
+            raise Refusal(f"{case} was found by {regression.finding.oracle}: {why}")
         from attnfuzz.report.repro import repro_script  # loads torch
 
-        with Runner(device="cpu") as runner:
+        with Runner() as runner:
             found, fitting = kernel_and_case(SavedCase(case, regression), runner, kernel=kernel, trust=trust)
-        script = repro_script(msgspec.structs.replace(regression, kernel=found.target, case=fitting), found)
+            saved = msgspec.structs.replace(regression, kernel=found.target, case=fitting)
+            script = repro_script(saved, found, follow=Following(runner.device, runner).of(found))
     if output is None:
         click.echo(script, nl=False)
         return SHOWN

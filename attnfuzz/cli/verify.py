@@ -143,8 +143,8 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
 def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> tuple[Path, Path | None]:
     """The counterexample, and a script where one can show it; the sources of a solution lie beside it then."""
     from attnfuzz.corpus import write_regression
-    from attnfuzz.oracles.registry import oracle_of
     from attnfuzz.own_files import LinkError, OwnFolder
+    from attnfuzz.report.scripts import why_no_script
 
     regression = found.regression(result.statistics.device_name)
     source = Path(target.rpartition(":")[0] or target).parent
@@ -155,7 +155,7 @@ def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> 
             _copy(source, kept)
             regression = msgspec.structs.replace(regression, kernel=str(kept.path / target.removeprefix(f"{source}/")))
         path = write_regression(regression, folder)
-        if is_solution or not oracle_of(regression.finding.oracle).shows_in_a_script:
+        if is_solution or why_no_script(regression.finding.oracle):
             return path, None
         text = _script(regression, found)
         if text is None:

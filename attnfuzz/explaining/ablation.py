@@ -32,24 +32,15 @@ def changes_of(case: Case, *, supports: Supports, options: Options) -> Iterator[
 def ablate(
     case: Case, fails: Callable[[Case], bool | None], *, supports: Supports, options: Options, until: float
 ) -> tuple[str, ...]:
-    """At most two lines: with which changes ``case`` passes, and with which it still ``fails`` in the same way.
+    """At most one line: with which changes ``case`` passes.
 
-    One with which it fails in another way (None) is not told: it says nothing of this bug. Begins no run after
-    ``until`` (of ``time.monotonic``).
+    With all others it ``fails`` still, which says little, or in another way (None). Begins no run after ``until`` (of
+    ``time.monotonic``).
     """
-    outcomes: dict[bool, list[str]] = {True: [], False: []}
+    passes: list[str] = []
     for words, candidate in changes_of(case, supports=supports, options=options):
-        if time.monotonic() >= until or all(len(found) >= _SHOWN for found in outcomes.values()):
+        if time.monotonic() >= until or len(passes) >= _SHOWN:
             break
-        if (outcome := fails(candidate)) is not None:
-            outcomes[outcome].append(words)
-    lines = []
-    if outcomes[False]:
-        lines.append(f"passes if changed to: {_listed(outcomes[False])}")
-    if outcomes[True]:
-        lines.append(f"also fails if changed to: {_listed(outcomes[True])}")
-    return tuple(lines)
-
-
-def _listed(found: list[str]) -> str:
-    return "; ".join(found[:_SHOWN])
+        if fails(candidate) is False:
+            passes.append(words)
+    return (f"passes if changed to: {'; '.join(passes)}",) if passes else ()

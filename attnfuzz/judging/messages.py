@@ -15,6 +15,7 @@ from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import Relations, Verdict
 
@@ -27,6 +28,8 @@ __all__ = [
     "DeviceReply",
     "DeviceRequest",
     "Edge",
+    "EngineCallsReply",
+    "EngineCallsRequest",
     "ExplainReply",
     "ExplainRequest",
     "GrowthReply",
@@ -207,6 +210,18 @@ class GuardRequest(OnCase, frozen=True):
     names: tuple[str, ...]
     room: int = 0
     aligned: bool = True
+
+
+class EngineCallsRequest(OnCase, frozen=True):
+    """Say which calls of its engine the kernel makes on the case; the last of them only if it ``launches``."""
+
+    launches: bool
+
+
+class EngineCallsReply(_Message, frozen=True):
+    """`calls` is None where the adapter cannot be followed."""
+
+    calls: EngineCalls | None
 
 
 class Neighbourhood(_Message, frozen=True):

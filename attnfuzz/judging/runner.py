@@ -23,6 +23,8 @@ from attnfuzz.judging.messages import (
     AccessLinesRequest,
     CauseLinesRequest,
     DeviceReply,
+    EngineCallsReply,
+    EngineCallsRequest,
     ExplainReply,
     ExplainRequest,
     GrowthReply,
@@ -37,6 +39,7 @@ from attnfuzz.oracles.registry import ACCURACY, CRASH, DEFAULT_ORACLES, OracleNa
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner"]
@@ -314,6 +317,16 @@ class Runner:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
         reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
         return reply if isinstance(reply, GuardReply) else None
+
+    def engine_calls(self, declaration: Declaration, case: Case, *, launches: bool) -> EngineCalls | None:
+        """The calls of its engine that an adapter makes on ``case``, the last of them only if it ``launches``.
+
+        None where they cannot be told, or the process does not live to tell them. Raises what `judge` raises.
+        """
+        check_size(case)
+        request = EngineCallsRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
+        reply = self._kernels.call(declaration, "engine_calls", request, EngineCallsReply, timeout_s=self.timeout_s)
+        return reply.calls if isinstance(reply, EngineCallsReply) else None
 
     def restart(self) -> None:
         """Go on in a fresh executor."""

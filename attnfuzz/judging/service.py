@@ -24,6 +24,8 @@ from attnfuzz.judging.messages import (
     DeclarationsRequest,
     DeviceReply,
     DeviceRequest,
+    EngineCallsReply,
+    EngineCallsRequest,
     ExplainReply,
     ExplainRequest,
     GrowthReply,
@@ -46,6 +48,7 @@ from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.limits import case_nbytes
 from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.project import working_folder
+from attnfuzz.trials.engine_calls import NotFollowed, engine_calls
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
@@ -84,6 +87,7 @@ class JudgingService:
             "cause_lines": (CauseLinesRequest, self._cause_lines),
             "declarations": (DeclarationsRequest, self._declarations),
             "device": (DeviceRequest, self._describe_device),
+            "engine_calls": (EngineCallsRequest, self._engine_calls),
             "explain": (ExplainRequest, self._explain),
             "growth": (GrowthRequest, self._growth_after),
             "guarded": (GuardRequest, self._guarded),
@@ -254,6 +258,13 @@ class JudgingService:
         if self._growth is None or self._growth[0] != key:
             self._growth = key, GrowthTrial(*self._kernel_and_case(request), device=self.device)
         return self._growth[1]
+
+    def _engine_calls(self, request: EngineCallsRequest) -> EngineCallsReply:
+        kernel, case = self._kernel_and_case(request)
+        try:
+            return EngineCallsReply(engine_calls(kernel, case, device=self.device, launches=request.launches))
+        except NotFollowed:
+            return EngineCallsReply(None)
 
     def _guarded(self, request: GuardRequest) -> GuardReply:
         return guarded_reply(*self._kernel_and_case(request), request, device=self.device)

@@ -121,7 +121,8 @@ class Oracle:
     @property
     def shows_in_a_script(self) -> bool:
         """Whether a script that runs the kernel once, and compares what it returns, shows what it objects to."""
-        return not self.is_relation and not self.is_own and self.asked != "elsewhere"
+        one_run = not self.is_relation or self is GUARD_PAGE
+        return one_run and not self.is_own and self.asked != "elsewhere"
 
     @property
     def relations(self) -> tuple[OracleName, ...]:

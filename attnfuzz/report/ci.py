@@ -34,8 +34,8 @@ def github_annotations(folder: Path) -> list[str]:
             for one in _cases(folder)
         ),
         *(
-            _command(*_place(kernel, finding), f"{kernel['name']}: {finding['signature']}", finding["message"])
-            for kernel, finding in _findings(folder)
+            _command(*_place(kernel, finding), f"{kernel['name']}: {finding['title']}", _message(finding, others))
+            for kernel, finding, others in _entries(folder)
         ),
     ]
     return told[:_MOST_TOLD]
@@ -54,7 +54,7 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
     if explore is None:
         yield "The search came to no result; see the log.\n"
         return
-    found = list(_findings(folder))
+    found = list(_entries(folder))
     known = sum(one.get("known", False) for kernel in explore["kernels"] for one in kernel["findings"])
     yield (
         f"{count(explore['cases'], 'case')} searched on {_text(explore['device'])}: {count(len(found), 'new finding')}"
@@ -66,10 +66,12 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
         yield f"{_text(sentence)}.\n"
     if idle := explore.get("idle_oracles"):
         yield f"Applied to no case: {', '.join(map(_code, idle))}.\n"
-    for kernel, finding in found:
-        yield f"- **{_code(kernel['target'])}** {_code(finding['signature'])}: {_text(finding['message'])}"
-        if finding["path"]:
-            yield f"  {_code('attnfuzz replay ' + finding['path'])}"
+    for kernel, finding, others in found:
+        yield f"- **{_code(kernel['target'])}** {_code(finding['title'])}: {_text(finding['message'])}"
+        if others:
+            yield f"  shown by {len(others) + 1} kernels:"
+        for path in filter(None, (finding["path"], *(other["path"] for _, other in others))):
+            yield f"  {_code('attnfuzz replay ' + path)}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -92,12 +94,28 @@ def _why(result: dict[str, Any]) -> str:
     return "fails again" if result["status"] == "fixed" else "fails"
 
 
-def _findings(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Those that count, each with its kernel."""
+_InKernel = tuple[dict[str, Any], dict[str, Any]]
+"""A kernel and a finding of it."""
+
+
+def _entries(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any], list[_InKernel]]]:
+    """Those that count, in the order of all reports, each with its kernel and those of other kernels that come of the
+    same code."""
+    entries: dict[int, list[_InKernel]] = {}
     for kernel in (_read(folder / "explore.json") or {}).get("kernels", ()):
         for finding in kernel["findings"]:
             if finding["in_contract"] and not finding.get("known"):
-                yield kernel, finding
+                entries.setdefault(finding["entry"], []).append((kernel, finding))
+    return [(*first, others) for _, (first, *others) in sorted(entries.items())]
+
+
+def _message(finding: dict[str, Any], others: list[_InKernel]) -> str:
+    beside = ", ".join(kernel["name"] for kernel, _ in others)
+    return (
+        f"{finding['message']}; {beside} show{'s' if len(others) == 1 else ''} it, too"
+        if others
+        else finding["message"]
+    )
 
 
 def _place(kernel: dict[str, Any], finding: dict[str, Any]) -> tuple[str, int]:

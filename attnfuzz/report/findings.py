@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any, TypeVar
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import aspects, telling
+from attnfuzz.campaign.identity.signature import ANY_CASE, aspects, telling
 from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
@@ -23,7 +24,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
-from attnfuzz.verdict import ends_process, where_to_look
+from attnfuzz.verdict import NARROW_OFFSETS, Failure, ends_process, where_to_look
 
 __all__ = [
     "CLOSE_TO_THE_BOUND",
@@ -31,7 +32,9 @@ __all__ = [
     "QUESTIONS",
     "UNFINISHED",
     "ToldFinding",
+    "are_of_one_place",
     "count",
+    "entries_of",
     "finding_lines",
     "found_so_far",
     "heading_of",
@@ -132,14 +135,14 @@ def restarts_of(statistics: Statistics) -> str:
 
 def found_so_far(statistics: Statistics) -> str:
     """ "2 findings, and 1 possibly out of contract"; "0 findings" before there are any."""
-    counts, *others = _standings(statistics.findings, statistics, "being shrunk")
+    counts, *others = _standings(entries_of(statistics.findings, statistics), statistics, "being shrunk")
     return ", ".join([_findings(counts, statistics), *others])
 
 
 def what_was_found(result: CampaignResult) -> str:
     """The same at the end; "nothing found" if nothing was."""
     statistics = result.statistics
-    counts, *others = _standings(result.findings, statistics, "not shrunk to the end")
+    counts, *others = _standings(_entries_in_order(result), statistics, "not shrunk to the end")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
     within = f" within what {'it was' if len(statistics.kernels) == 1 else 'they were'} found to take"
@@ -163,16 +166,16 @@ def _findings(number: int, statistics: Statistics) -> str:
     return count(number, "finding" if statistics.against is None else "new finding")
 
 
-def _standings(found: Iterable[Finding], statistics: Statistics, how_far: str) -> tuple[int, *tuple[str, ...]]:
+def _standings(entries: Iterable[list[Finding]], statistics: Statistics, how_far: str) -> tuple[int, *tuple[str, ...]]:
     """How many count, and how many do not, and why; ``how_far`` those have come that may be others."""
-    standings = [statistics.standing(one) for one in found]
-    known, outside, unfinished = (standings.count(one) for one in ("known", "outside", "unfinished"))
+    standings = Counter(statistics.standing(first) for first, *_ in entries)
+    known, outside, unfinished = (standings[one] for one in ("known", "outside", "unfinished"))
     others = (
         *([f"and {count(unfinished, 'failure')} {how_far}"] if unfinished else []),
         *([f"{known} {known_since(statistics)}"] if known else []),
         *([f"and {outside} possibly out of contract"] if outside else []),
     )
-    return standings.count("counts"), *others
+    return standings["counts"], *others
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,8 @@ class ToldFinding:
     ``number``: its place among those of the campaign. ``title``: see `title_of`. ``standing``: what it amounts to.
     ``status``: whether it is new, where that was asked for. ``case`` is its case in one line, ``lines`` what is said
     beside its message, ``certainty`` how sure it is, and ``comparison`` what came of it in several environments.
-    ``saved`` is what its regression file holds, and ``command`` what runs that again.
+    ``saved`` is what its regression file holds, and ``command`` what runs that again. ``others``: findings of other
+    kernels that come of the same code; they have its number.
     """
 
     number: int
@@ -196,11 +200,17 @@ class ToldFinding:
     comparison: str
     saved: str
     command: str
+    others: tuple[ToldFinding, ...] = ()
 
     @property
     def target(self) -> str:
         """That of its kernel."""
         return self.finding.declaration.target
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Those of all kernels that show it."""
+        return (self.target, *(one.target for one in self.others))
 
     @property
     def message(self) -> str:
@@ -210,22 +220,48 @@ class ToldFinding:
     @property
     def severity(self) -> Severity:
         """What it does."""
-        return severity_of(self.finding)
+        return _severity(self.finding)
+
+    @property
+    def shown_by(self) -> str:
+        """How many kernels show it, and where that is known why; empty if it is one."""
+        if not self.others:
+            return ""
+        all_of_them = (self, *self.others)
+        lines = _in_common(
+            frozenset((one.file, one.line) for one in told.finding.failure.sources) for told in all_of_them
+        )
+        calls = _in_common(frozenset(told.finding.declaration.calls) for told in all_of_them)
+        where = [f"{file}:{line}" for file, line in sorted(lines)] or sorted(calls)
+        return f"shown by {len(all_of_them)} kernels" + (f", which all run {' and '.join(where)}" if where else "")
+
+
+def _in_common(sets: Iterable[frozenset[_One]]) -> frozenset[_One]:
+    return frozenset.intersection(*sets)
 
 
 def title_of(found: Finding | FindingRecord) -> str:
-    """What a finding is called, and what it needs."""
+    """What a finding is called, and in brackets what its smallest case is beside the simplest one.
+
+    What a case needs that was not shrunk is not known, and where nothing is in brackets, no more is said than that
+    the simplest values of all fields show it.
+    """
     if isinstance(found, FindingRecord):
         name, needs = found.name, frozenset(found.features)
     else:
-        name, needs = found.failure.name, telling(found.signature.features)
-    return f"{name} [{', '.join(sorted(needs)) or 'any case'}]"
+        name = found.failure.name
+        needs = frozenset() if found.shrunk_s is None else telling(found.signature.features)
+    needs -= {ANY_CASE}
+    return f"{name} [{', '.join(sorted(needs))}]" if needs else name
 
 
 def told_findings(result: CampaignResult) -> list[ToldFinding]:
-    """All that were found, in the order of all reports."""
-    statistics = result.statistics
-    return [_told(number, finding, statistics) for number, finding in enumerate(in_order(result), start=1)]
+    """All that were found, in the order of all reports: one for several kernels that share the code which is wrong."""
+    told = []
+    for number, (first, *others) in enumerate(_entries_in_order(result), start=1):
+        beside = tuple(_told(number, finding, result.statistics) for finding in others)
+        told.append(replace(_told(number, first, result.statistics), others=beside))
+    return told
 
 
 def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
@@ -310,17 +346,101 @@ _JUST_ABOVE = 10.0
 """Times the error bound: a rounding that was not declared, rather than a wrong address."""
 
 
-def in_order(result: CampaignResult) -> list[Finding]:
-    """What is in the contract, kernel by kernel, that with the worst finding first; then so what may be one of these,
-    not being shrunk; then what only the author can say; then what is not in the contract.
+def severity_of(
+    failure: Failure, needs: frozenset[str] = frozenset(), *, is_flaky: bool = False, is_declarable: bool = False
+) -> Severity:
+    """What ``failure`` does, for all that was seen.
 
-    Of a kernel in the order of `Severity`; what has one cause stands together, at the place of its worst.
+    ``needs``: features of its smallest case. ``is_declarable``: a declaration says that the kernel is not meant to do
+    better.
     """
+    severity = oracle_of(failure.oracle).severity
+    if is_flaky:
+        return Severity.FLAKY
+    if NARROW_OFFSETS in (failure.cause, failure.kind):  # a fault, too: what lies there is chance
+        return Severity.LARGE_ADDRESSES
+    if ends_process(failure) or severity is Severity.OUT_OF_BOUNDS:
+        return Severity.OUT_OF_BOUNDS
+    if is_declarable or _is_of_empties(needs):
+        return Severity.CONTRACT
+    is_near = severity is Severity.WRONG and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
+    return Severity.NEAR if is_near else severity
+
+
+def _severity(finding: Finding) -> Severity:
+    return severity_of(
+        finding.failure,
+        finding.signature.features,
+        is_flaky=finding.is_flaky,
+        is_declarable=finding.remedy is not None,
+    )
+
+
+def _is_of_empties(features: frozenset[str]) -> bool:
+    """Whether it is about nothing but what results hold where there are no keys: kernels differ in that."""
+    about = aspects(features)
+    return bool(about) and all(one in _OF_EMPTIES or (one.startswith("lse ") and "inf" in one) for one in about)
+
+
+def in_order(result: CampaignResult) -> list[Finding]:
+    """All findings as they are told, those of one entry one after another."""
+    return [finding for entry in _entries_in_order(result) for finding in entry]
+
+
+def _entries_in_order(result: CampaignResult) -> list[list[Finding]]:
+    """What is in the contract, the most severe first; then so what may be one of these, not being shrunk; then what
+    only the author can say; then what is not in the contract. Of equals, the kernel with the worst comes first."""
     parts: dict[Standing, list[Finding]] = {"counts": [], "unfinished": [], "question": [], "outside": []}
     for finding in result.findings:
         standing = result.statistics.standing(finding)
         parts["counts" if standing == "known" else standing].append(finding)
-    return [finding for part in parts.values() for finding in _by_kernel(part)]
+    return [entry for part in parts.values() for entry in entries_of(_by_severity(part), result.statistics)]
+
+
+def _by_severity(findings: list[Finding]) -> list[Finding]:
+    """Of equals, those whose line is known first, which say the most where several are one."""
+    ordered = sorted(findings, key=lambda one: (_severity(one), not one.failure.sources))
+    kernels = list(dict.fromkeys(one.declaration.target for one in ordered))
+    return sorted(ordered, key=lambda one: (_severity(one), kernels.index(one.declaration.target)))
+
+
+def entries_of(findings: Iterable[Finding], statistics: Statistics) -> list[list[Finding]]:
+    """Findings of several kernels that come of the same code, together, in the order of the first of them."""
+    entries: list[list[Finding]] = []
+    for finding in findings:
+        for entry in entries:
+            if _belongs(finding, entry, statistics):
+                entry.append(finding)
+                break
+        else:
+            entries.append([finding])
+    return entries
+
+
+def _belongs(finding: Finding, entry: list[Finding], statistics: Statistics) -> bool:
+    """Two findings of one kernel are two bugs, for all that is known; so are a known one and a new one."""
+    if statistics.standing(finding) != statistics.standing(entry[0]) or finding.is_flaky != entry[0].is_flaky:
+        return False
+    if finding.declaration.target in {one.declaration.target for one in entry}:
+        return False
+    return any(are_of_one_place(finding, one) for one in entry)
+
+
+def are_of_one_place(a: Finding, b: Finding) -> bool:
+    """Whether findings of two kernels come of code that both run.
+
+    The same line of source, or a function of an engine that the adapters of both call, in which the same mistake is
+    made in the same way; where nobody knows which, the symptom and what it is about are the same.
+    """
+    lines_of_a, lines_of_b = ({(one.file, one.line) for one in finding.failure.sources} for finding in (a, b))
+    if lines_of_a and lines_of_b:
+        return not lines_of_a.isdisjoint(lines_of_b)
+    if set(a.declaration.calls).isdisjoint(b.declaration.calls):
+        return False
+    mistakes_of_a, mistakes_of_b = ({(one.mistake, one.way) for one in finding.failure.causes} for finding in (a, b))
+    if mistakes_of_a and mistakes_of_b:
+        return not mistakes_of_a.isdisjoint(mistakes_of_b)
+    return a.cause == b.cause
 
 
 def kernels_in_order(result: CampaignResult) -> list[str]:
@@ -338,43 +458,3 @@ def heading_of(finding: Finding, statistics: Statistics) -> str:
     if standing in headings:
         return headings[standing]
     return _FLAKY if finding.is_flaky else ""
-
-
-def severity_of(finding: Finding) -> Severity:
-    """What it does, for all that was seen."""
-    failure = finding.failure
-    severity = oracle_of(failure.oracle).severity
-    if finding.is_flaky:
-        return Severity.FLAKY
-    if ends_process(failure) or severity is Severity.OUT_OF_BOUNDS:
-        return severity
-    if finding.remedy is not None or _is_of_empties(finding):
-        return Severity.CONTRACT
-    is_near = severity is Severity.WRONG and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
-    return Severity.NEAR if is_near else severity
-
-
-def _is_of_empties(finding: Finding) -> bool:
-    """Whether it is about nothing but what results hold where there are no keys: kernels differ in that."""
-    about = aspects(finding.signature.features)
-    return bool(about) and all(one in _OF_EMPTIES or (one.startswith("lse ") and "inf" in one) for one in about)
-
-
-def _by_kernel(findings: Iterable[Finding]) -> list[Finding]:
-    def by_cause(of_kernel: Sequence[Finding]) -> list[Finding]:
-        by_severity = sorted(of_kernel, key=severity_of)
-        return _grouped(by_severity, lambda finding: (finding.is_flaky, finding.cause))
-
-    kernels = dict[str, list[Finding]]()
-    for finding in findings:
-        kernels.setdefault(finding.declaration.target, []).append(finding)
-    ordered = [by_cause(of_kernel) for of_kernel in kernels.values()]
-    return [finding for of_kernel in sorted(ordered, key=lambda its: severity_of(its[0])) for finding in of_kernel]
-
-
-def _grouped(ordered: Iterable[_One], key: Callable[[_One], Hashable]) -> list[_One]:
-    """Equals moved up to the first of them."""
-    groups = dict[Hashable, list[_One]]()
-    for one in ordered:
-        groups.setdefault(key(one), []).append(one)
-    return [one for group in groups.values() for one in group]

@@ -19,7 +19,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import current_environment, decode_regression, encode_regression
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.oracles.registry import HANG, SANITIZER, oracle_of
+from attnfuzz.oracles.registry import HANG, oracle_of
 from attnfuzz.own_files import write_file
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
@@ -34,12 +34,12 @@ from attnfuzz.report.findings import (
     UNFINISHED,
     ToldFinding,
     headline,
-    in_order,
     largest_ratio,
     title_of,
     told_findings,
     what_was_found,
 )
+from attnfuzz.report.scripts import Following, why_no_script
 from attnfuzz.untrusted_text import text_of
 from attnfuzz.verdict import ends_process
 
@@ -66,7 +66,7 @@ def write_html(result: CampaignResult, path: Path) -> None:
 
 
 def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
-    """The page; without ``scripts``, or with one for each finding in the order of all reports."""
+    """The page; without ``scripts``, or with one for each of `told_findings`."""
     statistics = result.statistics
     told = told_findings(result)
     anchors = _anchors(told)
@@ -97,7 +97,9 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
             for target, kernel in statistics.kernels.items()
             if kernel.coverage
         },
-        counting=Counter(one.target for one in told if one.standing in ("counts", "known")),
+        counting=Counter(
+            one.target for first in told for one in (first, *first.others) if one.standing in ("counts", "known")
+        ),
         limited={one.target: str(one) for one in result.limited if one.settled},
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
         ratio=largest_ratio(statistics),
@@ -118,47 +120,43 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
 
 
 def scripts_of(result: CampaignResult) -> list[Script]:
-    """Of each finding, in the order of all reports, its script or the sentence that stands in its place.
+    """Of each of `told_findings` its script, or the sentence that stands in its place.
 
     They are made when the search is over: that imports torch, which workers would have inherited.
     """
     until, room = time.monotonic() + _SCRIPTS_S, _MOST_CHARACTERS_IN_ALL
     scripts = []
-    for finding in in_order(result):
-        why_none = _why_no_script(finding, result)
-        if not why_none and time.monotonic() >= until:
-            why_none = f"there was no time for a script within {_SCRIPTS_S:.0f} s; attnfuzz repro writes it"
-        script = Script(why_not=why_none) if why_none else _script(finding, result.statistics.device_name)
-        if len(script.text) > min(room, _MOST_CHARACTERS):
-            script = Script(
-                why_not=f"a script of {len(script.text):,} characters is left out; attnfuzz repro writes it"
-            )
-        room -= len(script.text)
-        scripts.append(script)
+    with Following(result.statistics.device) as following:
+        for finding in (told.finding for told in told_findings(result)):
+            why_none = _why_no_script(finding, result)
+            if not why_none and time.monotonic() >= until:
+                why_none = f"there was no time for a script within {_SCRIPTS_S:.0f} s; attnfuzz repro writes it"
+            script = Script(why_not=why_none) if why_none else _script(finding, result, following)
+            if len(script.text) > min(room, _MOST_CHARACTERS):
+                script = Script(
+                    why_not=f"a script of {len(script.text):,} characters is left out; attnfuzz repro writes it"
+                )
+            room -= len(script.text)
+            scripts.append(script)
     return scripts
 
 
 def _why_no_script(finding: Finding, result: CampaignResult) -> str:
     """Why none is made."""
-    oracle = oracle_of(finding.failure.oracle)
-    if oracle.is_relation:
-        several = "compares runs on several inputs, and a script holds only those of the case"
-        return f"{oracle.name} {several}: use attnfuzz replay"
-    if oracle.is_own:
-        return f"a script compares results, and {oracle.name} is the word of the kernel's own file: use attnfuzz replay"
-    if oracle is SANITIZER:
-        return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
+    if why := why_no_script(finding.failure.oracle):
+        return why
     if result.stop_reason == "interrupted":
         return "the search was interrupted, so no script was made; attnfuzz repro writes it"
     return ""
 
 
-def _script(finding: Finding, device: str) -> Script:
+def _script(finding: Finding, result: CampaignResult, following: Following) -> Script:
     from attnfuzz.report.repro import repro_script  # loads torch
 
-    saved = encode_regression(finding.regression(device))
+    saved = encode_regression(finding.regression(result.statistics.device_name))
     try:
-        return Script(text=repro_script(decode_regression(saved, "report"), finding.declaration))
+        follow = following.of(finding.declaration)
+        return Script(text=repro_script(decode_regression(saved, "report"), finding.declaration, follow=follow))
     except (CaseTooLarge, KernelLoadError) as error:
         return Script(why_not=str(error))
     except Exception as error:  # noqa: BLE001 - told in its place; those of other findings are wanted

@@ -30,7 +30,8 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 def junit_xml(result: CampaignResult) -> bytes:
     """One suite a kernel: a test case for the search itself, and one for each finding.
 
-    A finding that does not count is a test case that was skipped, so that a build fails if the command does.
+    A finding that does not count is a test case that was skipped, so that a build fails if the command does. So is one
+    that is told with another kernel's, since both come of the same code: as many fail as there are bugs.
     """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
     root = ElementTree.Element("testsuites")
@@ -40,9 +41,10 @@ def junit_xml(result: CampaignResult) -> bytes:
         suite = _suite(root, target, kernel.seconds, began)
         _properties(suite, result, kernel)
         _search(suite, kernel)
-        for told in findings:
-            if told.target == target:
-                _finding(suite, told, result)
+        for first in findings:
+            for told in (first, *first.others):
+                if told.target == target:
+                    _finding(suite, told, result, beside=None if told is first else first)
     if result.troubles or result.stop_reason in ("workers_lost", "environment"):
         _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
     for suite in root:
@@ -93,7 +95,7 @@ def _search(suite: Element, kernel: KernelStatistics) -> None:
         ElementTree.SubElement(case, "skipped", message="no case was judged; raise --budget")
 
 
-def _finding(suite: Element, told: ToldFinding, result: CampaignResult) -> None:
+def _finding(suite: Element, told: ToldFinding, result: CampaignResult, *, beside: ToldFinding | None) -> None:
     finding = told.finding
     until = result.elapsed_s if finding.shrunk_s is None else finding.shrunk_s
     case = ElementTree.SubElement(
@@ -103,9 +105,14 @@ def _finding(suite: Element, told: ToldFinding, result: CampaignResult) -> None:
         name=_clean(told.title),
         time=f"{max(0.0, until - finding.first_seen_s):.3f}",
     )
-    report = _report(case, finding.failure, _why_skipped(told))
+    is_told = "" if beside is None else f"told with {beside.target}, as one of {len(beside.others) + 1} kernels"
+    report = _report(case, finding.failure, _why_skipped(told) or is_told)
     replay = told.command or "not saved; its regression file would hold:"
-    lines = (told.message, *told.lines, told.certainty, told.comparison, f"case: {told.case}", replay, told.saved)
+    others = [f"{one.target}: {one.command or one.title}" for one in told.others]
+    lines = (
+        told.message, *told.lines, told.certainty, told.comparison, f"case: {told.case}", replay, told.saved,
+        told.shown_by, *others,
+    )  # fmt: skip
     report.text = _clean("\n".join(filter(None, lines)) + "\n")
 
 

@@ -1,27 +1,21 @@
-"""A case as one Python file that needs no attnfuzz: exact inputs, expected results, bounds and the kernel's source.
+"""A saved case as one short Python file that needs no attnfuzz: the tensors, the call, and what should come of it.
 
-The kernel is not imported here; its source text is taken from its files.
+Of an engine's kernel the engine's own function is called, as its adapter calls it (`attnfuzz.trials.engine_calls`). Any
+other kernel's source is in the script: as it is where it is one file, else as files that the script writes. The kernel
+is not imported here; its source text is taken from its files.
 """
 
 from __future__ import annotations
 
 import ast
-import base64
 import dataclasses
 import math
-import pprint
-import sys
 import textwrap
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jinja2
-import msgspec
 import torch
-from jaxtyping import Shaped
 from torch import Tensor
 
 import attnfuzz
@@ -34,38 +28,32 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.files import TEMPLATES
-from attnfuzz.report.findings import finding_lines
-from attnfuzz.report.sources import kernel_sources
+from attnfuzz.report.findings import one_line
+from attnfuzz.report.scripts import Follow
+from attnfuzz.report.sources import KernelSources, inlined, kernel_sources
+from attnfuzz.trials.as_code import UNPACK, definitions, listed, names_used
 from attnfuzz.trials.expectations import bound_of
 from attnfuzz.untrusted_text import only_printable
+from attnfuzz.verdict import where_to_look
 
-__all__ = [
-    "MAX_TENSOR_BYTES",
-    "ReproData",
-    "ReproInputs",
-    "TensorPlace",
-    "pack",
-    "repro_data",
-    "repro_inputs",
-    "repro_script",
-]
+__all__ = ["MAX_TENSOR_BYTES", "repro_script"]
 
-
-_STUB = "attnfuzz_stub.py.jinja"
-_PACKAGE = Path(attnfuzz.__file__).parent
-_INTERPRETER = tuple(
-    f"triton_compat/interpreter{part}.py" for part in ("", "_libdevice", "_objects", "_repairs", "_rewriting")
-)
-"""What sets up Triton's interpreter: modules that need nothing else of attnfuzz."""
-_WITHOUT_TRITON = sys.stdlib_module_names | {"attnfuzz", "numpy", "torch"}
+MAX_TENSOR_BYTES = 4 << 20
+"""Of a case's tensors; a larger script could not be pasted anywhere."""
 _WIDTH = 116
+_FEW_LINES = 3
+"""Of numbers to compare with; more are packed."""
+_FEW_ELEMENTS = 64
+"""Of a result that is compared whole; of a larger one, the rows that an oracle pointed to."""
+_HANGS_S = 120
+"""Seconds after which a script gives up, and says where the kernel was."""
 
 
-def repro_script(regression: Regression, declaration: Declaration) -> str:
+def repro_script(regression: Regression, declaration: Declaration, *, follow: Follow | None = None) -> str:
     """The script for a saved case. ``declaration`` is that of its kernel.
 
+    ``follow``: how an engine's kernel calls it; without, or where that cannot be told, the adapter is in the script.
     The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
     KernelLoadError for a kernel without source.
     """
@@ -74,45 +62,10 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
             f"{regression.problem} is defined in a file of its own, whose inputs and reference a script does not hold: "
             "use attnfuzz replay"
         )
-    case, preceding = regression.case, preceding_for(declaration, regression)
-    _check_size((*preceding, case))
-    data = repro_data(declaration, case)
-    sources = kernel_sources(regression.kernel)
-    files = {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8"), **sources.files}
-    if interpreted := _may_use_triton(sources.files):
-        files |= {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in _INTERPRETER}
-    finding = regression.finding
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    scripts = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    return scripts.get_template("repro.py.jinja").render(
-        headline=_plain(f"{regression.kernel} fails {finding.oracle} on a case of {regression.problem}"),
-        description=_plain("\n".join((finding.message, *finding_lines(finding, case)))),
-        message=repr(finding.message),
-        problem=repr(case.problem),
-        scalars=repr(data.scalars),
-        options=repr(_options(declaration, case)),
-        results=repr(data.results),
-        lse_unit=repr(lse_unit(declaration)),
-        deterministic=repr(declaration.supports.deterministic),
-        tensors=_literals(data.tensors),
-        outputs=repr(_outputs(case)),
-        padding_tokens=case.num_query_slots - case.num_rows,
-        entry=repr(sources.entry),
-        kernel=repr(sources.attribute),
-        files={repr(path): _text_literal(text) for path, text in files.items()},
-        interpreted=interpreted,
-        storages=[_data_literal(text) for text in data.storages],
-        expected={repr(name): _data_literal(text) for name, text in data.expected.items()},
-        bounds={
-            repr(device): {repr(name): _data_literal(text) for name, text in texts.items()}
-            for device, texts in data.bounds.items()
-            if device == "cpu" or texts != data.bounds["cpu"]
-        },
-        case=_comment(case),
-        runs=runs_to_see(finding.failed, finding.runs),
-        leaks=finding.kind == LEAK,
-        preceding=[_preceding(declaration, one) for one in preceding],
-    )
+    cases = (*preceding_for(declaration, regression), regression.case)
+    _check_size(cases)
+    runs = _followed(regression, declaration, cases, follow) or _from_source(regression, declaration, cases)
+    return "\n".join(_lines(regression, declaration, runs)) + "\n"
 
 
 def _check_size(cases: Sequence[Case]) -> None:
@@ -125,61 +78,115 @@ def _check_size(cases: Sequence[Case]) -> None:
         )
 
 
-def _may_use_triton(files: Mapping[str, str]) -> bool:
-    """Whether kernels could run in Triton's interpreter: another package that is imported may bring Triton along.
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """``tensors``: lines that define ``names``. ``calls``: lines that run the kernel on them. ``results``: expressions
+    for what it gives."""
 
-    So may an engine, which an adapter has imported by name.
-    """
-    local = {name for path in files for name in (Path(path).parts[0], Path(path).stem)}
-    names = {name for text in files.values() for name in _imported(text)}
-    return bool(names - _WITHOUT_TRITON - local) or any(map(_has_engine, files.values()))
-
-
-def _has_engine(text: str) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "Engine" for node in ast.walk(ast.parse(text)))
+    tensors: list[str]
+    names: list[str]
+    calls: list[str]
+    results: list[str]
 
 
-def _imported(text: str) -> Iterator[str]:
-    """The packages that ``text`` imports by their full names."""
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """``kernel``: lines that import or define it; ``before_all`` stands at the top. ``each``: the case is the last."""
+
+    kernel: list[str]
+    each: list[_Run]
+    is_triton: bool
+    is_engine: bool = False
+    before_all: tuple[str, ...] = ()
+
+
+def _followed(
+    regression: Regression, declaration: Declaration, cases: Sequence[Case], follow: Follow | None
+) -> _Runs | None:
+    """None where the kernel is no engine's, or its adapter cannot be followed."""
+    if follow is None or not declaration.calls:
+        return None
+    launches = regression.finding.oracle not in ("crash", "hang")
+    found = [follow(case, launches or case is not regression.case) for case in cases]
+    told = [one for one in found if one is not None]
+    if len(told) < len(found):
+        return None
+    return _Runs(
+        kernel=list(dict.fromkeys(line for one in told for line in one.imports)),
+        each=[_Run(list(one.tensors), list(one.names), list(one.calls), list(one.results)) for one in told],
+        is_triton=told[-1].interpreted,
+        is_engine=True,
+    )
+
+
+def _from_source(regression: Regression, declaration: Declaration, cases: Sequence[Case]) -> _Runs:
+    sources = kernel_sources(regression.kernel)
+    inline = inlined(sources)
+    given = {"import torch", "import sys", "import os"}
+    texts = [inline.text] if inline is not None else list(sources.files.values())
+    used = {name for text in texts for name in _attributes(text)}
+    name = "kernel" if inline is None else inline.name
+    return _Runs(
+        kernel=_imported(sources)
+        if inline is None
+        else [line for line in inline.text.splitlines() if line not in given],
+        each=[_run_from_source(declaration, case, name, used) for case in cases],
+        is_triton=any("triton" in text for text in texts) or bool(declaration.calls),
+        is_engine=bool(declaration.calls),
+        before_all=() if inline is None else inline.before_all,
+    )
+
+
+def _attributes(text: str) -> Iterator[str]:
+    """Names of attributes that source ``text`` may look at, some of them by a name that is a string."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield (node.module or "").partition(".")[0]
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
-def _preceding(declaration: Declaration, case: Case) -> dict[str, Any]:
-    inputs = repro_inputs(declaration, case)
-    return {
-        "case": _comment(case),
-        "scalars": repr(inputs.scalars),
-        "options": repr(_options(declaration, case)),
-        "tensors": repr(inputs.tensors),
-        "outputs": repr(_outputs(case)),
-        "storages": [_data_literal(text) for text in inputs.storages],
+def _written(files: Mapping[str, str]) -> list[str]:
+    """Lines that write ``files`` to a folder that is searched for modules: Triton compiles functions from files.
+
+    The folder is gone soon after the process, also if that crashes: another process waits for its end.
+    """
+    lines = [_WRITTEN_BEGINS]
+    for path, text in files.items():
+        lines += f"    {path!r}: {_text_literal(text)},".splitlines()
+    return [*lines, *_WRITTEN_ENDS]
+
+
+def _imported(sources: KernelSources) -> list[str]:
+    """Lines that write the files of a kernel that has several, with what stands in for attnfuzz, and import it."""
+    module = sources.entry.removesuffix(".py").replace("/", ".")
+    is_name = all(part.isidentifier() for part in module.split("."))
+    files = {
+        (path if is_name or path != sources.entry else "kernel_file.py"): text for path, text in sources.files.items()
     }
+    stub = {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8")}
+    return [
+        *_written(stub | files),
+        f"from {module if is_name else 'kernel_file'} import {sources.attribute} as kernel",
+    ]
 
 
-def _outputs(case: Case) -> list[str]:
-    return [name for name, spec in tensor_specs(case).items() if spec.role == "output"]
-
-
-def _options(declaration: Declaration, case: Case) -> dict[str, Any]:
-    return {name: choices[0] for name, choices in declaration.options.items()} | dict(case.options)
-
-
-def _literals(values: Mapping[str, object]) -> dict[str, str]:
-    return {repr(name): repr(value) for name, value in values.items()}
-
-
-def _plain(text: str) -> str:
-    """``text`` as it can stand in a docstring."""
-    return only_printable(text).replace("\\", "/").replace('"""', "'''").strip('"')
-
-
-def _comment(case: Case) -> str:
-    fields = pprint.pformat(msgspec.to_builtins(case), width=_WIDTH - 2, sort_dicts=False)
-    return textwrap.indent(fields, "# ")
+def _repaired(regression: Regression) -> list[str]:
+    """Lines that repair Triton's interpreter where it computes wrongly, which is with the narrowest formats."""
+    formats = {
+        getattr(regression.case, "dtype", ""),
+        *([kv.dtype] if (kv := getattr(regression.case, "kv", None)) else []),
+    }
+    if formats <= {"float16", "float32"}:
+        return []
+    names = [f"triton_compat/interpreter{part}.py" for part in ("", "_libdevice", "_objects", "_repairs", "_rewriting")]
+    files = {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in names}
+    return [
+        *_written({"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8"), **files}),
+        'if DEVICE == "cpu":',
+        "    from attnfuzz.triton_compat.interpreter import set_up_interpreter",
+        "    set_up_interpreter()",
+    ]
 
 
 def _text_literal(text: str) -> str:
@@ -191,106 +198,303 @@ def _text_literal(text: str) -> str:
     return repr(text)
 
 
-def _data_literal(text: str) -> str:
-    lines = textwrap.wrap(text, _WIDTH)
-    return '"""\n' + "\n".join(lines) + '\n"""' if len(lines) > 1 else repr(text)
-
-
-MAX_TENSOR_BYTES = 4 << 20
-"""Of a case's tensors; a larger script could not be pasted anywhere."""
-
-TensorPlace = tuple[int, str, tuple[int, ...], tuple[int, ...], int]
-"""Number of the storage, dtype, shape, strides and offset in elements."""
-
-
-@dataclass(frozen=True)
-class ReproInputs:
-    """``scalars`` and ``tensors`` are the kernel's inputs; ``storages``, in which the tensors lie, are packed."""
-
-    storages: list[str]
-    tensors: dict[str, TensorPlace]
-    scalars: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ReproData(ReproInputs):
-    """``expected`` and ``bounds`` are packed too; ``bounds`` are by device, then by result.
-
-    ``results`` are the names of what the kernel returns.
-    """
-
-    results: list[str]
-    expected: dict[str, str]
-    bounds: dict[str, dict[str, str]]
-
-
-def repro_inputs(declaration: Declaration, case: Case) -> ReproInputs:
-    """Build ``case`` on the CPU, as the first run of the oracles does: everything dead or unwritten is NaN."""
+def _run_from_source(declaration: Declaration, case: Case, kernel: str, used: set[str]) -> _Run:
+    """``used``: attributes that the source names; other inputs are left out."""
     values = problem_of(case).values(case, "cpu", declaration.supports)
-    return _inputs(declaration, case, values)
-
-
-def repro_data(declaration: Declaration, case: Case) -> ReproData:
-    """The inputs with what should come of them."""
-    problem = problem_of(case)
-    values = problem.values(case, "cpu", declaration.supports)
-    inputs = _inputs(declaration, case, values)
-    results = list(problem.results if declaration.supports.lse != "none" else problem.results[:1])
-    expected = problem.reference(case, values)
-    bounds = {
-        device: bound_of(declaration, case, values, one_copy=one_copy)
-        for device, one_copy in (("cpu", True), ("cuda", False))
-    }
-    return ReproData(
-        **vars(inputs),
-        results=results,
-        expected=_pack_results(case, results, expected.out, expected.lse),
-        bounds={device: _pack_results(case, results, bound.out, bound.lse) for device, bound in bounds.items()},
-    )
-
-
-def _inputs(declaration: Declaration, case: Case, values: Any) -> ReproInputs:
     arena = Arena("cpu", poison="nan", prefill="nan", capacity=tensor_nbytes(case))
     inputs = problem_of(case).build(case, arena, declaration.supports, values)
+    results = problem_of(case).results[: 1 if declaration.supports.lse == "none" else None]
     fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
-    storages, tensors = _place({name: value for name, value in fields.items() if isinstance(value, Tensor)})
-    scalars = {name: value for name, value in fields.items() if not isinstance(value, Tensor)}
-    return ReproInputs(storages, tensors, scalars)
+    kept = {name: value for name, value in fields.items() if name in used}
+    tensors = {name: value for name, value in kept.items() if isinstance(value, Tensor)}
+    given = ", ".join(f"{name}={name if name in tensors else repr(value)}" for name, value in kept.items())
+    options = {name: choices[0] for name, choices in declaration.options.items()} | dict(case.options)
+    chosen = "".join(f", {name}={value!r}" for name, value in options.items())
+    shown = ", ".join(results)
+    written = ", ".join(name if name in kept else "None" for name in results)
+    calls = [
+        f"result = {kernel}(SimpleNamespace({given}){chosen})",
+        "result = result if isinstance(result, (tuple, list)) else (result,)",
+        f"{shown}, *_ = (b if a is None else a for a, b in zip((*result, None), ({written}, None)))",
+    ]
+    return _Run(definitions(tensors), list(tensors), calls, list(results))
 
 
-def pack(tensor: Shaped[Tensor, "..."]) -> str:
-    """The bytes of ``tensor`` in order, compressed, as base64 text."""
-    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return base64.b64encode(zlib.compress(data, 9)).decode()
+def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Iterator[str]:
+    finding = regression.finding
+    leaks, guards = finding.kind == LEAK, finding.oracle == "guard_page"
+    needs_gpu = guards and not runs.is_triton and runs.is_engine  # what is no Triton kernel runs on a GPU alone
+    guards = guards and not needs_gpu
+    *before, last = runs.each
+    body = [
+        line for number, run in enumerate(before, start=1) for line in _run_before(run, f"{number} of {len(before)}")
+    ]
+    body += ["with torch.device(DEVICE):", *(f"    {line}" for line in last.tensors)]
+    helpers, more = _judged(regression, declaration, last, guards=guards, leaks=leaks)
+    body += more
+    named = names_used(body)
+    if (times := runs_to_see(finding.failed, finding.runs)) > 1:
+        body = [f"for _ in range({times}):  # it does not fail in every run", *(f"    {line}" for line in body)]
+    dies = guards or finding.oracle in ("crash", "hang")
+    yield from _docstring(regression, declaration, needs_gpu=needs_gpu)
+    yield from runs.before_all
+    is_written = _WRITTEN_BEGINS in (kernel := [*(_repaired(regression) if runs.is_triton else ()), *runs.kernel])
+    modules = {
+        "base64": "unpack" in named, "ctypes": guards, "faulthandler": dies, "mmap": guards,
+        "os": runs.is_triton or leaks, "pathlib": is_written,
+        "subprocess": is_written, "sys": True, "tempfile": is_written, "zlib": "unpack" in named,
+    }  # fmt: skip
+    yield f"import {', '.join(name for name, used in modules.items() if used)}"
+    if numbers := [name for name in named if name != "unpack"]:
+        yield f"from math import {', '.join(numbers)}"
+    if any("SimpleNamespace" in line for line in body):
+        yield "from types import SimpleNamespace"
+    yield "import torch"
+    if _ALLOCATING[0] in helpers:
+        yield "from torch.utils._python_dispatch import TorchDispatchMode"
+    yield 'DEVICE = "cpu"' if guards else 'DEVICE = "cuda" if torch.cuda.is_available() else "cpu"'
+    if runs.is_triton:
+        setting = f'{{"TRITON_INTERPRET": "1"{_HIDDEN if runs.is_engine else ""}}}'
+        yield f"os.environ |= {setting if guards else f'{{}} if DEVICE == {chr(34)}cuda{chr(34)} else {setting}'}"
+    yield from kernel
+    yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
+    if dies:
+        yield "faulthandler.enable()"
+    if finding.oracle == "hang":
+        yield f"faulthandler.dump_traceback_later({_HANGS_S}, exit=True)"
+    if "unpack" in named:
+        yield from UNPACK
+    yield from helpers
+    yield "failed = False"
+    yield from body
+    yield from _wrapped('sys.exit("FAIL" if failed else print("PASS"))')
 
 
-def _place(tensors: dict[str, Tensor]) -> tuple[list[str], dict[str, TensorPlace]]:
-    """Every storage that ``tensors`` are views of, and where each lies."""
-    storages: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        storage = tensor.untyped_storage()
-        storages.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
-    numbers = {address: number for number, address in enumerate(storages)}
-    places = {
-        name: (
-            numbers[tensor.untyped_storage().data_ptr()],
-            str(tensor.dtype).removeprefix("torch."),
-            tuple(tensor.shape),
-            tensor.stride(),
-            int(tensor.storage_offset()),
+_HIDDEN = ', "CUDA_VISIBLE_DEVICES": ""'
+"""vLLM does without Triton where it finds no GPU and none is hidden."""
+
+
+def _run_before(run: _Run, number: str) -> list[str]:
+    """A case that has to run before, as often as attnfuzz runs each."""
+    return [
+        f"# case {number} that run before, in the same process",
+        "with torch.device(DEVICE):",
+        *(f"    {line}" for line in run.tensors),
+        "for _ in range(2):",
+        *(f"    {line}" for line in _called(run)),
+    ]
+
+
+def _called(run: _Run) -> list[str]:
+    return [part for line in run.calls for part in _wrapped(line)]
+
+
+def _judged(
+    regression: Regression, declaration: Declaration, run: _Run, *, guards: bool, leaks: bool
+) -> tuple[list[str], list[str]]:
+    """Definitions, and lines that call the kernel on its tensors and set ``failed``."""
+    finding, calls = regression.finding, _called(run)
+    if leaks:
+        shared = [f"global {', '.join(run.results)}"] if run.results else []
+        return _MEMORY, ["def call():", *(f"    {line}" for line in (*shared, *calls)), "failed |= grows(call)"]
+    if guards:
+        known = [finding.tensor] if finding.tensor in run.names else run.names
+        within = [] if known != run.names else ["with Allocating():"]
+        return (
+            [*_LOCKED, *(_ALLOCATING if within else [])],
+            [
+                'for edge in ("end", "start"):',
+                *(f"    {line}" for line in _wrapped(f"{_several(known)} = map(beside, {_several(known)})")),
+                *(f"    {line}" for line in within),
+                *(f"    {'    ' if within else ''}{line}" for line in calls),
+            ],
         )
-        for name, tensor in tensors.items()
-    }
-    return [pack(storage) for storage in storages.values()], places
+    if finding.oracle == "red_zone":
+        return [*_FENCED, *_ALLOCATING], _watching(run, calls)
+    if finding.oracle == "determinism":
+        kept, names = _several(run.results), _several(run.names)
+        bits = f"[part.contiguous().view(-1).view(torch.uint8).clone() for part in {kept}]"
+        return (
+            [],
+            [
+                *_wrapped(f"given = [tensor.clone() for tensor in {names}]"),
+                *calls,
+                f"first = {bits}",
+                *_wrapped(f"{names} = given"),
+                *calls,
+                f"failed |= any(not torch.equal(a, b) for a, b in zip(first, {bits}))",
+            ],
+        )
+    checks = _checks(regression, declaration, run)
+    return ([*_DIFFERS] if checks else []), [*calls, *(checks or [_SYNCHRONISED])]
 
 
-def _pack_results(case: Case, results: list[str], out: Tensor, lse: Tensor) -> dict[str, str]:
-    """In the axes of what the kernel returns (of splits, merged)."""
-    if problem_of(case).axes(case, results[-1])[0] == "head":
-        lse = lse.T
-    return {name: pack(part.double()) for name, part in zip(results, (out, lse), strict=False)}
+_SYNCHRONISED = 'torch.cuda.synchronize() if DEVICE == "cuda" else None'
 
 
-def lse_unit(declaration: Declaration) -> float:
-    """One unit of the kernel's log-sum-exp in natural logarithms."""
-    return math.log(2) if declaration.supports.lse == "base2" else 1.0
+def _several(names: Sequence[str]) -> str:
+    """A tuple of ``names``."""
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _wrapped(line: str) -> list[str]:
+    """A call over several lines, if it takes them."""
+    return textwrap.wrap(line, _WIDTH - 8, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _watching(run: _Run, calls: list[str]) -> list[str]:
+    """A run of which nothing but results may change: neither inputs nor what lies beside any tensor."""
+    outputs = {name.partition(".")[0] for name in run.results}
+    inputs, names = _several([name for name in run.names if name not in outputs]), _several(run.names)
+    return [
+        *_wrapped(f"{names} = map(beside, {names})"),
+        *_wrapped(f"before = [tensor.clone() for tensor in {inputs}]"),
+        "with Allocating():",
+        *(f"    {line}" for line in calls),
+        *_wrapped(f"same = [torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, {inputs})]"),
+        "failed |= not all(same) or any(bool((fence != 255).any()) for fence in fences)",
+    ]
+
+
+def _docstring(regression: Regression, declaration: Declaration, *, needs_gpu: bool) -> Iterator[str]:
+    finding = regression.finding
+    versions = {"torch": regression.environment.versions.get("torch", torch.__version__), **declaration.versions}
+    used = " and ".join(f"{name} {version}" for name, version in versions.items())
+    lines = [
+        f"{regression.kernel} fails {finding.oracle}: {finding.message}",
+        *where_to_look(finding.sources),
+        f"{one_line(regression.case)}; {used}",
+    ]
+    if needs_gpu:
+        lines.append("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 python THIS_FILE shows it")
+    text = "\n".join("\n".join(textwrap.wrap(_plain(line), _WIDTH, break_long_words=False)) for line in lines)
+    yield from f'"""{text}\n"""'.splitlines()
+
+
+def _plain(text: str) -> str:
+    """``text`` as it can stand in a docstring."""
+    return only_printable(text).replace("\\", "/").replace('"""', "'''").strip('"')
+
+
+def _checks(regression: Regression, declaration: Declaration, run: _Run) -> list[str]:
+    """Lines that compare what the kernel gives with what it should give; nothing for one that gives nothing."""
+    case = regression.case
+    problem = problem_of(case)
+    values = problem.values(case, "cpu", declaration.supports)
+    expected = problem.reference(case, values)
+    on_gpu = torch.cuda.is_available()
+    bound = bound_of(declaration, case, values, one_copy=not on_gpu)
+    names = list(problem.results if declaration.supports.lse != "none" else problem.results[:1])
+    results = dict(zip(names, run.results, strict=False))
+    lines: list[str] = []
+    if case.problem == "split_decode" and len(results) == 2:
+        lines += [*_MERGED, f"whole = merged({results[names[0]]}, {results[names[1]]})"]
+        results = {"out": "whole[0]", "lse": "whole[1]"}
+    unit = math.log(2) if declaration.supports.lse == "base2" else 1.0
+    for (name, result), should_be, within in zip(
+        results.items(), (expected.out, expected.lse), (bound.out, bound.lse), strict=False
+    ):
+        if problem.axes(case, names[-1])[0] == "head" and name == names[-1] and should_be.dim() == 2:
+            should_be, within = should_be.T, within.T
+        if should_be is expected.lse and unit != 1.0:
+            result = f"({result} * {unit!r})"
+        if regression.finding.tensor in names and regression.finding.tensor != name:
+            continue  # which result is wrong is known
+        if case.num_query_slots != case.num_rows:  # the last rows belong to no sequence
+            result = f"{result}[:{case.num_rows}]"
+        lines += _checked(name, result, should_be.double(), within.double(), regression.finding.blame.rows)
+    return lines
+
+
+def _checked(name: str, result: str, should_be: Tensor, within: Tensor, rows: Iterable[tuple[int, int]]) -> list[str]:
+    """Lines for one result; of a large one only its first row that is wrong, if that is known."""
+    where = next(iter(rows), None)
+    if should_be.numel() > _FEW_ELEMENTS and where is not None and should_be.dim() == 3:
+        row, head = where
+        name, result = f"{name}[{row}, {head}]", f"{result}[{row}, {head}]"
+        should_be, within = should_be[row, head], within[row, head]
+    exact, near = _rounded(should_be, 9).contiguous(), _rounded(within * 1.005, 3).contiguous()
+    told = _wrapped(f'failed |= differs("{name}", {result}, {listed(exact)}, {listed(near)})')
+    if len(told) <= _FEW_LINES:
+        return told
+    return [
+        "with torch.device(DEVICE):",
+        *(f"    {line}" for line in definitions({"expected": exact, "bound": near})),
+        f'failed |= differs("{name}", {result}, expected, bound)',
+    ]
+
+
+def _rounded(numbers: Tensor, digits: int) -> Tensor:
+    flat = [float(f"{number:.{digits}g}") for number in numbers.reshape(-1).tolist()]
+    return torch.tensor(flat, dtype=torch.float64, device="cpu").view(numbers.shape)
+
+
+_STUB = "attnfuzz_stub.py.jinja"
+_PACKAGE = Path(attnfuzz.__file__).parent
+_WRITTEN_BEGINS = "FILES = {"
+_WRITTEN_ENDS = """
+}
+folder = tempfile.mkdtemp(prefix="repro-")
+subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE)  # once this process has ended
+for name, text in FILES.items():
+    pathlib.Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(folder, name).write_text(text)
+sys.path.insert(0, folder)
+""".strip().splitlines()
+_DIFFERS = """
+def differs(name, got, expected, bound):  # from the float64 result by more than rounding may give
+    kind = {"dtype": torch.float64, "device": DEVICE}
+    near, exact = (torch.as_tensor(part, **kind).expand(got.shape) for part in (bound, expected))
+    wrong = ~((got.double() - exact).abs() <= near) & (got.double() != exact)
+    for at in map(tuple, wrong.nonzero().tolist()[:1]):
+        print(f"{name}{list(at)} is {got[at]:.9g}, expected {exact[at]:.9g} +- {near[at]:.3g}")
+    return bool(wrong.any())
+""".strip().splitlines()
+_MERGED = """
+def merged(out, lse):  # the partial states of all splits as one
+    top = lse.double().amax(-1, keepdim=True)
+    weights = (lse.double() - top.nan_to_num(neginf=0)).exp()
+    total = weights.sum(-1, keepdim=True)
+    outs = torch.where(lse.isneginf()[..., None], 0, out.double())
+    return (weights[..., None] * outs).sum(-2) / total.where(total != 0, 1), (top + total.log())[..., 0]
+""".strip().splitlines()
+_LOCKED = """
+kept = []
+def beside(tensor):  # a copy that ends, or begins, at a page that nobody may touch: who does ends the process
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    page, size = mmap.PAGESIZE, span * tensor.element_size()
+    room = -(-size // page) * page
+    kept.append(mmap.mmap(-1, room + 2 * page))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(kept[-1]))
+    for locked in (start, start + page + room) if tensor.numel() else ():
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(locked), ctypes.c_size_t(page), 0)
+    flat = torch.frombuffer(kept[-1], dtype=tensor.dtype, count=span, offset=page + (room - size) * (edge == "end"))
+    return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+""".strip().splitlines()
+_FENCED = """
+fences = []
+def beside(tensor):  # a copy between bytes that must not change
+    size = (1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
+    area = torch.full((8192 + -(-size // 16) * 16,), 255, dtype=torch.uint8, device=tensor.device)
+    fences.extend((area[:4096], area[4096 + size :]))
+    return area[4096 : 4096 + size].view(tensor.dtype).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+""".strip().splitlines()
+_ALLOCATING = """
+class Allocating(TorchDispatchMode):  # so do the tensors that the kernel allocates
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.removeprefix("new_").partition("_")[0]
+        return beside(made) if name in ("empty", "zeros", "ones", "full") and 0 not in made.stride() else made
+""".strip().splitlines()
+_MEMORY = """
+def memory():
+    pages = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.memory_allocated() if DEVICE == "cuda" else pages
+def grows(call):  # whether each of the later rounds of calls adds about as much memory as the others
+    for calls in (1, 8, 64):
+        sizes = [[call() for _ in range(calls)] and memory() for _ in range(21)]
+        added = sorted(b - a for a, b in zip(sizes[10:], sizes[11:]))
+        if added[0] >= 128 << 10 and added[-1] <= 4 * added[0]:
+            return not print(f"every call keeps another {added[5] / calls / 2**20:.3f} MiB")
+    return False
+""".strip().splitlines()

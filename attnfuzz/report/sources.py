@@ -13,11 +13,13 @@ from attnfuzz.declaration import KernelLoadError, parts_of
 from attnfuzz.project import search_path
 
 __all__ = [
+    "InlineSource",
     "KernelSources",
     "SourceError",
     "declared_names",
     "definition_of",
     "entry_of",
+    "inlined",
     "kernel_sources",
     "only_what_it_needs",
 ]
@@ -52,8 +54,58 @@ def kernel_sources(target: str) -> KernelSources:
     if is_bundled:
         name = definition_of((root / entry).read_text(encoding="utf-8"), name)
     sources = KernelSources(entry.as_posix(), name)
-    _collect(root, entry, sources, only_needed=is_bundled or entry.parts[:2] == ("attnfuzz", "adapters"))
+    if is_bundled:
+        _collect_needed(root, entry, sources)
+    else:
+        _collect(root, entry, sources, only_needed=entry.parts[:2] == ("attnfuzz", "adapters"))
     return sources
+
+
+@dataclass(frozen=True)
+class InlineSource:
+    """A kernel's source as it can stand in a script: ``before_all`` at its top, ``text``, in which ``name`` is it."""
+
+    text: str
+    name: str
+    before_all: tuple[str, ...] = ()
+
+
+def inlined(sources: KernelSources) -> InlineSource | None:
+    """What the kernel needs of its file, without its declaration; None where that takes other files, or attnfuzz."""
+    if len(sources.files) > 1:
+        return None
+    (text,) = sources.files.values()
+    bare = only_what_it_needs(_without_declarations(text), sources.attribute, docstring=False)
+    tree = ast.parse(bare)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if names & {"attnfuzz", "__file__", "__name__"} or any("attnfuzz" in one for one in _modules_of(tree)):
+        return None
+    future = tuple(ast.unparse(node) for node in tree.body if _is_future(node))
+    rest = "\n".join(line for line in bare.splitlines() if line not in future).strip("\n")
+    return InlineSource(rest, sources.attribute, future)
+
+
+def _without_declarations(text: str) -> str:
+    """``text`` without the decorators that declare kernels."""
+    lines: list[str | None] = list(text.splitlines())
+    for node in ast.walk(ast.parse(text)):
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if any(isinstance(part, ast.Name) and part.id == "attnfuzz" for part in ast.walk(decorator)):
+                first, last = decorator.lineno - 1, decorator.end_lineno or decorator.lineno
+                lines[first:last] = [None] * (last - first)
+    return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+def _modules_of(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def entry_of(target: str) -> tuple[Path, Path, str]:
@@ -95,6 +147,43 @@ def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: boo
             _collect(folder, imported, sources)
 
 
+def _collect_needed(root: Path, entry: Path, sources: KernelSources) -> None:
+    """Put into ``sources`` of each file of a bundled kernel what it needs of that: they import names, or modules whose
+    attributes they take."""
+    wanted: dict[Path, set[str]] = {entry: {sources.attribute}}
+    texts: dict[Path, str] = {}
+    left = [entry]
+    while left:
+        file = left.pop()
+        texts[file] = only_what_it_needs((root / file).read_text(encoding="utf-8"), *wanted[file], docstring=False)
+        for imported, names in _names_imported(root, ast.parse(texts[file])):
+            known = wanted.setdefault(imported, set())
+            if imported not in texts or not names <= known:
+                known |= names
+                left.append(imported)
+    sources.files.update((file.as_posix(), text) for file, text in texts.items())
+    for file in texts:
+        for folder in [*file.parents][:-2]:  # packages, whose files import nothing
+            sources.files.setdefault((folder / "__init__.py").as_posix(), "")
+
+
+def _names_imported(root: Path, tree: ast.Module) -> Iterator[tuple[Path, set[str]]]:
+    """The bundled files that ``tree`` imports something of, and what."""
+    attributes = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("attnfuzz.kernels"):
+            continue
+        place = Path(*str(node.module).split("."))
+        for alias in node.names:
+            if (root / (module := (place / alias.name).with_suffix(".py"))).is_file():
+                of_it = (one for one in attributes if one.value.id == (alias.asname or alias.name))  # type: ignore[attr-defined]
+                yield module, {one.attr for one in of_it}
+            else:
+                yield place.with_suffix(".py"), {alias.name}
+
+
 def _imported_files(tree: ast.Module, file: Path) -> Iterator[Path]:
     """Every file that an import in ``tree`` could mean, packages' own files included."""
     for node in ast.walk(tree):
@@ -120,14 +209,14 @@ def _module_files(parts: list[str]) -> Iterator[Path]:
         yield Path(*parts, "__init__.py")
 
 
-def only_what_it_needs(source: str, function: str) -> str:
-    """The statements of ``source`` that its ``function`` refers to, in turn, in their order."""
+def only_what_it_needs(source: str, *names: str, docstring: bool = True) -> str:
+    """The statements of ``source`` that bind ``names`` or what these refer to, in their order, after its docstring."""
     tree = ast.parse(source)
-    wanted = {function}
+    wanted = set(names)
     while (more := wanted | _names_used(tree, wanted)) != wanted:
         wanted = more
-    docstring = ast.get_docstring(tree, clean=False)
-    head = source[: source.index(docstring) + len(docstring) + 3] if docstring else ""
+    said = ast.get_docstring(tree, clean=False) if docstring else None
+    head = source[: source.index(said) + len(said) + 3] if said else ""
     kept = filter(None, (_text(source, node, wanted) for node in tree.body))
     return "\n\n".join(filter(None, (head, *kept))) + "\n"
 
@@ -170,7 +259,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 def _text(source: str, node: ast.stmt, wanted: set[str]) -> str | None:
     """The statement's own text; of an import, only what is wanted. None if nothing of it is."""
-    if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+    if _is_future(node):
         return ast.unparse(node)
     if not wanted & _names_bound(node):
         return None

@@ -16,7 +16,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import in_order, kernels_in_order, title_of
+from attnfuzz.report.findings import ToldFinding, kernels_in_order, title_of, told_findings
 from attnfuzz.verdict import SourceLine
 
 __all__ = [
@@ -43,8 +43,9 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     failing cases that were put down to it, the first included. Those that are not ``in_contract``, and those that the
     summary of ``--against`` has ``known``, do not count in the exit status. ``unfinished``: it was not shrunk, and may
     be another of its kernel's findings.
-    ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
-    several."""
+    ``title``: what reports call it. ``entry``: its number in all reports; findings of several kernels that come of the
+    same code have the same. ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its
+    case came to in each of several."""
 
     oracle: str
     cause: str
@@ -54,6 +55,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     unfinished: bool = False
     hash: str
     signature: str
+    title: str
+    entry: int
     first_seen_s: float
     shrunk_s: float | None
     path: str | None
@@ -122,7 +125,7 @@ def summarise(result: CampaignResult) -> Summary:
     """The summary of a campaign."""
     statistics = result.statistics
     inferred = {one.target: one for one in result.limited}
-    ordered = in_order(result)
+    told = [one for first in told_findings(result) for one in (first, *first.others)]
     return Summary(
         format=FORMAT,
         stop_reason=result.stop_reason,
@@ -138,8 +141,8 @@ def summarise(result: CampaignResult) -> Summary:
                 max_error_ratio=kernel.max_error_ratio,
                 findings=tuple(
                     _summarise_finding(one, statistics)
-                    for one in ordered
-                    if one.declaration.target == target and statistics.standing(one) != "question"
+                    for one in told
+                    if one.target == target and one.standing != "question"
                 ),
                 questions=tuple(_question(one) for one in result.questions if one.declaration.target == target),
                 inferred=inferred[target].searched if target in inferred else "",
@@ -179,16 +182,19 @@ def _question(finding: Finding) -> QuestionSummary:
     )
 
 
-def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSummary:
+def _summarise_finding(told: ToldFinding, statistics: Statistics) -> FindingSummary:
+    finding = told.finding
     return FindingSummary(
         oracle=finding.failure.oracle,
         cause=finding.cause,
         in_contract=statistics.in_contract(finding),
         cases_seen=finding.cases_seen,
         known=statistics.is_known(finding),
-        unfinished=statistics.standing(finding) == "unfinished",
+        unfinished=told.standing == "unfinished",
         hash=finding.tag,
         signature=title_of(finding),
+        title=told.title,
+        entry=told.number,
         first_seen_s=round(finding.first_seen_s, 3),
         shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),
         path=None if finding.path is None else str(finding.path),

@@ -100,13 +100,14 @@ def print_result(console: Console, result: CampaignResult) -> None:
     console.print()
     console.print(kernel_table(result.statistics, width=console.width))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
-    before = ("", "")
+    before = ""
     for told in told_findings(result):
         console.print()
-        if heading := _heading(before, place := (told.target, heading_of(told.finding, result.statistics))):
+        heading = heading_of(told.finding, result.statistics)
+        if heading != before:
             console.print(Text(heading, style="bold yellow"), soft_wrap=True)
             console.print()
-        before = place
+        before = heading
         for line in _finding_lines(told):
             console.print(line, soft_wrap=True)
     for remark in _remarks_on(result):
@@ -171,13 +172,6 @@ def verdict_sentence(result: CampaignResult) -> str:
     return f"{why}{found}{',' if ',' in found or ';' in found else ''} in {effort}"
 
 
-def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
-    """What stands before a finding of this kernel and kind, after one of kernel and kind ``before``."""
-    if place == before:
-        return ""
-    return place[1] or (f"Findings of {place[0]}" if before[1] else "")
-
-
 def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
     finding = told.finding
     title = Text(f"{told.number}. {told.target}  ", style="bold")
@@ -193,6 +187,11 @@ def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
     else:
         yield Text("   not saved; its regression file would hold:")
         yield Text(told.saved)
+    if told.others:
+        yield Text(f"   {told.shown_by}; the others:")
+    for other in told.others:
+        yield Text(f"      {other.target}  {other.title}")
+        yield Text(f"      {other.command}", style="cyan") if other.command else Text(other.saved)
 
 
 def _remarks(told: ToldFinding) -> Iterator[str]:
@@ -233,9 +232,6 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
     for inferred in result.limited:  # what was not searched, and the declaration that makes that the contract
         if inferred.settled:
             yield Text(str(inferred), "yellow")
-    for inferred in result.inferred:  # which rounding keeps a kernel from what stricter declarations would allow
-        if more := [str(one) for one in inferred.stricter if not one.holds]:
-            yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", "dim")
     for target, how_far in result.unbuilt.items():
         yield Text(f"{target}: {how_far}; no more of it was searched", "yellow")
     for target, kernel in kernels.items():

@@ -67,7 +67,7 @@ def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
 
 
 def test_a_change_that_shows_another_bug_is_not_told(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "Also fails if changed to" would be said of changes with which the bug is gone, and another one shows."""
+    """ "Passes if changed to" would be said of changes with which another bug shows."""
     bug = Failure(oracle="accuracy", kind="out:value", message="wrong", causes=(Cause(mistake="tokens_dropped"),))
     others = {
         6: Failure(oracle="accuracy", kind="out:value", message="wrong", causes=(Cause(mistake="scale"),)),
@@ -81,9 +81,8 @@ def test_a_change_that_shows_another_bug_is_not_told(runner: Runner, monkeypatch
     monkeypatch.setattr(runner, "judge", judge)
     monkeypatch.setattr(runner, "explain", lambda *_, **__: Explanation())
     declaration = Declaration(name="k", problem="dense_decode", target="k")
-    passes, fails = explain_failure(runner, declaration, CASE, bug, weighing_s=1.0, total_s=20.0).changes
-    assert "seq_len" not in passes + fails
-    assert fails == "also fails if changed to: float16 instead of float32"
+    (passes,) = explain_failure(runner, declaration, CASE, bug, weighing_s=1.0, total_s=20.0).changes
+    assert "seq_len" not in passes
     assert "bfloat16 instead of float32" in passes
 
 
@@ -117,7 +116,7 @@ def test_changes_are_tried_on_a_kernel_that_remembers_nothing(runner: Runner) ->
     failure = runner.judge(declaration, CASE, relations=("call_sequence",)).failure
     assert failure is not None
     found = explain_failure(runner, declaration, CASE, failure, weighing_s=9.0, total_s=20.0)
-    assert any(change.startswith("also fails if changed to: ") for change in found.changes), found.changes
+    assert found.changes == ()
 
 
 def test_a_lack_of_time_is_no_detail() -> None:

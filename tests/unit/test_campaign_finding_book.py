@@ -70,6 +70,30 @@ def test_nothing_is_saved_before_it_is_confirmed_and_the_unshrunk_case_then(stor
     assert story.book.findings[0].shrunk_s is None
 
 
+def test_what_was_seen_once_is_not_called_confirmed(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log would say "confirmed" of what the report says was seen once."""
+    events: list[str] = []
+    monkeypatch.setattr(Reporter, "finding", lambda self, event, finding: events.append(event))
+    story.found("0-1", 50)
+    (once,) = story.book.abandon(0)
+    assert events == ["found", "shrunk"]
+    assert once.certainty() == "seen once; time ran out before it was confirmed"
+    assert story.book.findings == [once]
+
+
+@pytest.mark.parametrize("confirmed_first", [True, False])
+def test_of_two_that_were_not_shrunk_the_confirmed_one_stands_for_the_bug(story: Story, confirmed_first: bool) -> None:
+    """The log would have said of the bug that it was confirmed, and the report that it was seen once."""
+    order = ("0-1", "1-1") if confirmed_first else ("1-1", "0-1")
+    for name in order:
+        story.found(name, 20 if name == "0-1" else 10)
+    story.confirmed("0-1")
+    for name in order:
+        story.book.abandon(int(name[0]))
+    (kept,) = story.book.findings
+    assert (kept.runs, kept.certainty()) == (3, "")
+
+
 def test_the_smallest_case_is_kept(story: Story) -> None:
     """Shrinking that does not reach the file was for nothing."""
     story.found("0-1", 50)

@@ -15,7 +15,7 @@ def test_a_finding_that_takes_other_inputs_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, a_finding(3, oracle="value_affinity", kind="bits")).path
     result = CliRunner().invoke(repro_command, [str(path)])
     assert result.exit_code == 2
-    assert "is a finding of value_affinity" in result.output
+    assert "was found by value_affinity" in result.output
     assert "use attnfuzz replay" in result.output
 
 
@@ -26,4 +26,4 @@ def test_a_finding_of_a_sanitizer_is_refused(tmp_path: Path) -> None:
     ).path
     result = CliRunner().invoke(repro_command, [str(path)])
     assert result.exit_code == 2
-    assert "use attnfuzz replay --sanitizer" in result.output
+    assert "replay it with --sanitizer" in result.output

@@ -76,15 +76,18 @@ def ablated(fails: Any, until: float = math.inf) -> tuple[str, ...]:
 
 def test_what_passes_is_told_from_what_fails() -> None:
     """A maintainer would be sent after the wrong condition."""
-    passes, fails = ablated(lambda case: case.block_size == 3)
+    (passes,) = ablated(lambda case: case.block_size == 3)
     assert passes == "passes if changed to: block_size 2 instead of 3; block_size 4 instead of 3"
-    length = CASE.seq_lens[0]
-    assert fails.startswith(f"also fails if changed to: seq_len {length - 1} instead of {length} in sequence 0; ")
+
+
+def test_what_tells_nothing_is_not_told() -> None:
+    """Most changes leave a bug as it is, and the few lines of a finding would be about them."""
+    assert ablated(lambda case: True) == ()
 
 
 def test_lines_stay_short() -> None:
     """A finding's details would be flooded."""
-    (line,) = ablated(lambda case: True)
+    (line,) = ablated(lambda case: False)
     assert line.count(";") == 4
 
 

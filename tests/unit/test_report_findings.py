@@ -8,10 +8,18 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.oracles.registry import Severity
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.findings import heading_of, in_order, kernels_in_order, one_line, severity_of
-from attnfuzz.verdict import Cause
+from attnfuzz.report.findings import (
+    heading_of,
+    in_order,
+    kernels_in_order,
+    one_line,
+    severity_of,
+    told_findings,
+)
+from attnfuzz.verdict import NARROW_OFFSETS, Cause
 from tests.unit.report_results import CASES, MERGE, a_result
 from tests.unit.test_campaign_contract_gaps import finding, paged
 
@@ -64,11 +72,16 @@ BUG = finding(paged(num_q_heads=2), "gqa_ratio>1")
 UNDECLARED = ended(finding(paged(strides={"q": "every_other"}), "strides:q=every_other"))
 FLAKY = finding(paged(), failed=1)
 CRASH = with_failure(oracle="crash", kind="SIGSEGV")
-OUTSIDE = with_failure(oracle="guard_page", kind="read after k_cache")
-FAR = with_failure(oracle="page_relocation", kind="read past q")
 DEAD = with_failure(oracle="dead_memory", kind="out")
 NEAR = with_failure(oracle="accuracy", kind="out:value", error_ratio=1.3)
+OUTSIDE = with_failure(oracle="guard_page", kind="read past block_table")
+FAR = with_failure(oracle="page_relocation", kind="bits", causes=(Cause(mistake=NARROW_OFFSETS),))
 EMPTY = finding(paged(seq_lens=(0,)), "empty sequence")
+
+
+def severity(one: Finding) -> Severity:
+    features, remedy = one.signature.features, one.remedy
+    return severity_of(one.failure, features, is_flaky=one.is_flaky, is_declarable=remedy is not None)
 
 
 def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
@@ -79,22 +92,22 @@ def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
 
 def test_the_worst_comes_first() -> None:
     """A wrong head map would be told after ten ways in which a kernel for contiguous tensors fails on others."""
-    worst_first = [BUG, CRASH, DEAD, FAR, EMPTY, NEAR, FLAKY]
-    assert told(FLAKY, NEAR, EMPTY, UNDECLARED, FAR, DEAD, CRASH, BUG) == [*worst_first, UNDECLARED]
-    severities = [severity_of(one) for one in worst_first]
-    assert severities == sorted(set(severities))
-    assert severity_of(OUTSIDE) == severity_of(CRASH)
+    ordered = [BUG, CRASH, OUTSIDE, DEAD, FAR, EMPTY, NEAR, FLAKY, UNDECLARED]
+    assert told(FLAKY, NEAR, EMPTY, FAR, UNDECLARED, DEAD, CRASH, OUTSIDE, BUG) == ordered
+    severities = [severity(one) for one in ordered[:-1]]
+    assert severities == sorted(severities)
+    assert severity(OUTSIDE) == severity(CRASH)
 
 
 def test_what_kernels_differ_in_is_a_question_and_a_fault_of_it_is_none() -> None:
     """What an empty state holds would be told before wrong numbers of every case, or after a rounding."""
-    assert severity_of(UNDECLARED) == severity_of(EMPTY)
+    assert severity(UNDECLARED) == severity(EMPTY)
     states = finding(CASES[MERGE.target], "lse +inf/-inf", "both states empty")
-    assert severity_of(states) == severity_of(EMPTY)
+    assert severity(states) == severity(EMPTY)
     more = finding(paged(seq_lens=(0,), num_q_heads=2), "empty sequence", "gqa_ratio>1")
-    assert severity_of(more) == severity_of(BUG)
+    assert severity(more) == severity(BUG)
     dies = ended(with_failure(oracle="crash", kind="SIGSEGV"))
-    assert severity_of(dies) == severity_of(CRASH)
+    assert severity(dies) == severity(CRASH)
 
 
 def test_all_is_a_bug_where_all_is_the_contract() -> None:
@@ -102,20 +115,32 @@ def test_all_is_a_bug_where_all_is_the_contract() -> None:
     assert told(NEAR, UNDECLARED, CRASH, pedantic=True) == [CRASH, UNDECLARED, NEAR]
 
 
-def test_findings_of_one_kernel_stand_together() -> None:
-    """Who maintains one of them would look for its bugs among those of all others."""
+def test_a_large_address_that_faults_is_no_worse() -> None:
+    """What lies at an address that has wrapped is chance: it would be told before wrong results in every batch."""
+    fault = with_failure(oracle="page_relocation", kind="raised cuda: illegal memory access")
+    fault.failure = msgspec.structs.replace(fault.failure, causes=(Cause(mistake=NARROW_OFFSETS),))
+    assert severity(fault) == severity(FAR) > severity(DEAD)
+
+
+def test_the_worst_of_all_kernels_comes_first() -> None:
+    """A wrong result in every batch would be told after the last rounding of the kernel before it."""
     other, its_undeclared = of_kernel("other"), ended(of_kernel("other"))
-    assert told(FLAKY, CRASH, other) == [other, CRASH, FLAKY]
-    assert told(FLAKY, other, BUG) == [BUG, FLAKY, other]
-    assert told(its_undeclared, UNDECLARED, CRASH, other) == [other, CRASH, its_undeclared, UNDECLARED]
+    assert told(FLAKY, NEAR, other, CRASH) == [other, CRASH, NEAR, FLAKY]
+    assert told(its_undeclared, UNDECLARED, other, CRASH) == [other, CRASH, its_undeclared, UNDECLARED]
 
 
-def test_findings_of_one_cause_stand_together() -> None:
-    """One repair ends them, and a reader would make it twice."""
-    worst = with_failure(oracle="accuracy", kind="out:value", causes=(Cause(mistake="ignored_stride"),))
-    other = with_failure(oracle="crash", kind="SIGBUS")
-    same = with_failure(oracle="crash", kind="SIGSEGV", causes=(Cause(mistake="ignored_stride"),))
-    assert told(other, same, worst, BUG) == [worst, same, BUG, other]
+def test_what_was_cut_off_has_no_list_of_features_for_a_headline() -> None:
+    """Twenty features of a large case would be taken for what the bug needs."""
+    cut, shrunk = finding(paged(), "layout=HND", "window"), finding(paged(), "layout=HND", "window")
+    cut.shrunk_s = None
+    title, told_title = (told_findings(a_result(one))[0].title for one in (cut, shrunk))
+    assert (title, told_title) == ("accuracy/out:value", "accuracy/out:value [layout=HND, window]")
+
+
+def test_what_nothing_more_is_known_of_does_not_show_in_any_case() -> None:
+    """ "Any case" would stand above a line that says with which change the case passes."""
+    (told_one,) = told_findings(a_result(finding(paged(), "any case")))
+    assert told_one.title == "accuracy/out:value"
 
 
 def test_kernels_are_told_as_their_findings_are() -> None:

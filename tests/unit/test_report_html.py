@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -216,9 +217,9 @@ def rows_of_index(shown: Page) -> list[dict[str, str | None]]:
 def test_an_index_tells_kernel_name_cases_severity_and_file() -> None:
     """Of sixty findings, nobody reads all to see what there is."""
     shown = page(a_finding(cases_seen=1234), a_finding(DENSE, failed=1))
-    entries = [(one["data-kernel"], one["data-severity"]) for one in rows_of_index(shown)]
-    assert entries == [(PAGED.target, "wrong or no result"), ("dense", "flaky")]
-    assert shown.having("article", "finding")[0]["data-kernel"] == PAGED.target
+    entries = [(json.loads(one["data-kernels"] or ""), one["data-severity"]) for one in rows_of_index(shown)]
+    assert entries == [([PAGED.target], "wrong or no result"), (["dense"], "flaky")]
+    assert json.loads(shown.having("article", "finding")[0]["data-kernels"] or "") == [PAGED.target]
     cells = [data.strip() for path, data in shown.texts if "td" in path and "tbody" in path and data.strip()]
     first = cells[: cells.index("2")]
     assert first[:2] == ["1", PAGED.target]

@@ -15,13 +15,16 @@ import pytest
 
 import attnfuzz
 from attnfuzz.corpus import FindingRecord, Regression, load_regression, regression_files
-from attnfuzz.declaration import Declaration, KernelLoadError, load_kernels
-from attnfuzz.problems.cases import PROBLEMS, Problem, case_from_builtins
+from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
+from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.report import repro
 from attnfuzz.report.repro import MAX_TENSOR_BYTES, repro_script
 from attnfuzz.report.sources import kernel_sources
+from attnfuzz.trials.calls import EngineCalls
+from attnfuzz.trials.engine_calls import NotFollowed, engine_calls
+from attnfuzz.verdict import OracleName
 
 ROOT = Path(attnfuzz.__file__).parents[1]
 WITHOUT_ATTNFUZZ = f"""
@@ -39,9 +42,9 @@ for path in sys.argv[1:]:
     except Exception as error:
         print("RAISED", error)
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("attnfuzz", "helpers", "repro_kernel"):
+        if name.partition(".")[0] in ("attnfuzz", "helpers", "kernel_file"):
             del sys.modules[name]
-    sys.path.pop(0)
+    sys.path[:] = [folder for folder in sys.path if "repro-" not in folder]
 """
 HEADS: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 0.25}
 PAGED: dict[str, Any] = {**HEADS, "block_size": 4, "seq_lens": [5, 0, 9]}
@@ -67,8 +70,8 @@ def attend(q, k, v, scale):
 """
 
 
-def regression(problem: Problem, kernel: str, fields: dict[str, Any]) -> Regression:
-    finding = FindingRecord(oracle="accuracy", message="out is wrong", details=('a detail with \\ and """',))
+def regression(problem: Problem, kernel: str, fields: dict[str, Any], oracle: OracleName = "accuracy") -> Regression:
+    finding = FindingRecord(oracle=oracle, message='out is wrong, by \\ and """')
     return Regression(problem=problem, kernel=kernel, case=case_from_builtins(problem, fields), finding=finding)
 
 
@@ -96,7 +99,7 @@ def run(scripts: list[str], folder: Path) -> list[str]:
     return done.stdout.split("SCRIPT\n")[1:]
 
 
-def user_script(folder: Path, change: str) -> str:
+def user_script(folder: Path, change: str, oracle: OracleName = "accuracy") -> str:
     """The script for a kernel file with a helper in a package beside it; ``change`` is its last statement."""
     (folder / "helpers").mkdir(parents=True)
     (folder / "helpers" / "__init__.py").write_text("", encoding="utf-8")
@@ -104,7 +107,7 @@ def user_script(folder: Path, change: str) -> str:
     kernel_file = folder / "my-kernels.py"
     kernel_file.write_text(USER_KERNEL.format(change=change), encoding="utf-8")
     declaration = Declaration(name="user_kernel", problem="dense_decode", options={"extra": (0, 1)})
-    script = repro_script(regression("dense_decode", f"{kernel_file}:user_kernel", DENSE), declaration)
+    script = repro_script(regression("dense_decode", f"{kernel_file}:user_kernel", DENSE, oracle), declaration)
     for file in (kernel_file, folder / "helpers" / "attend.py"):
         file.unlink()  # the script must not need them
     return script
@@ -136,15 +139,15 @@ BUNDLED: list[tuple[Problem, str, dict[str, Any]]] = [
         },
     ),
 ]
-CHANGES = {
-    "out[2, 1, 3] += 0.5": "out[2, 1, 3]: got",
-    "lse[0, 0] = float('nan')": "lse[0, 0]: got nan",
-    "lse = torch.empty_like(lse)": "got nan",
-    "inputs.k[0, 0, 0, 0] = 7": "changed",
-    "inputs.q.as_strided((1,), (1,), 0)[0] = 1": "changed",
-    "wide = torch.zeros(8); wide.as_strided((1,), (1,), wide.storage_offset() + 8)[0] = 1": "changed",
-    "out[0].copy_(torch.randn(2, 16))": "a second run gave other bits",
-    "raise RuntimeError('device lost')": "RAISED device lost",
+CHANGES: dict[str, tuple[OracleName, str]] = {
+    "out[2, 1, 3] += 0.5": ("accuracy", "out[2, 1, 3] is "),
+    "lse[0, 0] = float('nan')": ("accuracy", "lse[0, 0] is nan"),
+    "lse = torch.empty_like(lse)": ("unwritten", " is nan"),
+    "inputs.k[0, 0, 0, 0] = 7": ("red_zone", "FAIL"),
+    "inputs.q.as_strided((1,), (1,), 0)[0] = 1": ("red_zone", "FAIL"),
+    "wide = torch.zeros(8); wide.as_strided((1,), (1,), wide.storage_offset() + 8)[0] = 1": ("red_zone", "FAIL"),
+    "out[0].copy_(torch.randn(2, 16))": ("determinism", "FAIL"),
+    "raise RuntimeError('device lost')": ("exception", "RAISED device lost"),
 }
 
 
@@ -153,7 +156,7 @@ def test_bundled_kernels_pass(tmp_path: Path) -> None:
     """The script would lack a kernel's file, or rebuild other inputs or expect other results than the case."""
     scripts = [repro_script(regression(*case), declaration_of(case[1])) for case in BUNDLED]
     outputs = run(scripts, tmp_path)
-    assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS 0"]] * len(BUNDLED)
+    assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS None"]] * len(BUNDLED)
 
 
 @pytest.mark.night
@@ -174,19 +177,172 @@ def test_scripts_agree_with_replay_on_saved_cases(
                 scripts[kernel.target, file.name] = repro_script(on_kernel, kernel)
     outputs = run(list(scripts.values()), tmp_path)
     # all of these are marked fixed, which their replay by the pytest plugin holds
-    wrong = {name: said for name, said in zip(scripts, outputs, strict=True) if not said.endswith("PASS\nSTATUS 0\n")}
+    wrong = {
+        name: said for name, said in zip(scripts, outputs, strict=True) if not said.endswith("PASS\nSTATUS None\n")
+    }
     assert scripts
     assert wrong == {}
 
 
 def test_failures_of_user_kernels_are_shown(tmp_path: Path) -> None:
     """A finding pasted into an issue would not reproduce there, or a correct kernel be called wrong."""
-    scripts = [user_script(tmp_path / str(i), change) for i, change in enumerate(["pass", *CHANGES])]
-    passing, *failing = run(scripts, tmp_path)
-    assert passing.splitlines()[-2:] == ["PASS", "STATUS 0"]
-    for output, says in zip(failing, CHANGES.values(), strict=True):
+    oracles = sorted({oracle for oracle, _ in CHANGES.values()})
+    passing = [user_script(tmp_path / oracle, "pass", oracle) for oracle in oracles]
+    failing = [
+        user_script(tmp_path / str(i), change, oracle) for i, (change, (oracle, _)) in enumerate(CHANGES.items())
+    ]
+    outputs = run([*passing, *failing], tmp_path)
+    assert [output.splitlines()[-2:] for output in outputs[: len(passing)]] == [["PASS", "STATUS None"]] * len(passing)
+    for output, (_, says) in zip(outputs[len(passing) :], CHANGES.values(), strict=True):
         assert says in output
-        assert "STATUS 1" in output or "RAISED" in output
+        assert "STATUS FAIL" in output or "RAISED" in output
+
+
+ALONE = """
+import attnfuzz
+import torch
+from attnfuzz import Supports
+
+SUPPORTS = attnfuzz.Supports(dtypes=("float32",))
+
+def attend(q, k, v, scale):
+    scores = (q * k).sum(-1) * scale
+    return (scores.softmax(0)[..., None] * v).sum(0)
+
+def of_another_kernel():
+    return 0
+
+@attnfuzz.kernel(
+    "dense_decode",
+    supports=SUPPORTS,
+)
+def alone(inputs):
+    out = torch.empty_like(inputs.q)
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        out[i] = attend(inputs.q[i], inputs.k[i, : {length}], inputs.v[i, : {length}], inputs.scale)
+    return out
+"""
+PAST_Q = "ctypes.string_at(inputs.q.data_ptr() + inputs.q.nbytes, 1)"
+
+
+def alone_script(folder: Path, length: str, oracle: OracleName = "accuracy", also: str = "") -> str:
+    """The script of a kernel that is one file, and reads so many tokens of a sequence."""
+    folder.mkdir()
+    file = folder / "alone.py"
+    text = ALONE.replace("{length}", length).replace(
+        "    return out\n", f"    {also}\n    return out\n" if also else "    return out\n"
+    )
+    file.write_text(f"import ctypes\n{text}")
+    (kernel,) = load_kernels(f"{file}:alone")
+    saved = regression(
+        "dense_decode", f"{file}:alone", {**HEADS, "num_q_heads": 1, "seq_lens": [5], "dtype": "float32"}, oracle
+    )
+    return repro_script(saved, msgspec.structs.replace(kernel.declaration, supports=ALONE_SUPPORTS))
+
+
+ALONE_SUPPORTS = attnfuzz.Supports(dtypes=("float32",), lse="none")
+
+
+def test_a_kernel_of_one_file_stands_in_the_script_as_it_is(tmp_path: Path) -> None:
+    """Readers would have to find the few lines that matter in files written as strings, and a loader of these."""
+    scripts = [alone_script(tmp_path / "wrong", "max(length - 1, 1)"), alone_script(tmp_path / "right", "length")]
+    wrong, right = run(scripts, tmp_path)
+    assert wrong.splitlines()[-1] == "STATUS FAIL"
+    assert right.splitlines()[-1] == "STATUS None"
+    for script in scripts:
+        assert "attnfuzz" not in script
+        assert "of_another_kernel" not in script
+        assert "def attend(q, k, v, scale):\n    scores = (q * k).sum(-1) * scale\n" in script
+        assert len(script.splitlines()) <= 40
+        assert max(len(line) for line in script.splitlines() if "unpack(" not in line) <= 120
+
+
+def test_an_access_outside_ends_the_script(tmp_path: Path) -> None:
+    """What one run shows would be refused, or the script read memory that happens to be there and pass."""
+    for name, also, status in (
+        ("past", PAST_Q, -signal.SIGSEGV),
+        ("within", PAST_Q.replace("nbytes", "nbytes - 1"), 0),
+    ):
+        script = tmp_path / f"{name}.py"
+        script.write_text(alone_script(tmp_path / name, "length", "guard_page", also))
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert ("in alone" in done.stderr) is (status != 0)  # the line of the kernel
+
+
+ENGINE = """
+import torch
+FACTOR = {factor}
+
+def decode(query, cache, values, lengths, out, workspace, scale=1.0, causal=True):
+    for i, length in enumerate(lengths.tolist()):
+        part = cache[i, :length].repeat_interleave(query.shape[1] // cache.shape[2], 1).float()
+        weights = torch.einsum("hd,nhd->hn", query[i].float(), part).mul(scale).softmax(-1)
+        heads = values[i, :length].repeat_interleave(query.shape[1] // cache.shape[2], 1).float()
+        out[i] = FACTOR * torch.einsum("hn,nhd->hd", weights, heads)
+"""
+
+
+def test_of_an_engine_its_own_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven hundred lines of an adapter, and of what it needs of attnfuzz, would be pasted by nobody."""
+    engine_file = tmp_path / "engine_of_a_test.py"
+    engine_file.write_text(ENGINE.format(factor=1.25))
+    monkeypatch.syspath_prepend(tmp_path)
+    needs = {"decode": ("engine_of_a_test.moved:decode", "engine_of_a_test:decode")}
+    supports = attnfuzz.Supports(lse="none", dtypes=("float32",))
+
+    def adapter(i: Any, *, decode: Any) -> Any:
+        longest = int(i.seq_lens.max())
+        k, workspace = i.k[:, :longest], i.q.new_empty(2, 3)
+        return lambda: decode(i.q, k, i.v, i.seq_lens, i.out, workspace, scale=i.scale)
+
+    kernel = attnfuzz.Engine("torch", tried=("1",)).kernel("dense_decode", supports=supports, needs=needs)(adapter)
+    assert isinstance(kernel, Kernel)
+    assert kernel.declaration.calls == ("engine_of_a_test:decode",)
+    saved = regression("dense_decode", "other:adapter", {**HEADS, "seq_lens": [3, 7], "dtype": "float32"})
+    follow = functools.partial(_followed, kernel)
+    script = repro_script(saved, kernel.declaration, follow=follow)
+    assert "from engine_of_a_test import decode\n" in script
+    assert "workspace = torch.full((2, 3), nan, dtype=torch.float32)\n" in script
+    assert len(script.splitlines()) <= 40
+    assert max(len(line) for line in script.splitlines() if "unpack(" not in line) <= 120
+    for factor, status in ((1.25, 1), (1.0, 0)):
+        engine_file.write_text(ENGINE.format(factor=factor))
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert done.returncode == status, done.stderr
+
+
+def _followed(kernel: Kernel, case: Case, launches: bool) -> EngineCalls:
+    return engine_calls(kernel, case, device="cpu", launches=launches)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        pytest.param(lambda i, f: f(i.out, object()), id="an object of its own"),
+        pytest.param(lambda i, f: (f(i.out), i.out.fill_(1))[1], id="changes a result"),
+        pytest.param(lambda i, f: f(i.q) + 1, id="makes a result"),
+    ],
+)
+def test_an_adapter_that_does_more_than_call_is_not_followed(
+    adapter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script would leave out what the adapter does, and accuse the engine of another result."""
+    (tmp_path / "another_engine_of_a_test.py").write_text("def f(out, *others):\n    return out\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = attnfuzz.Engine("torch", tried=("1",))
+    needs = {"f": ("another_engine_of_a_test:f",)}
+
+    def call(i: Any, *, f: Any) -> Any:
+        return adapter(i, f)
+
+    kernel = engine.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"), needs=needs)(call)
+    assert isinstance(kernel, Kernel)
+    with pytest.raises(NotFollowed):
+        _followed(kernel, case_from_builtins("dense_decode", DENSE), True)
 
 
 def test_large_case_is_refused() -> None:
@@ -249,9 +405,9 @@ def test_preceding_cases_run_first(tmp_path: Path) -> None:
         stateful_script(tmp_path / "other", after_wide, DENSE),
     ]
     needed, other = run(scripts, tmp_path)
-    assert "preceding case 2 of 2" in needed
-    assert needed.splitlines()[-1] == "STATUS 1"
-    assert other.splitlines()[-1] == "STATUS 0"
+    assert "# case 2 of 2 that run before" in scripts[0]
+    assert needed.splitlines()[-1] == "STATUS FAIL"
+    assert other.splitlines()[-1] == "STATUS None"
 
 
 @pytest.mark.night
@@ -260,8 +416,7 @@ def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
     now_and_then = "import sys; sys.calls = getattr(sys, 'calls', 0) + 1; fails = sys.calls == 6"
     flaky = FindingRecord(oracle="accuracy", message="out is wrong", failed=5, runs=20)
     (output,) = run([stateful_script(tmp_path / "flaky", now_and_then, finding=flaky)], tmp_path)
-    assert output.splitlines().count("PASS") == 10
-    assert output.splitlines()[-1] == "STATUS 1"
+    assert output.splitlines()[-1] == "STATUS FAIL"
 
 
 def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path) -> None:
@@ -291,9 +446,8 @@ def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
     ]
     leaks, mended = run(scripts, tmp_path)
     assert "every call keeps another 8.0" in leaks
-    assert leaks.splitlines()[-2:] == ["FAIL: leak", "STATUS 1"]
-    assert "memory does not grow" in mended
-    assert mended.splitlines()[-1] == "STATUS 0"
+    assert leaks.splitlines()[-1] == "STATUS FAIL"
+    assert mended.splitlines()[-1] == "STATUS None"
 
 
 def test_the_size_of_all_cases_counts(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_driver_imports_no_torch() -> None:
 
 def test_what_no_script_shows_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that passes would be taken for the end of the bug; and Ctrl-C is not followed by a minute's work."""
-    monkeypatch.setattr(html, "_script", lambda finding, device: Script(text="x"))
+    monkeypatch.setattr(html, "_script", lambda *_: Script(text="x"))
     relation = msgspec.structs.replace(WRONG, oracle="page_permutation")
     (script,) = scripts_of(a_result(found(failure=relation)))
     assert "compares runs on several inputs" in script.why_not
@@ -62,7 +62,7 @@ def test_their_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of a hundred megabytes opens nowhere."""
     texts = [Script(text="x" * 150_000)] * 40 + [Script(text="x" * 300_000)]
     made = iter(texts)
-    monkeypatch.setattr(html, "_script", lambda finding, device: next(made))
+    monkeypatch.setattr(html, "_script", lambda *_: next(made))
     scripts = scripts_of(a_result(*(found() for _ in texts)))
     assert sum(len(script.text) for script in scripts) <= 4_000_000
     assert scripts[0].text
@@ -72,7 +72,7 @@ def test_their_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_goes_wrong_with_a_script_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of an hour's search would be lost to what adorns it."""
 
-    def fails(*arguments: object) -> str:
+    def fails(*_: object, **__: object) -> str:
         raise RuntimeError("no room")
 
     monkeypatch.setattr("attnfuzz.report.repro.repro_script", fails)

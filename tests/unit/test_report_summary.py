@@ -74,6 +74,8 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
                         "cases_seen": 1,
                         "hash": finding.tag,
                         "signature": "accuracy/out:nan [any case]",
+                        "title": "accuracy/out:nan",
+                        "entry": 1,
                         "first_seen_s": 1.235,
                         "shrunk_s": 4.0,
                         "path": "regressions/a.json",

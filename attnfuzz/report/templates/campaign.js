@@ -43,21 +43,23 @@ if (index) {
   words.type = "search";
   words.placeholder = "filter by text";
   words.setAttribute("aria-label", "filter by text");
-  const choice = (name, all) => {
+  const kernelsOf = (element) => JSON.parse(element.dataset.kernels);
+  const choice = (name, all, values) => {
     const select = document.createElement("select");
     select.setAttribute("aria-label", name);
     select.append(new Option(all, ""));
-    for (const value of new Set(rows.map((row) => row.dataset[name]))) select.append(new Option(value, value));
+    for (const value of new Set(values)) select.append(new Option(value, value));
     return select;
   };
-  const kernel = choice("kernel", "all kernels"), severity = choice("severity", "all severities");
+  const kernel = choice("kernel", "all kernels", rows.flatMap(kernelsOf));
+  const severity = choice("severity", "all severities", rows.map((row) => row.dataset.severity));
   const left = document.createElement("output");
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     found.forEach((article, i) => {
-      const { kernel: of, severity: how } = article.dataset;
-      const fits = (!kernel.value || kernel.value === of) && (!severity.value || severity.value === how)
+      const fits = (!kernel.value || kernelsOf(article).includes(kernel.value))
+        && (!severity.value || severity.value === article.dataset.severity)
         && wanted.every((word) => texts[i].includes(word));
       article.hidden = rows[i].hidden = !fits;
       shown += fits;

@@ -1,0 +1,247 @@
+"""Tensors as lines of Python that make them again, short ones first: for scripts that people paste into issues.
+
+Where a few numbers say all of a tensor they are written out, else its bytes are packed. Lines rest on names that a
+script has: ``torch``, and those that `NAMES` says how to get.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+__all__ = ["NAMES", "UNPACK", "definitions", "listed", "names_used", "number_text", "placed"]
+
+NAMES = ("inf", "nan", "unpack")
+"""What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
+UNPACK = (
+    "def unpack(text, dtype, *shape):  # a tensor of these bytes",
+    "    data = bytearray(zlib.decompress(base64.b64decode(text)))",
+    "    return torch.frombuffer(data, dtype=dtype).view(shape).to(DEVICE)",
+)
+"""It takes the modules ``base64`` and ``zlib``, and ``DEVICE``."""
+
+_MOST_CHARACTERS = 320
+"""Of numbers that are written out; more are packed."""
+_MOST_STRETCHES = 4
+"""Of rows of a tensor that holds nothing else: each is a line."""
+_SHORT = 8
+"""Elements that are as short as a name."""
+_WIDTH = 116
+
+
+def names_used(lines: Sequence[str]) -> list[str]:
+    """Those of `NAMES` that ``lines`` use, in their order."""
+    words = {word for line in lines for word in re.findall(r"[a-z_]+", re.sub(r'"[^"]*"', "", line))}
+    return [name for name in NAMES if name in words]
+
+
+def number_text(value: float) -> str:
+    """The number, as Python reads it once `NAMES` are there."""
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 and not _is_negative_zero(value) else repr(value)
+
+
+def _is_negative_zero(value: float) -> bool:
+    return value == 0 and math.copysign(1.0, value) < 0
+
+
+def definitions(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> list[str]:
+    """Lines that define each of ``tensors``, which lie on a CPU, with its dtype, strides and what lies between.
+
+    Those that share memory share it again.
+    """
+    lines: list[str] = []
+    made: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (same := next((one for one in made if _holds_the_same(made[one], tensor)), None)) is not None:
+            lines.append(f"{name} = {same}.view{tuple(tensor.shape)}.clone()")
+            made[name] = tensor
+        elif (base := next((one for one in made if _shares(made[one], tensor)), None)) is not None:
+            lines.append(f"{name} = {placed(tensor, base, made[base])}")
+        else:
+            is_dense = tensor.is_contiguous()
+            lines += _defined(name, tensor if is_dense else _memory_of(tensor))
+            if not is_dense:
+                lines.append(f"{name} = {name}.as_strided({tuple(tensor.shape)}, {tensor.stride()})")
+            made[name] = tensor
+    return lines
+
+
+def _holds_the_same(one: Tensor, other: Tensor) -> bool:
+    """Whether the bytes of two dense tensors, of which there are some, are equal, each in memory of its own."""
+    if one.dtype != other.dtype or one.numel() != other.numel() or other.numel() < _SHORT or _shares(one, other):
+        return False
+    if not (one.is_contiguous() and other.is_contiguous()):
+        return False
+    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8)) and len(set(_numbers(one))) > 1
+
+
+def listed(tensor: Shaped[Tensor, "..."]) -> str:
+    """The numbers of ``tensor`` in nested lists that broadcast to it; one number where all are the same."""
+    numbers, shape = _numbers(tensor), tuple(tensor.shape)
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    while len(shape) > 1 and numbers == numbers[: (step := len(numbers) // shape[0])] * shape[0]:
+        numbers, shape = numbers[:step], shape[1:]
+    if len(shape) == 1 and (period := _period(numbers)) < len(numbers):
+        return f"[{', '.join(numbers[:period])}] * {len(numbers) // period}"
+    return _nested(numbers, shape)
+
+
+def placed(tensor: Tensor, base: str, of: Tensor) -> str:
+    """``tensor`` as a part of ``of``, which is called ``base``."""
+    offset = tensor.storage_offset() - of.storage_offset()
+    same = tensor.dtype == of.dtype and offset == 0
+    if same and tensor.shape == of.shape and tensor.stride() == of.stride():
+        return base
+    if same and tensor.is_contiguous() and of.is_contiguous() and tensor.numel() == of.numel():
+        return f"{base}.view{tuple(tensor.shape)}"
+    view = base if tensor.dtype == of.dtype else f"{base}.view({tensor.dtype})"
+    return f"{view}.as_strided({tuple(tensor.shape)}, {tensor.stride()}, {view}.storage_offset() + {offset})"
+
+
+def _shares(base: Tensor, tensor: Tensor) -> bool:
+    """Whether ``tensor`` lies within the memory of ``base``."""
+    if base.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not base.numel():
+        return False
+    first, last = base.data_ptr(), base.data_ptr() + _span(base) * base.element_size()
+    return first <= tensor.data_ptr() and tensor.data_ptr() + _span(tensor) * tensor.element_size() <= last
+
+
+def _span(tensor: Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _memory_of(tensor: Tensor) -> Tensor:
+    """All elements from its first to its last one, those between included."""
+    return tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
+
+
+def _defined(name: str, tensor: Tensor) -> list[str]:
+    """Of all ways to write a dense tensor, the one with the fewest lines, and of these the shortest."""
+    ways = [[f"{name} = {text}"] for text in _expressions(tensor)]
+    if (in_rows := list(_in_rows(name, tensor))) and len(in_rows) <= 1 + _MOST_STRETCHES:
+        ways.append(in_rows)
+    best = min(ways, key=lambda lines: sum(map(len, lines)) + 40 * len(lines))
+    return [part for line in best for part in _broken(line)]
+
+
+def _broken(line: str) -> Iterator[str]:
+    """The line, broken after commas where it is too long; packed bytes stay whole."""
+    rest = line
+    while len(rest) > _WIDTH and '"' not in rest:
+        cut = rest.rfind(", ", 0, _WIDTH)
+        if cut < 0:
+            break
+        yield rest[: cut + 1]
+        rest = f"    {rest[cut + 2 :]}"
+    yield rest
+
+
+def _expressions(tensor: Tensor) -> Iterator[str]:
+    """Expressions that give ``tensor``."""
+    if tensor.dtype in _BY_BYTES:
+        for text in _expressions(tensor.view(torch.uint8)):
+            yield f"{text}.view({tensor.dtype})"
+        return
+    shape, kind = tuple(tensor.shape), f"dtype={tensor.dtype}"
+    if not tensor.numel():
+        yield f"torch.zeros({shape}, {kind})"
+        return
+    numbers = _numbers(tensor)
+    if len(set(numbers)) == 1:
+        zero = numbers[0] == "0" or (tensor.dtype == torch.bool and numbers[0] == "False")
+        yield f"torch.zeros({shape}, {kind})" if zero else f"torch.full({shape}, {numbers[0]}, {kind})"
+        return
+    if sum(map(len, numbers)) <= _MOST_CHARACTERS:
+        yield f"torch.tensor({_nested(numbers, shape)}, {kind})"
+    period = _period(numbers)
+    if period < len(numbers) and sum(map(len, numbers[:period])) <= _MOST_CHARACTERS:
+        yield f"torch.tensor([{', '.join(numbers[:period])}] * {len(numbers) // period}, {kind}).view{shape}"
+    if sum(map(len, numbers)) > _MOST_CHARACTERS:
+        yield f'unpack("{_packed(tensor)}", {tensor.dtype}, {", ".join(map(str, shape)) or "()"})'
+
+
+_BY_BYTES = frozenset(
+    getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+)
+
+
+def _in_rows(name: str, tensor: Tensor) -> Iterator[str]:
+    """A tensor that holds one number but for some rows: most of a cache is dead memory."""
+    if tensor.dtype in _BY_BYTES or tensor.dim() < 2 or not tensor.numel():
+        return
+    numbers, width = _numbers(tensor), tensor.shape[-1]
+    rows = [tuple(numbers[start : start + width]) for start in range(0, len(numbers), width)]
+    plain = [row[0] for row in rows if len(set(row)) == 1]
+    if not plain:
+        return
+    fill = max(plain, key=plain.count)
+    yield f"{name} = torch.full({tuple(tensor.shape)}, {fill}, dtype={tensor.dtype})"
+    for is_fill, stretch in itertools.groupby(enumerate(rows), key=lambda row: set(row[1]) == {fill}):
+        if not is_fill:
+            (first, _), *_ = found = list(stretch)
+            yield f"{name}.view(-1, {width})[{first}:{first + len(found)}] = {_rows_text([row for _, row in found])}"
+
+
+def _rows_text(rows: list[tuple[str, ...]]) -> str:
+    """Rows as a tensor that broadcasts to them."""
+    width = len(rows[0])
+    if len(set(rows)) == 1:
+        rows = rows[:1]
+    if len(rows) == 1 and len(set(rows[0])) == 1:
+        return rows[0][0]
+    period = max(_period(row) for row in rows) if all(width % _period(row) == 0 for row in rows) else width
+    period = period if all(row == row[:period] * (width // period) for row in rows) else width
+    text = ", ".join(f"[{', '.join(row[:period])}]" for row in rows)
+    return f"torch.tensor([{text}])" + (f".repeat(1, {width // period})" if period < width else "")
+
+
+def _numbers(tensor: Tensor) -> list[str]:
+    """All elements in order, each as short as it can be said exactly."""
+    flat = tensor.reshape(-1)
+    if tensor.dtype in (torch.bool, torch.uint8) or not tensor.dtype.is_floating_point:
+        return [str(one) for one in flat.tolist()]
+    kind = {torch.float16: np.float16, torch.float64: np.float64}.get(tensor.dtype, np.float32)
+    values = flat.double().numpy().astype(kind)  # exact: float32 holds bfloat16
+    return [number_text(float(one)) if _is_short(float(one)) else str(one) for one in values]
+
+
+def _is_short(value: float) -> bool:
+    return not math.isfinite(value) or value == int(value)
+
+
+def _nested(numbers: Sequence[str], shape: tuple[int, ...]) -> str:
+    if not shape:
+        return numbers[0]
+    step = len(numbers) // shape[0]
+    parts = (_nested(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))
+    return f"[{', '.join(parts)}]"
+
+
+def _period(numbers: Sequence[str]) -> int:
+    """The shortest beginning that repeats to the end."""
+    count = len(numbers)
+    for period in range(1, count // 2 + 1):
+        if count % period == 0 and all(numbers[i] == numbers[i - period] for i in range(period, count)):
+            return period
+    return count
+
+
+def _packed(tensor: Tensor) -> str:
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return base64.b64encode(zlib.compress(data, 9)).decode()
