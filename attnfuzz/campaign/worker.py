@@ -26,7 +26,6 @@ from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.long_cases import LONG_SIZES, LongCases, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.floor import floor_of
-from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Patience, Pipeline, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.process_memory import MemoryWatch
@@ -37,7 +36,6 @@ from attnfuzz.campaign.messages import (
     ChannelClosed,
     FormatCompiled,
     Join,
-    Known,
     Ready,
     Setup,
     Stop,
@@ -51,6 +49,7 @@ from attnfuzz.campaign.triage.failure_queue import FailureQueue
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.identity.bug import Bug, FailingCase
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.isolation.process import die_with_parent, why_starved
@@ -138,7 +137,7 @@ class WorkerLoop:
         early, self._mail = self._mail, []
         for message in (*early, *self._channel.receive()):
             match message:
-                case Known():
+                case Bug():
                     self._failures.learn(message)
                     if message.kind == LEAK:
                         self._judge.leaks(message.kernel)

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from attnfuzz.campaign.identity.signature import KnownFindings
+
 from attnfuzz.campaign import finding_book
 from attnfuzz.campaign.identity import signature
-from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.triage import known_deaths
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.declaration import Declaration

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features

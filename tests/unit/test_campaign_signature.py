@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import (
     ANY_CASE,
     KnownFindings,
@@ -16,6 +14,8 @@ from attnfuzz.campaign.identity.signature import (
     case_features,
     failure_features,
 )
+
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -36,7 +36,6 @@ from attnfuzz.verdict import WITHOUT_WEIGHT
 
 __all__ = [
     "Restriction",
-    "are_one_gap",
     "needed_limits",
     "restriction_of",
     "with_remedy",
@@ -83,15 +82,6 @@ def needed_limits(finding: Finding) -> Limits:
         return {}
     limits = _stricter(own, _limits_elsewhere(finding, own)) if own.keys() <= {"layouts", "strides"} else own
     return limits if _ends(msgspec.structs.replace(supports, **limits), finding) else {}
-
-
-def are_one_gap(one: Finding, other: Finding) -> bool:
-    """Whether an oracle misses the same declaration in both, whatever their cases need to show that.
-
-    A kernel that returns no LSE lacks it in every case, but where its output is wrong as well, that is told.
-    """
-    missed = one.failure.remedy
-    return bool(missed) and one.symptom == other.symptom and missed == other.failure.remedy
 
 
 @dataclass(frozen=True, slots=True)
