@@ -289,13 +289,15 @@ class FindingBook:
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:
-    """Of two findings of one bug the first is kept: has been shrunk, needs least, is explained best, is smallest.
+    """Of two findings of one bug the first is kept: has been shrunk, is seen in one run, needs least, is explained
+    best, is smallest.
 
     What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
     """
     features = finding.signature.features
     return (
         finding.shrunk_s is None,
+        finding.symptom.is_of_bits,
         len(aspects(features)),
         len(needs(features)),
         len(telling(features)),

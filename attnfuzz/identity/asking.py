@@ -61,9 +61,9 @@ def bug_behind(suspect: FailingCase, known: KnownBugs, run: Run) -> Bug | None:
             return bug
     for case in without(SHARED_PAGES, suspect.declaration, suspect.case):  # it decides what lies at a wrong address
         found = _Runs(suspect, run)(case)
-        bug = None if found is None else known.predicting(found)
-        if bug is not None and not bug.is_told_apart_from(Bug.seen_in(suspect)):
-            return bug
+        shown = None if found is None else known.predicting(found)
+        if shown is not None and not shown.is_told_apart_from(Bug.seen_in(suspect)):
+            return shown
     return next((bug for bug in known.beside(suspect) if _is_cured_by(bug, suspect, _Runs(suspect, run))), None)
 
 

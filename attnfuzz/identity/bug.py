@@ -22,12 +22,14 @@ from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_cas
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.verdict import (
     IDENTIFYING_CAUSES,
+    PAST_THE_END,
     RELATION_ORACLES,
     RESULT,
     WITHOUT_WEIGHT,
     Failure,
     OracleName,
     ends_process,
+    is_fault,
 )
 
 __all__ = [
@@ -53,11 +55,31 @@ _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
 _COMPARE_RUNS = frozenset({"determinism", "call_sequence"})
 _SUPPLIED: dict[str, frozenset[str]] = {
-    "merge_laws": frozenset({"one state empty", "prefix empty", "suffix empty"}),
+    "merge_laws": frozenset({"one state empty", "prefix empty", "suffix empty", "some lse far apart"}),
     "batch_invariance": frozenset({"num_seqs>1", "ragged"}),
     "block_table_slack": frozenset({"extra columns"}),
 }
 """What a relation's further runs have, whatever the case has."""
+_OF_ROUNDING = frozenset({"value_affinity", "batch_invariance"})
+_STRIDE = "ignored_stride"
+_PAGE_IDS = "ignored_page_ids"
+_WHAT_WAS_READ = frozenset(
+    {
+        "another_page",
+        "another_row",
+        _STRIDE,
+        "keys_behind_the_query",
+        "single_token",
+        "tokens_counted_twice",
+        "tokens_dropped",
+        "treated_as_empty",
+        "values_dropped",
+        PAST_THE_END,
+        WITHOUT_WEIGHT,
+        _PAGE_IDS,
+    }
+)
+"""Which tokens were read goes by the size of a case and by what lies at a wrong address: two such causes may be one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,11 @@ class Symptom:
     def is_of_bits(self) -> bool:
         """Whether a relation saw that bits differ: in which cases a mistake changes the last digit is chance."""
         return self.oracle in RELATION_ORACLES and self.kind == "bits"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether memory was accessed that is not there, or nobody's."""
+        return is_fault(self.oracle, self.kind) or (self.oracle == "crash" and self.kind.startswith(_FAULTS))
 
     @property
     def sort(self) -> str:
@@ -225,7 +252,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             kernel=kernel,
             oracle=symptom.oracle,  # type: ignore[arg-type]  # a Symptom has it from a Failure
             kind=symptom.kind,
-            features=features,
+            features=features | _named(failure),
             mistakes=frozenset(one.mistake for one in failure.causes),
             perhaps=frozenset(failure.maybe),
             results=_results(failure),
@@ -243,7 +270,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             kernel=kernel,
             oracle=symptom.oracle,  # type: ignore[arg-type]  # as above
             kind=symptom.kind,
-            features=frozenset(record.features) - {ANY_CASE},
+            features=(frozenset(record.features) - {ANY_CASE}) | _named(record),
             mistakes=frozenset(filter(None, (record.cause,))),
             perhaps=frozenset(record.maybe),
             results=_results(record),
@@ -265,9 +292,14 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         return decode_case(like.problem, self.case) if self.case else None
 
     @property
-    def is_of_luck(self) -> bool:
-        """Whether it is a rounding, or an offset that is too narrow: in which cases it shows is luck, or of size."""
+    def is_rounding(self) -> bool:
+        """Whether it is known to round, or to have offsets that are too narrow."""
         return bool(self.mistakes) and self.mistakes <= IDENTIFYING_CAUSES
+
+    @property
+    def is_of_luck(self) -> bool:
+        """Whether luck decides, or size, in which cases it shows: what these have says nothing."""
+        return self.is_rounding or (self.symptom.is_of_bits and self.oracle in _OF_ROUNDING)
 
     @property
     def is_unsteady(self) -> bool:
@@ -283,11 +315,6 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     def never_changes_numbers(self) -> bool:
         """Whether it only matters where NaN or infinity lies: their product with a weight of 0 is NaN."""
         return self.mistakes == {WITHOUT_WEIGHT}
-
-    @property
-    def has(self) -> frozenset[str]:
-        """What its case has, or the further runs of the relation that saw it."""
-        return self.features | _SUPPLIED.get(self.oracle, frozenset())
 
     def predicts(self, seen: Bug) -> bool:
         """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
@@ -309,7 +336,9 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether relatives are worth asking about it: nothing tells the two apart, and ``seen`` has what it needs."""
         if self.kernel != seen.kernel or self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
             return False
-        return not self.is_of_luck and has_essentials(seen.has, self.features)
+        return not self.is_of_luck and has_essentials(
+            seen.features | _SUPPLIED.get(seen.oracle, frozenset()), self.features
+        )
 
     def is_told_apart_from(self, other: Bug) -> bool:
         """Whether other results are concerned, or another cause is told.
@@ -318,13 +347,20 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """
         if _is_of_lse(self.results) and other.results and not _is_of_lse(other.results):
             return True
-        if not self.features and self.symptom == other.symptom and not self.is_of_luck:
+        if not self.features and self.symptom == other.symptom and not self.is_rounding:
             return False
         if self.never_changes_numbers and other.is_wrong_number:
             return True
         if self.mistakes & (other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
             return False
-        return bool(self.mistakes and other.mistakes) or self.is_of_luck or other.is_of_luck
+        if self.is_rounding or other.is_rounding:
+            return True
+        return not any(one.mistakes <= _WHAT_WAS_READ for one in (self, other))  # which holds where none is told
+
+
+def _named(failure: Failure | FindingRecord) -> frozenset[str]:
+    """What a relation that gave the case other strides says of them."""
+    return frozenset({f"strides:{failure.tensor}"} if failure.cause == _STRIDE else ())
 
 
 def _results(failure: Failure | FindingRecord) -> frozenset[str]:
@@ -388,7 +424,7 @@ def are_one(a: HasBug, b: HasBug) -> bool:
         return True  # nothing tells them apart, since the campaign ended too early
     if not (one.mistakes and other.mistakes) and one.perhaps & other.perhaps & IDENTIFYING_CAUSES:
         return True
-    return _includes(one, other) or _includes(other, one)
+    return any(rule(*pair) for rule in (_includes, _reads_anywhere) for pair in ((one, other), (other, one)))
 
 
 def _includes(less: Bug, more: Bug) -> bool:
@@ -398,9 +434,21 @@ def _includes(less: Bug, more: Bug) -> bool:
     """
     if more.rough:  # nobody has asked for another value
         less = msgspec.structs.replace(less, features=certain(less.features))
-    if less.rough or not less.may_be_behind(more):
+    if less.rough or more.is_of_luck or not less.may_be_behind(more):
         return False
     return more.rough or bool(aspects(less.features)) or not aspects(more.features)
+
+
+def _reads_anywhere(one: Bug, other: Bug) -> bool:
+    """Whether ``one`` says that what is read is not where it should be, and ``other`` may be what lies there.
+
+    Past the end of a sequence there may be no page, and no entry of the table.
+    """
+    if other.symptom.sort or not other.mistakes <= _WHAT_WAS_READ:
+        return False
+    if one.mistakes == {PAST_THE_END}:
+        return other.symptom.is_fault and not aspects(one.features | other.features)
+    return one.mistakes == {_PAGE_IDS}
 
 
 class KnownBugs:

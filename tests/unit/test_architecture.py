@@ -34,20 +34,21 @@ RANKS = {
     "attnfuzz.trials": 1,  # runs of a kernel on a case
     "attnfuzz.judging": 4,
     "attnfuzz.explaining": 2,
+    "attnfuzz.identity": 5,  # which bug a failure is
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,
     "attnfuzz.triton_compat.interpreter_operations": 2,
     "attnfuzz.corpus": 3,
-    "attnfuzz.campaign": 5,
+    "attnfuzz.campaign": 6,
     "attnfuzz.campaign.stopping": 0,  # text only
     "attnfuzz.composition": 1,
-    "attnfuzz.conformance": 6,
+    "attnfuzz.conformance": 7,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.bench": 6,
+    "attnfuzz.bench": 7,
     "attnfuzz.environment": 0,  # versions, found without importing anything
-    "attnfuzz.doctor": 6,
-    "attnfuzz.mutation": 6,
+    "attnfuzz.doctor": 7,
+    "attnfuzz.mutation": 7,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_files": 0,  # whatever is written to a disk
     "attnfuzz.internal_errors": 0,  # text only
@@ -56,15 +57,15 @@ RANKS = {
     "attnfuzz.untrusted_text": 0,  # text only
     "attnfuzz.verdict": 0,  # data that every layer passes on
     "attnfuzz.probe": 0,  # runs in a process of its own
-    "attnfuzz.testing": 6,
-    "attnfuzz.report": 6,
-    "attnfuzz.sanitizer": 6,
-    "attnfuzz.cli": 7,
-    "attnfuzz.pytest_plugin": 7,
-    "attnfuzz.__main__": 7,
+    "attnfuzz.testing": 7,
+    "attnfuzz.report": 7,
+    "attnfuzz.sanitizer": 7,
+    "attnfuzz.cli": 8,
+    "attnfuzz.pytest_plugin": 8,
+    "attnfuzz.__main__": 8,
 }
 # A campaign's stations, and what lies between them: each may import those before it.
-STATIONS = ("draw", "counts", "messages", "identity", "judge", "triage", "inference", "result", "saved")
+STATIONS = ("draw", "counts", "messages", "judge", "triage", "inference", "result", "saved")
 LIGHT = [
     "attnfuzz.declaration",
     "attnfuzz.testing",
