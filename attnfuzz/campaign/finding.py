@@ -45,7 +45,8 @@ class Finding:
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
     meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
     ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
-    within the declaration that would end it. ``python``: where it was found, if not in the driver's environment;
+    within the declaration that would end it. ``same_as``: the tag of a finding of the same bug, where relatives of the
+    case have told that. ``python``: where it was found, if not in the driver's environment;
     ``outcomes``: what comes of the case in each environment, where several are compared.
     """
 
@@ -71,6 +72,7 @@ class Finding:
     cases_seen: int = 1
     weights: tuple[WeightedRow, ...] = ()
     declarable: bool = True
+    same_as: str = ""
     python: Python | None = None
     outcomes: tuple[EnvironmentOutcome, ...] = ()
 

@@ -161,7 +161,7 @@ class FindingBook:
         )
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
-        finding.declarable = message.declarable
+        finding.declarable, finding.same_as = message.declarable, message.same_as
         with_remedy(finding)
         self._settle(finding)
         return finding
@@ -273,7 +273,7 @@ class FindingBook:
             other
             for other in self.findings
             if other.minimised and other is not finding and other.is_question == finding.is_question
-            if are_one(finding, other)
+            if are_one(finding, other) or self._by_tag.get(finding.same_as) is other
         ]
         mine = aspects(finding.signature.features)
         return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
@@ -297,7 +297,7 @@ def _preference(finding: Finding) -> tuple[object, ...]:
     features = finding.signature.features
     return (
         finding.shrunk_s is None,
-        finding.symptom.is_of_bits,
+        finding.bug.is_of_relation,
         len(aspects(features)),
         len(needs(features)),
         len(telling(features)),

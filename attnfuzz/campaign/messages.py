@@ -243,7 +243,8 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     """Shrinking has ended; ``complete`` unless time ran out first.
 
     ``features`` are what the bug needs. ``bugs`` is what is known of it, in each way in which it showed; failures that
-    one of them predicts pass silently from now on, and are counted as the finding's. ``explanation``: what is wrong, in
+    one of them predicts pass silently from now on, and are counted as the finding's. ``same_as``: the tag of a finding
+    that turned out to be the same bug, if there is one. ``explanation``: what is wrong, in
     further lines, ``blame`` where, and ``sources`` by which lines of the kernel; ``weights`` are those that the kernel
     gave, to be drawn. ``declarable`` unless the kernel still fails within the declaration that would end the finding.
     """
@@ -252,6 +253,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     features: frozenset[str]
     bugs: tuple[Bug, ...]
     complete: bool
+    same_as: str = ""
     explanation: tuple[str, ...] = ()
     blame: Blame = Blame()
     sources: tuple[SourceLine, ...] = ()

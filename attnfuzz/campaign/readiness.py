@@ -24,6 +24,7 @@ from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, adopting,
 from attnfuzz.campaign.messages import Adopted, Join, Unfinished, written
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.identity.bug import is_refusal
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import Runner
@@ -34,7 +35,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
-from attnfuzz.verdict import RESULT, Failure, Verdict, ends_process
+from attnfuzz.verdict import Failure, Verdict, ends_process
 
 __all__ = ["Readiness"]
 
@@ -337,7 +338,7 @@ class Readiness:
 
 def _raised(verdict: Verdict) -> Failure | None:
     failure = verdict.failure
-    return failure if failure is not None and failure.oracle == "exception" and failure.kind != RESULT else None
+    return failure if failure is not None and is_refusal(failure) else None
 
 
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:

@@ -54,7 +54,6 @@ from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
@@ -139,7 +138,7 @@ class WorkerLoop:
             match message:
                 case Bug():
                     self._failures.learn(message)
-                    if message.kind == LEAK:
+                    if message.is_leak:
                         self._judge.leaks(message.kernel)
                     if message.oracle in LEARNED_ORACLES:
                         self._schedule.is_fatal(message.kernel)

@@ -16,7 +16,15 @@ import msgspec
 
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.declaration import Declaration
-from attnfuzz.identity.features import ANY_CASE, aspects, case_features, certain, has_essentials, telling
+from attnfuzz.identity.features import (
+    ANY_CASE,
+    NEEDS_PRECEDING,
+    aspects,
+    case_features,
+    certain,
+    has_essentials,
+    telling,
+)
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_case
 from attnfuzz.problems.repeated import plain_values
@@ -24,6 +32,7 @@ from attnfuzz.verdict import (
     IDENTIFYING_CAUSES,
     PAST_THE_END,
     RELATION_ORACLES,
+    REPLACED,
     RESULT,
     WITHOUT_WEIGHT,
     Failure,
@@ -43,7 +52,10 @@ __all__ = [
     "bugs_shown",
     "failure_features",
     "is_alike",
+    "is_leak",
     "is_refusal",
+    "is_told_of_all",
+    "lacks_lse",
     "may_be_leak",
     "may_be_the_machine",
     "tag_of",
@@ -98,8 +110,13 @@ class Symptom:
 
     @property
     def is_of_bits(self) -> bool:
-        """Whether a relation saw that bits differ: in which cases a mistake changes the last digit is chance."""
+        """Whether a relation saw that bits differ."""
         return self.oracle in RELATION_ORACLES and self.kind == "bits"
+
+    @property
+    def is_of_last_digits(self) -> bool:
+        """Whether these are as a rule the last ones, and it is chance in which cases a mistake changes them."""
+        return self.oracle in _OF_ROUNDING and self.kind == "bits"
 
     @property
     def is_fault(self) -> bool:
@@ -117,9 +134,12 @@ class Symptom:
 def is_alike(one: Failure, other: Failure) -> bool:
     """Whether a smaller case that shows ``other`` may stand for one that shows ``one``.
 
-    Not if it shows less: numbers where the process died, or a wrong log-sum-exp where the output was wrong.
+    Not if it shows less: numbers where the process died, a wrong log-sum-exp where the output was wrong, or what only a
+    relation sees.
     """
     if Symptom.of("", one).sort != Symptom.of("", other).sort or ends_process(one) != ends_process(other):
+        return False
+    if _is_of_relation(other) and not _is_of_relation(one):
         return False
     return _is_of_lse(_results(one)) == _is_of_lse(_results(other))
 
@@ -177,6 +197,21 @@ def may_be_leak(failure: Failure) -> bool:
     return failure.oracle == "exception" and failure.kind.split(" ")[0] in _OUT_OF_MEMORY
 
 
+def is_leak(failure: Failure | FindingRecord) -> bool:
+    """Whether the kernel keeps memory with every call."""
+    return failure.kind == LEAK
+
+
+def is_told_of_all(failure: Failure) -> bool:
+    """Whether whatever else is seen of the kernel would come of this: what judges it has been replaced, or is gone."""
+    return failure.kind.endswith(REPLACED) or (failure.oracle == "crash" and failure.kind == "zygote")
+
+
+def lacks_lse(failure: Failure) -> bool:
+    """Whether a log-sum-exp was never written."""
+    return failure.oracle == "unwritten" and _is_of_lse(frozenset({failure.kind}))
+
+
 def is_refusal(failure: Failure) -> bool:
     """Whether the kernel, or a compiler, raised something, and attnfuzz objects to nothing else."""
     return failure.oracle == "exception" and failure.kind != RESULT
@@ -205,7 +240,7 @@ class Signature:
         symptom = Symptom.of(kernel, failure)
         if failure.cause in IDENTIFYING_CAUSES:
             return cls(Symptom(kernel, symptom.oracle, failure.cause), frozenset({ANY_CASE}))
-        return cls(symptom, frozenset({ANY_CASE}) if symptom.is_of_bits else features)
+        return cls(symptom, frozenset({ANY_CASE}) if symptom.is_of_last_digits else features)
 
     def __str__(self) -> str:
         needed = ", ".join(sorted(telling(self.features))) or ANY_CASE
@@ -292,6 +327,21 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         return decode_case(like.problem, self.case) if self.case else None
 
     @property
+    def is_of_relation(self) -> bool:
+        """Whether no single run shows it, nor ends the process."""
+        return _is_of_relation(self)
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether it shows only after other cases."""
+        return NEEDS_PRECEDING in self.features
+
+    @property
+    def is_leak(self) -> bool:
+        """Whether the kernel keeps memory with every call."""
+        return self.kind == LEAK
+
+    @property
     def is_rounding(self) -> bool:
         """Whether it is known to round, or to have offsets that are too narrow."""
         return bool(self.mistakes) and self.mistakes <= IDENTIFYING_CAUSES
@@ -299,7 +349,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     @property
     def is_of_luck(self) -> bool:
         """Whether luck decides, or size, in which cases it shows: what these have says nothing."""
-        return self.is_rounding or (self.symptom.is_of_bits and self.oracle in _OF_ROUNDING)
+        return self.is_rounding or self.symptom.is_of_last_digits
 
     @property
     def is_unsteady(self) -> bool:
@@ -356,6 +406,10 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         if self.is_rounding or other.is_rounding:
             return True
         return not any(one.mistakes <= _WHAT_WAS_READ for one in (self, other))  # which holds where none is told
+
+
+def _is_of_relation(failure: Failure | Bug) -> bool:
+    return failure.oracle in RELATION_ORACLES and not ends_process(failure)
 
 
 def _named(failure: Failure | FindingRecord) -> frozenset[str]:

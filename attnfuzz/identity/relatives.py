@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
 from attnfuzz.declaration import Declaration
@@ -58,16 +57,16 @@ def strides_swapped(declaration: Declaration, case: Case) -> list[Case]:
 
 
 def crossed(declaration: Declaration, case: Case, other: Case) -> list[Case]:
-    """``case`` with all that ``other`` has beyond the simplest, where ``case`` itself has the simplest; or none."""
+    """``case`` with all that ``other`` has beyond the simplest, where ``case`` itself has the simplest; or none.
+
+    Tensors of ``other`` lie as they do there, or as those of ``case`` do.
+    """
     simplest = _domain(declaration).simplest
-    changes: dict[str, Any] = {}
-    for name in case.__struct_fields__:
-        mine, its, plain = (getattr(one, name) for one in (case, other, simplest))
-        if isinstance(mine, dict):
-            changes[name] = {**its, **mine}
-        elif mine == plain:
-            changes[name] = its
-    return _made(declaration, case, [changes])
+    plain = {name: getattr(simplest, name) for name in case.__struct_fields__}
+    changes = {name: getattr(other, name) for name, value in plain.items() if getattr(case, name) == value}
+    mine, its = getattr(case, "strides", {}), getattr(other, "strides", {})
+    ways = [its, *(dict.fromkeys(its, kind) for kind in sorted(set(mine.values())))] if its else [{}]
+    return _made(declaration, case, [changes | ({"strides": way | mine} if way else {}) for way in ways])
 
 
 def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:

@@ -233,7 +233,7 @@ def rules() -> list[Rule]:
     """All that decide which failures are one bug."""
     return [
         Rule("ask relatives which bug it is (`bug_behind`)", investigation, "bug_behind", lambda *about: None),
-        Rule("ask where it has what the bug needs, and only there", asking, "_is_foretold", lambda *about: False),
+        Rule("ask whether it fails without what the bug needs", asking, "_is_foretold", lambda *about: False),
         Rule("ask whether what the bug needs cures it", asking, "_is_cured_by", lambda *about: False),
         Rule("ask neighbours what it needs", investigation, "needs_of", lambda found, needed, *rest: needed),
         Rule("results and causes tell bugs apart", bug.Bug, "is_told_apart_from", lambda one, other: False),

@@ -44,8 +44,9 @@ class Story:
     def confirmed(self, name: str, failed: int = 3) -> None:
         self.book.confirmed(Confirmed(finding=name, failed=failed, runs=3))
 
-    def minimised(self, name: str, *features: str, complete: bool = True) -> None:
-        self.book.minimised(Minimised(finding=name, features=frozenset(features), bugs=(), complete=complete))
+    def minimised(self, name: str, *features: str, complete: bool = True, same_as: str = "") -> None:
+        needed = frozenset(features)
+        self.book.minimised(Minimised(finding=name, features=needed, bugs=(), complete=complete, same_as=same_as))
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*.json"))
@@ -297,6 +298,19 @@ def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Sto
     again = story.book.duplicate(Duplicate(finding="1-2", bugs=(known,))).tag
     story.book.seen_again({again: 1000})
     assert finding.cases_seen == 1113
+
+
+def test_what_relatives_tell_to_be_one_bug_is_one_finding_as_it_is_seen_in_one_run(story: Story) -> None:
+    """What a case needs does not always show that; and of the two a relation's word says less."""
+    story.found("0-1", 5, Failure(oracle="containment", kind="nan in K", message="nan"))
+    story.confirmed("0-1")
+    story.minimised("0-1", "gqa_ratio>1")
+    story.found("0-2", 7)
+    story.confirmed("0-2")
+    story.minimised("0-2", "num_kv_heads>1", same_as=story.book.findings[0].tag)
+    (finding,) = story.book.findings
+    assert finding.failure == WRONG
+    assert [sight.oracle for sight in finding.also] == ["containment"]
 
 
 def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:

@@ -210,6 +210,23 @@ def _looked_into_on_a_shared_page(
     return *looked_into(FailingCase(PAGED, ON_A_SHARED_PAGE, shown), timed, known), known
 
 
+@pytest.mark.parametrize("is_of_relation", [True, False])
+def test_what_one_run_shows_is_told_although_a_relation_saw_it_before(is_of_relation: bool) -> None:
+    """Whoever repairs it would be told of NaN in another sequence's K, where the output is simply wrong."""
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+        return WRONG if max(case.seq_lens) > 1 else None
+
+    process = PretendedProcess(bug)
+    before = LEAKS if is_of_relation else DEAD
+    known = KnownBugs([Bug.shown_by(KERNEL.target, before, frozenset({"seq_len>1"}), finding="0a1b2c")])
+    _, sent = looked_into(process.suspect(a_case(9), failure=WRONG), process.timed(), known)
+    if is_of_relation:
+        assert last(sent, Minimised).same_as == "0a1b2c"
+    else:
+        assert [bug.finding for bug in last(sent, Duplicate).bugs] == ["0a1b2c"]
+
+
 def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
     """Every smaller case would be refused as known, and what is left, unshrunk, be reported as a second bug."""
 

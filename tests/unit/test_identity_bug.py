@@ -112,6 +112,7 @@ def test_runs_that_differ_are_one_bug(other: Bug, same: bool) -> None:
     [
         (("accuracy", "out:value", "out"), ("dead_memory", "out", "out"), True),
         (("value_affinity", "bits", "out"), ("accuracy", "out:value", "out"), True),
+        (("accuracy", "out:value", "out"), ("value_affinity", "bits", "out"), False),
         (("accuracy", "out:value", "out"), ("accuracy", "lse:value", "lse"), False),
         (("crash", "SIGSEGV", ""), ("accuracy", "out:value", "out"), False),
         (("exception", "ValueError in f", ""), ("exception", "IndexError in f", ""), False),

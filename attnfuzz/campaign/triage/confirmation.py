@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Patience, Unjudged
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
 from attnfuzz.declaration import Declaration
-from attnfuzz.identity.bug import FailingCase, Symptom, may_be_leak
-from attnfuzz.judging.leaks import LEAK
+from attnfuzz.identity.bug import FailingCase, Symptom, is_leak, may_be_leak
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
@@ -129,7 +128,7 @@ class LeakRetries(Retries):
 
 def retries_of(failing: FailingCase, judge: CaseJudge, deaths: KnownDeaths) -> Retries:
     """How to run cases in order to see the failing case's failure again."""
-    if failing.failure.kind == LEAK:
+    if is_leak(failing.failure):
         return LeakRetries(judge, failing.declaration)
     oracle = failing.failure.oracle
     return Retries(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
@@ -312,7 +311,7 @@ def _between_calls(failing: FailingCase, retries: Retries) -> Confirmation | Non
     when the case was repeated, so this is asked after that.
     """
     failure = failing.failure
-    if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):
+    if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failing.symptom.is_of_bits):
         return None
     usual, retries.relations = retries.relations, ("call_sequence",)
     failures = []

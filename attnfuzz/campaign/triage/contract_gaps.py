@@ -120,7 +120,7 @@ def _limits(finding: Finding) -> Limits:
     if failure.remedy:
         return dict(failure.remedy)
     if failure.oracle == "page_relocation":
-        return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
+        return {"strides": "contiguous"} if failure.cause == "ignored_stride" else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
     if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done

@@ -33,16 +33,15 @@ from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
-from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, tag_of
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, is_leak, is_refusal, tag_of
 from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
 from attnfuzz.identity.relatives import nearest_permitted, with_other_numbers
-from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import RESULT, Failure, OracleName, ends_process
+from attnfuzz.verdict import Failure, OracleName, ends_process
 
 __all__ = ["Investigation"]
 
@@ -95,6 +94,7 @@ class Investigation:
         self._adopting = adopting
         self._first = self._now = failing
         self._is_flaky = False
+        self._same_as = ""
         self._shown = [failing]
         self._finding = finding
         self._send = send
@@ -173,7 +173,7 @@ class Investigation:
     def _is_known_to_need_others(self) -> bool:
         """A symptom that is known to need other cases, on a case that ran after some and does not fail alone."""
         known = self._known.of_symptom(self._first.symptom)
-        if not self._first.preceding or not any(NEEDS_PRECEDING in bug.features for bug in known):
+        if not self._first.preceding or not any(bug.needs_others for bug in known):
             return False
         try:
             return self._retries.alone(self._first.case, afresh=True) is None
@@ -221,15 +221,21 @@ class Investigation:
             self._step_to(self._first.as_(self._first.case, named))
 
     def _recognise(self) -> None:
-        """Ask whether a known bug is behind it that shows in another way here."""
+        """Ask whether a known bug is behind it that shows in another way here.
+
+        What one run of the kernel shows says more than what a relation saw, and is shrunk all the same.
+        """
         if self._is_flaky or self._now.preceding:
             return
         try:
             bug = bug_behind(self._now, self._known, self._run_relative)
         except Unanswered:
             return
-        if bug is not None:
+        if bug is None:
+            return
+        if not bug.is_of_relation or Bug.seen_in(self._now).is_of_relation:
             raise _SameBug(bug)
+        self._same_as = bug.finding
 
     def _run_relative(self, case: Case, relations: tuple[OracleName, ...]) -> FailingCase | None:
         if self._is_over() or time.monotonic() >= self._shrink_until:
@@ -388,6 +394,7 @@ class Investigation:
                 finding=self._finding,
                 features=needed,
                 bugs=self._learn(needed, self._tag, self._now),
+                same_as=self._same_as,
                 complete=is_complete,
                 explanation=explanation.lines,
                 blame=explanation.blame,
@@ -400,7 +407,7 @@ class Investigation:
     def _explanation(self) -> Explanation:
         """What is wrong with the case, if it always fails; nothing of one that needs others before it."""
         now = self._now
-        if self._is_flaky or now.preceding or now.failure.kind == LEAK:
+        if self._is_flaky or now.preceding or is_leak(now.failure):
             return Explanation()
         try:
             return self._judge.explain(now.declaration, now.case, now.failure)
@@ -448,7 +455,7 @@ class Investigation:
         is_kept = False
         for kept, left_out in trial_of(now.declaration, limits, now.case):
             failure = self._failure_of(now.declaration, left_out)
-            if failure is None or (refuses and (failure.oracle, failure.kind == RESULT) != ("exception", False)):
+            if failure is None or (refuses and not is_refusal(failure)):
                 return False
             before = self._failure_of(declared, kept)
             is_kept |= before is None or (refuses and before.oracle != "exception")
