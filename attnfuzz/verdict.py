@@ -14,7 +14,6 @@ __all__ = [
     "BY_BOUNDS",
     "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
-    "MISTAKES_IN_FORMULAS",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "NOT_EVERYWHERE",
@@ -27,7 +26,6 @@ __all__ = [
     "WITHOUT_WEIGHT",
     "Blame",
     "Cause",
-    "Diagnosed",
     "DrawnWithout",
     "Failure",
     "OracleName",
@@ -81,24 +79,6 @@ BY_BOUNDS: frozenset[OracleName] = frozenset({"layout", "repaging", "gqa_expansi
 
 NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 """A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
-
-MISTAKES_IN_FORMULAS = frozenset(
-    {
-        "head_map",
-        "kv_scales",
-        "lse_base2",
-        "lse_formula",
-        "lse_natural",
-        "mask",
-        "merge",
-        "normalisation",
-        "not_rescaled",
-        "scale",
-        "score_columns",
-        "variant",
-    }
-)
-"""Causes that are the same in cases of every size. Which tokens are missing or too many goes by the size of a case."""
 
 PAST_THE_END = "past_the_end"
 """The cause where slots that hold none of a sequence's tokens take weight."""
@@ -307,19 +287,6 @@ class _OfKind(Protocol):
 
     @property
     def kind(self) -> str: ...
-
-
-class Diagnosed(_OfKind, Protocol):
-    """What tells bugs apart before a case has been shrunk."""
-
-    @property
-    def cause(self) -> str: ...
-
-    @property
-    def tensor(self) -> str: ...
-
-    @property
-    def maybe(self) -> tuple[str, ...]: ...
 
 
 def ends_process(failure: _OfKind | None) -> bool:

@@ -117,11 +117,13 @@ class Finding:
     @property
     def bug(self) -> Bug:
         """What is known of the bug."""
-        bug = Bug.shown_by(
-            self.declaration.target, self.failure, self._needed, flaky=self.is_flaky, finding=self.tag,
-            case=encode_case(self.case),
-        )  # fmt: skip
-        return msgspec.structs.replace(bug, rough=self.is_unfinished)
+        about = {
+            "rough": self.is_unfinished,
+            "flaky": self.is_flaky,
+            "finding": self.tag,
+            "case": encode_case(self.case),
+        }
+        return Bug.shown_by(self.declaration.target, self.failure, self._needed, **about)
 
     @property
     def cause(self) -> str:

@@ -8,9 +8,9 @@ show differently the part of the kernel decides that both are about.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -23,6 +23,7 @@ from attnfuzz.identity.features import (
     case_features,
     certain,
     has_essentials,
+    is_about,
     telling,
 )
 from attnfuzz.judging.leaks import LEAK
@@ -277,39 +278,20 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     case: bytes = b""
 
     @classmethod
-    def shown_by(
-        cls, kernel: str, failure: Failure, features: frozenset[str], *, flaky: bool = False, finding: str = "",
-        case: bytes = b"",
-    ) -> Bug:  # fmt: skip
-        """What ``failure`` tells, of a case that has ``features``."""
-        symptom = Symptom.of(kernel, failure)
+    def shown_by(cls, kernel: str, said: Failure | FindingRecord, features: frozenset[str], **more: Any) -> Bug:
+        """What an oracle tells by what it ``said``, of a case that has ``features``. ``more``: other fields."""
+        symptom = Symptom.of(kernel, said)
+        causes = [one.mistake for one in said.causes] if isinstance(said, Failure) else [said.cause]
         return cls(
             kernel=kernel,
             oracle=symptom.oracle,  # type: ignore[arg-type]  # a Symptom has it from a Failure
             kind=symptom.kind,
-            features=features | _named(failure),
-            mistakes=frozenset(one.mistake for one in failure.causes),
-            perhaps=frozenset(failure.maybe),
-            results=_results(failure),
-            missing=frozenset(failure.remedy.items()),
-            flaky=flaky,
-            finding=finding,
-            case=case,
-        )
-
-    @classmethod
-    def recorded(cls, kernel: str, record: FindingRecord) -> Bug:
-        """What a file tells of a bug."""
-        symptom = Symptom.of(kernel, record)
-        return cls(
-            kernel=kernel,
-            oracle=symptom.oracle,  # type: ignore[arg-type]  # as above
-            kind=symptom.kind,
-            features=(frozenset(record.features) - {ANY_CASE}) | _named(record),
-            mistakes=frozenset(filter(None, (record.cause,))),
-            perhaps=frozenset(record.maybe),
-            results=_results(record),
-            flaky=record.is_flaky,
+            features=features - {ANY_CASE} | ({f"strides:{said.tensor}"} if said.cause == _STRIDE else set()),
+            mistakes=frozenset(filter(None, causes)),
+            perhaps=frozenset(said.maybe),
+            results=_results(said),
+            missing=frozenset(said.remedy.items() if isinstance(said, Failure) else ()),
+            **more,
         )
 
     @classmethod
@@ -356,21 +338,13 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether runs differ that should not."""
         return not ends_process(self) and (self.flaky or self.oracle in _COMPARE_RUNS)
 
-    @property
-    def is_wrong_number(self) -> bool:
-        """Whether a number is another one, not NaN or infinite."""
-        return self.oracle == "accuracy" and self.kind.endswith(":value")
-
-    @property
-    def never_changes_numbers(self) -> bool:
-        """Whether it only matters where NaN or infinity lies: their product with a weight of 0 is NaN."""
-        return self.mistakes == {WITHOUT_WEIGHT}
-
     def predicts(self, seen: Bug) -> bool:
         """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
         if self.kernel != seen.kernel:
             return False
-        if self.mistakes & (seen.mistakes | seen.perhaps):
+        if self.mistakes & (seen.mistakes | seen.perhaps) and (
+            self.is_rounding or is_about(seen.features, self.features)
+        ):
             return True
         if self.is_told_apart_from(seen):
             return False
@@ -386,9 +360,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether relatives are worth asking about it: nothing tells the two apart, and ``seen`` has what it needs."""
         if self.kernel != seen.kernel or self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
             return False
-        return not self.is_of_luck and has_essentials(
-            seen.features | _SUPPLIED.get(seen.oracle, frozenset()), self.features
-        )
+        had = seen.features | _SUPPLIED.get(seen.oracle, frozenset())
+        return not self.is_of_luck and has_essentials(had, self.features)
 
     def is_told_apart_from(self, other: Bug) -> bool:
         """Whether other results are concerned, or another cause is told.
@@ -399,22 +372,17 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True
         if not self.features and self.symptom == other.symptom and not self.is_rounding:
             return False
-        if self.never_changes_numbers and other.is_wrong_number:
-            return True
+        if self.mistakes == {WITHOUT_WEIGHT} and other.oracle == "accuracy" and other.kind.endswith(":value"):
+            return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
         if self.mistakes & (other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
             return False
-        if self.is_rounding or other.is_rounding:
-            return True
+        if self.is_rounding or other.is_rounding:  # large cases look like some rounding by chance
+            return not any(one.rough and one.is_rounding for one in (self, other))
         return not any(one.mistakes <= _WHAT_WAS_READ for one in (self, other))  # which holds where none is told
 
 
 def _is_of_relation(failure: Failure | Bug) -> bool:
     return failure.oracle in RELATION_ORACLES and not ends_process(failure)
-
-
-def _named(failure: Failure | FindingRecord) -> frozenset[str]:
-    """What a relation that gave the case other strides says of them."""
-    return frozenset({f"strides:{failure.tensor}"} if failure.cause == _STRIDE else ())
 
 
 def _results(failure: Failure | FindingRecord) -> frozenset[str]:
@@ -427,34 +395,20 @@ def _is_of_lse(results: frozenset[str]) -> bool:
 
 
 def bugs_shown(
-    shown: Sequence[FailingCase],
-    needed: frozenset[str],
-    smallest: FailingCase | None = None,
-    *,
-    flaky: bool = False,
-    finding: str = "",
-) -> tuple[Bug, ...]:
+    shown: Iterable[FailingCase], needed: frozenset[str], told: FailingCase | None, **more: Any
+) -> list[Bug]:
     """What is known of a bug that was seen in all of ``shown``, one for each way in which it showed.
 
-    Only ``smallest``, which tells it, tells its cause: larger cases have others by chance.
+    Only ``told``, the smallest, tells its cause: larger cases have others by chance. ``more``: other fields.
     """
-    bugs = {
-        one.symptom: Bug(
-            kernel=one.symptom.kernel,
-            oracle=one.symptom.oracle,  # type: ignore[arg-type]  # as above
-            kind=one.symptom.kind,
-            features=needed,
-            results=_results(one.failure),
-            flaky=flaky,
-            finding=finding,
-        )
-        for one in shown
-    }
-    if smallest is not None:
-        case = encode_case(smallest.case)
-        kernel = smallest.declaration.target
-        bugs[smallest.symptom] = Bug.shown_by(kernel, smallest.failure, needed, flaky=flaky, finding=finding, case=case)
-    return tuple(bugs.values())
+    bugs = {}
+    for one in shown:
+        bug = Bug.shown_by(one.declaration.target, one.failure, needed, **more)
+        bugs[one.symptom] = msgspec.structs.replace(bug, mistakes=frozenset(), perhaps=frozenset(), missing=frozenset())
+    if told is not None:
+        case = encode_case(told.case)
+        bugs[told.symptom] = Bug.shown_by(told.declaration.target, told.failure, needed, case=case, **more)
+    return list(bugs.values())
 
 
 class HasBug(Protocol):

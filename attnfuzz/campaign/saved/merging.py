@@ -47,7 +47,8 @@ class SavedBug:
     @property
     def bug(self) -> Bug:
         """What is known of it."""
-        return Bug.recorded(self.regression.kernel, self.regression.finding)
+        finding = self.regression.finding
+        return Bug.shown_by(self.regression.kernel, finding, frozenset(finding.features), flaky=finding.is_flaky)
 
     @property
     def stands_alone(self) -> bool:

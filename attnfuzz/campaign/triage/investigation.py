@@ -421,7 +421,7 @@ class Investigation:
             self._known.add(bug)
             if not bug.flaky:
                 self._deaths.learn(bug)
-        return bugs
+        return tuple(bugs)
 
     def _passes_as_declared(self, needed: frozenset[str]) -> bool:
         """Whether the declaration that would end the finding, if there is one, leaves out what fails and no less."""
