@@ -13,7 +13,6 @@ from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
     "IDENTIFYING_CAUSES",
-    "MISTAKES_IN_FORMULAS",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "PAST_THE_END",
@@ -22,7 +21,6 @@ __all__ = [
     "WITHOUT_WEIGHT",
     "Blame",
     "Cause",
-    "Diagnosed",
     "DrawnWithout",
     "Failure",
     "OracleName",
@@ -38,23 +36,6 @@ __all__ = [
     "where_to_look",
 ]
 
-MISTAKES_IN_FORMULAS = frozenset(
-    {
-        "head_map",
-        "kv_scales",
-        "lse_base2",
-        "lse_formula",
-        "lse_natural",
-        "mask",
-        "merge",
-        "normalisation",
-        "not_rescaled",
-        "scale",
-        "score_columns",
-        "variant",
-    }
-)
-"""Causes that are the same in cases of every size. Which tokens are missing or too many goes by the size of a case."""
 
 PAST_THE_END = "past_the_end"
 """The cause where slots that hold none of a sequence's tokens take weight."""
@@ -80,6 +61,7 @@ IDENTIFYING_CAUSES = frozenset(
         "maximum_not_kept",
         "maximum_not_subtracted",
         "partial_lse",
+        "partial_lse_rounded",
         "rounded_weights_summed",
         "scores_rounded",
         "sums_rounded",
@@ -276,19 +258,6 @@ class _OfKind(Protocol):
 
     @property
     def kind(self) -> str: ...
-
-
-class Diagnosed(_OfKind, Protocol):
-    """What tells bugs apart before a case has been shrunk."""
-
-    @property
-    def cause(self) -> str: ...
-
-    @property
-    def tensor(self) -> str: ...
-
-    @property
-    def maybe(self) -> tuple[str, ...]: ...
 
 
 def ends_process(failure: _OfKind | None) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, difference
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay

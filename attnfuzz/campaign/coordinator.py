@@ -12,9 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from attnfuzz.campaign.declaration_inference import adopting, with_declared
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.messages import (
     Adopted,
     Begin,
@@ -25,7 +24,6 @@ from attnfuzz.campaign.messages import (
     Found,
     FromWorker,
     Join,
-    Known,
     Minimised,
     Ready,
     Setup,
@@ -42,6 +40,7 @@ from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import CampaignState, StateWriter
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
+from attnfuzz.identity.bug import Bug, KnownBugs, Symptom
 from attnfuzz.internal_errors import in_one_sentence
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports, as_call
@@ -137,8 +136,8 @@ class Coordinator:
         self._workers = Workers(statistics.workers, launch=launch, setup_for=self._setup)
         self._orphans = Orphans()
         self._adopted: dict[str, dict[str, str]] = {}
-        self._known: list[Known] = []
-        self._cut_off: set[Known] = set()
+        self._known: list[Bug] = []
+        self._cut_off: set[Bug] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {one: deque(maxlen=_FORMATS_KEPT) for one in self._kernels}
         self._busy: dict[str, tuple[Symptom, int]] = {}
         self._device_ids: dict[int, str] = {}
@@ -223,9 +222,7 @@ class Coordinator:
 
     def _accept_left(self) -> None:
         """Report what nobody was left to look into, unless a known bug explains it."""
-        known = KnownFindings()
-        for one in self._known:
-            known.learn(one)
+        known = KnownBugs(self._known)
         for unfinished in self._orphans.left():
             self._book.accept_unfinished(unfinished, unless=known)
 
@@ -393,18 +390,7 @@ class Coordinator:
 
     def _announce(self, closed: Minimised | Duplicate, finding: Finding) -> None:
         """Have every worker take later failures of this bug for known."""
-        kernel = finding.declaration.target
-        known = [
-            Known(
-                kernel=kernel,
-                oracle=oracle,
-                kind=kind,
-                features=closed.features,
-                flaky=closed.flaky,
-                finding=finding.tag,
-            )
-            for oracle, kind in closed.shown_as
-        ]
+        known = [msgspec.structs.replace(bug, finding=finding.tag) for bug in closed.bugs]
         if isinstance(closed, Minimised) and not closed.complete:
             self._cut_off.update(known)
         self._known += known

@@ -55,10 +55,11 @@ from attnfuzz.campaign.probe_cases import (
     told_by_either_infinity,
 )
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import is_refusal, is_told_of_all, lacks_lse
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.registry import ACCURACY, CRASH, DEAD_MEMORY, EXCEPTION, HANG, UNWRITTEN, oracle_of
+from attnfuzz.oracles.registry import ACCURACY, DEAD_MEMORY, HANG, oracle_of
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -86,7 +87,7 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
-from attnfuzz.verdict import REPLACED, RESULT, Failure, Verdict
+from attnfuzz.verdict import Failure, Verdict
 
 __all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
 
@@ -115,7 +116,6 @@ _MOST_OPTIONS = 3
 _SEEDS = (0, 1)
 _LONG = 600
 """Tokens, of which many kernels make several partial results."""
-_LSE_NAMES = ("lse", "output_lse", "partial_lse")
 
 Outcome = Literal["passes", "raises", "wrong", "dies", "unknown"]
 Standing = Literal["limit", "convention", "question"]
@@ -421,11 +421,9 @@ class _Probes:
             return _PASSED
         self._hangs += failure.oracle == HANG.name
         # all that the kernel does will be told of it
-        self._is_told |= failure.kind.endswith(REPLACED) or (failure.oracle == CRASH.name and failure.kind == "zygote")
+        self._is_told |= is_told_of_all(failure)
         dies = oracle_of(failure.oracle).ends_process
-        # a result that attnfuzz objects to is no objection of its own
-        refuses = failure.oracle == EXCEPTION.name and failure.kind != RESULT
-        outcome: Outcome = "raises" if refuses else "dies" if dies else "wrong"
+        outcome: Outcome = "raises" if is_refusal(failure) else "dies" if dies else "wrong"
         return _Seen(outcome, failure, case, supports.lse)
 
     def _verdict(self, case: Case, supports: Supports, numerics: Numerics) -> Verdict | None:
@@ -532,7 +530,7 @@ class _Inference:
                 point = msgspec.structs.replace(self.point, lse=kind, lse_layout=layout)
                 seen = [self.probes(case, point) for case in self._cases(point)]
                 first = first or next((one for one in seen if one.failure is not None), None)
-                unwritten = all(one.failure is not None and _lacks_lse(one.failure) for one in seen)
+                unwritten = all(one.failure is not None and lacks_lse(one.failure) for one in seen)
                 if unwritten and kind == "natural" and self._is_open("lse"):
                     alone = msgspec.structs.replace(point, lse="none")
                     cases = [*self._cases(alone), *ProbeCases(self.declaration, alone).single_rows()]
@@ -610,7 +608,7 @@ class _Inference:
 
     def _writes_no_lse(self) -> bool:
         failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]
-        return all(failure is not None and _lacks_lse(failure) for failure in failures)
+        return all(failure is not None and lacks_lse(failure) for failure in failures)
 
     def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _Seen | None:
         """How the first of some telling cases failed, if none does with roundings that replays of them have named.
@@ -824,7 +822,7 @@ class _Inference:
     def _lse_of(self, cases: Sequence[Case], point: Supports) -> LseKind:
         """What all ``cases`` bear out that the kernel returns; "natural" where they do not agree on anything else."""
         natural = [self.probes(case, point) for case in cases]
-        if all(one.failure is not None and _lacks_lse(one.failure) for one in natural):
+        if all(one.failure is not None and lacks_lse(one.failure) for one in natural):
             return "none"
         in_base_2 = msgspec.structs.replace(point, lse="base2")
         is_base_2 = all(self.probes(case, in_base_2).outcome == "passes" for case in cases)
@@ -962,10 +960,6 @@ def _throughout(
             return None
         seen = seen or replace(other, beside=ordinary)
     return seen
-
-
-def _lacks_lse(failure: Failure) -> bool:
-    return failure.oracle == UNWRITTEN.name and failure.kind in _LSE_NAMES
 
 
 _HOW: dict[Outcome, str] = {

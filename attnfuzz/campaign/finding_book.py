@@ -8,8 +8,7 @@ from collections import Counter
 import msgspec
 
 from attnfuzz.campaign.declaration_inference import LeftOut
-from attnfuzz.campaign.identity.finding import Finding, may_be_the_machine
-from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug, aspects, needs, telling
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import (
     Confirmed,
     Duplicate,
@@ -23,8 +22,10 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import SavedFinding
-from attnfuzz.campaign.triage.contract_gaps import are_one_gap, with_remedy
+from attnfuzz.campaign.triage.contract_gaps import with_remedy
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import FailingCase, KnownBugs, are_one, may_be_the_machine
+from attnfuzz.identity.features import aspects, needs, telling
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.supports import Supports
@@ -143,8 +144,8 @@ class FindingBook:
     def duplicate(self, message: Duplicate) -> Finding:
         """Close a finding that is a known bug, and forget it."""
         finding = self._open.pop(message.finding)
-        finding.features = message.features
-        if (known := self._same_bug_as(finding)) is not None:
+        of = next((bug.finding for bug in message.bugs), "")
+        if (known := self._by_tag.get(of)) is not None:
             self._count_for(known, finding)
         if finding in self.findings:
             self._drop(finding)
@@ -162,7 +163,7 @@ class FindingBook:
         )
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
-        finding.declarable = message.declarable
+        finding.declarable, finding.same_as = message.declarable, message.same_as
         with_remedy(finding)
         self._settle(finding)
         return finding
@@ -181,12 +182,13 @@ class FindingBook:
                 self._keep_unconfirmed(finding)
         return findings
 
-    def accept_unfinished(self, unfinished: Unfinished, *, unless: KnownFindings) -> None:
+    def accept_unfinished(self, unfinished: Unfinished, *, unless: KnownBugs) -> None:
         """Keep a failure that nobody could look into any more, unless it is a known bug."""
         finding = self._opened("", unfinished.kernel, unfinished)
         same = (finding.case, finding.declaration)
         known = any((other.case, other.declaration) == same for other in self.findings)
-        if not known and not unless.explains(finding.symptom, finding.may_need):
+        failing = FailingCase(finding.declaration, finding.case, finding.failure)
+        if not known and unless.predicting(failing) is None:
             self._keep_unconfirmed(finding)
 
     def restore(self, saved: SavedFinding, name: str) -> None:
@@ -267,15 +269,11 @@ class FindingBook:
 
     def _same_bug_as(self, finding: Finding) -> Finding | None:
         """The settled finding that has most in common with ``finding``, if they are one bug."""
-        others = [
+        same = [
             other
             for other in self.findings
             if other.minimised and other is not finding and other.is_question == finding.is_question
-        ]
-        same = [
-            other
-            for other in others
-            if are_same_bug(finding, other) or are_one_gap(finding, other) or _are_too_early_to_tell(finding, other)
+            if are_one(finding, other) or self._by_tag.get(finding.same_as) is other
         ]
         mine = aspects(finding.signature.features)
         return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
@@ -290,24 +288,9 @@ class FindingBook:
         self._folder.forget(finding)
 
 
-def _are_too_early_to_tell(a: Finding, b: Finding) -> bool:
-    """Whether nothing tells two findings apart, because the campaign ended before one or both had been shrunk.
-
-    What a case needs that was not shrunk is not known. It has to lack something that the other bug needs.
-    """
-    if any(one.symptom.is_cause or one.is_flaky or one.preceding for one in (a, b)):
-        return False
-    if a.shrunk_s is None and b.shrunk_s is None:
-        return a.symptom == b.symptom
-    if a.shrunk_s is not None and b.shrunk_s is not None:
-        return False
-    shrunk, other = (b, a) if a.shrunk_s is None else (a, b)
-    needed = shrunk.signature
-    return shrunk.symptom.may_be(other.symptom) and not needed.says_nothing and needed.features <= other.may_need
-
-
 def _preference(finding: Finding) -> tuple[object, ...]:
-    """Of two findings of one bug the first is kept: shrunk, confirmed, needs least, is explained best, is smallest.
+    """Of two findings of one bug the first is kept: shrunk, confirmed, is seen in one run, needs least, is explained
+    best, is smallest.
 
     What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
     """
@@ -315,6 +298,7 @@ def _preference(finding: Finding) -> tuple[object, ...]:
     return (
         finding.shrunk_s is None,
         finding.runs == 0,
+        finding.bug.is_of_relation,
         len(aspects(features)),
         len(needs(features)),
         len(telling(features)),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterable
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from attnfuzz.campaign.counts import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
+from attnfuzz.identity.bug import Bug
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
@@ -31,7 +32,6 @@ __all__ = [
     "Found",
     "FromWorker",
     "Join",
-    "Known",
     "Minimised",
     "Ready",
     "Setup",
@@ -177,20 +177,6 @@ class Unfinished(WrittenFailure, tag="pursue", frozen=True, kw_only=True):
         return self.kernel, bytes(self.case)
 
 
-class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
-    """A bug has been found: failures that it explains pass silently from now on, and are counted as ``finding``'s.
-
-    That is the tag of a `Finding`.
-    """
-
-    kernel: str
-    oracle: str
-    kind: str
-    features: frozenset[str]
-    flaky: bool = False
-    finding: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
-
-
 class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     """Another worker starts (or stops) looking into a symptom."""
 
@@ -257,17 +243,18 @@ class Smaller(WrittenFailure, tag="smaller", frozen=True, kw_only=True):
 class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     """Shrinking has ended; ``complete`` unless time ran out first.
 
-    ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
-    of oracle and kind that it showed on the way, the last one included. ``explanation``: what is wrong, in
+    ``features`` are what the bug needs. ``bugs`` is what is known of it, in each way in which it showed; failures that
+    one of them predicts pass silently from now on, and are counted as the finding's. ``same_as``: the tag of a finding
+    that turned out to be the same bug, if there is one. ``explanation``: what is wrong, in
     further lines, ``blame`` where, and ``sources`` by which lines of the kernel; ``weights`` are those that the kernel
     gave, to be drawn. ``declarable`` unless the kernel still fails within the declaration that would end the finding.
     """
 
     finding: str
     features: frozenset[str]
-    shown_as: tuple[tuple[str, str], ...]
+    bugs: tuple[Bug, ...]
     complete: bool
-    flaky: bool = False
+    same_as: str = ""
     explanation: tuple[str, ...] = ()
     blame: Blame = Blame()
     sources: tuple[SourceLine, ...] = ()
@@ -276,12 +263,10 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
 
 
 class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):
-    """It turned out to be a bug that is known; later failures that look the same are it too."""
+    """It turned out to be a bug that is known, and shows in these ways too; they have the tag of the finding it is."""
 
     finding: str
-    features: frozenset[str]
-    shown_as: tuple[tuple[str, str], ...]
-    flaky: bool = False
+    bugs: tuple[Bug, ...]
 
 
 class Adopted(msgspec.Struct, tag="adopted", frozen=True, kw_only=True):
@@ -308,7 +293,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
+ToWorker: TypeAlias = Setup | Begin | Join | Bug | Busy | Unfinished | FormatCompiled | Stop
 FromWorker: TypeAlias = (
     Ready
     | WorkerProgress

@@ -24,10 +24,10 @@ from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, adopting,
 from attnfuzz.campaign.messages import Adopted, Join, Unfinished, written
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.identity.bug import is_refusal
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
-from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.combinations import alternatives
@@ -35,7 +35,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
-from attnfuzz.verdict import RESULT, Failure, Verdict, ends_process
+from attnfuzz.verdict import Failure, Verdict, ends_process
 
 __all__ = ["Readiness"]
 
@@ -279,7 +279,7 @@ class Readiness:
             again = None if verdict is None else _raised(verdict)
             if again is None or again.kind != raised.kind:
                 return False
-        is_elsewhere = raised.kind == RESULT
+        is_elsewhere = not is_refusal(raised)
         said = raised.message.removeprefix("the kernel returned " if is_elsewhere else "the kernel raised ")
         where = " on the device of its inputs" if is_elsewhere else ""
         remedy = f"; {raised.misuse}" if raised.misuse else ""
@@ -357,9 +357,9 @@ def _raised(verdict: Verdict) -> Failure | None:
     One of another shape or dtype is a result, if a wrong one.
     """
     failure = verdict.failure
-    if failure is None or failure.oracle != EXCEPTION.name:
+    if failure is None:
         return None
-    return failure if failure.kind != RESULT or failure.misuse else None
+    return failure if is_refusal(failure) or failure.misuse else None
 
 
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:

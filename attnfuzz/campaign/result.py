@@ -18,12 +18,12 @@ import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
 from attnfuzz.campaign.declaration_inference import Inferred
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import TooFew, too_few
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import FindingLike, are_same_bug
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import HasBug, are_one
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName, oracle_of
 
@@ -79,17 +79,17 @@ class Earlier:
 
     name: str
     bugs: frozenset[_Bug] = field(default_factory=frozenset)
-    saved: tuple[tuple[FindingLike, str], ...] = ()
+    saved: tuple[tuple[HasBug, str], ...] = ()
 
     def knows(self, found: Finding) -> bool:
         """Whether ``found`` was told."""
         if any(one in self.bugs for one in _names_of(found)):
             return True
-        return any(are_same_bug(one, found) for one, _ in self.saved)
+        return any(are_one(one, found) for one, _ in self.saved)
 
     def issue_of(self, found: Finding) -> str:
         """Where ``found`` is discussed; empty if no saved case says so."""
-        return next((issue for one, issue in self.saved if issue and are_same_bug(one, found)), "")
+        return next((issue for one, issue in self.saved if issue and are_one(one, found)), "")
 
 
 def load_earlier(path: Path) -> Earlier:

@@ -26,7 +26,6 @@ from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.long_cases import LONG_SIZES, LongCases, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.floor import floor_of
-from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Patience, Pipeline, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.process_memory import MemoryWatch
@@ -37,7 +36,6 @@ from attnfuzz.campaign.messages import (
     ChannelClosed,
     FormatCompiled,
     Join,
-    Known,
     Ready,
     Setup,
     Stop,
@@ -50,11 +48,11 @@ from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.identity.bug import Bug, FailingCase
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.problems.cases import Case
@@ -138,9 +136,9 @@ class WorkerLoop:
         early, self._mail = self._mail, []
         for message in (*early, *self._channel.receive()):
             match message:
-                case Known():
+                case Bug():
                     self._failures.learn(message)
-                    if message.kind == LEAK:
+                    if message.is_leak:
                         self._judge.leaks(message.kernel)
                     if oracle_of(message.oracle).ends_process:
                         self._schedule.is_fatal(message.kernel)

@@ -20,7 +20,7 @@ from attnfuzz.cli.output import Refusal, Undelivered, print_document, refusing, 
 from attnfuzz.untrusted_text import only_printable
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.identity.finding import Finding
+    from attnfuzz.campaign.finding import Finding
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.corpus import Regression
     from attnfuzz.own_files import OwnFolder

@@ -15,12 +15,12 @@ from itertools import cycle
 import msgspec
 
 from attnfuzz.campaign.draw.sampling import BatchSize, derive_seed, run_round
-from attnfuzz.campaign.identity.finding import FailingCase
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.triage.confirmation import Retries, confirm
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import FailingCase
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner

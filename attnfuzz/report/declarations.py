@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.open_cases import OpenProblem

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any, TypeVar
 
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import ANY_CASE, aspects, telling
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
+from attnfuzz.identity.features import ANY_CASE, aspects, telling
 from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,

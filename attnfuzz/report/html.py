@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnfuzz.campaign.counts import KernelStatistics, coverage_of
 from attnfuzz.campaign.environments import name_of
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import current_environment, decode_regression, encode_regression
 from attnfuzz.declaration import KernelLoadError

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.campaign.counts import pairs_met
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.findings import count, found_so_far, largest_ratio, one_line, restarts_of

@@ -9,8 +9,8 @@ import msgspec
 
 from attnfuzz.campaign.counts import Count
 from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_versions
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import sentences_of
-from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName

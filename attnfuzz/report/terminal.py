@@ -16,8 +16,8 @@ from rich.text import Text
 
 from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.environments import name_of
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import sentences_of
-from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.contract_gaps import restriction_of

@@ -15,8 +15,9 @@ from attnfuzz.campaign.saved.replay import judge_sequence, preceding_for, relati
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.corpus.regression import as_of
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.identity.bug import is_leak
 from attnfuzz.judging.guard_naming import with_name
-from attnfuzz.judging.leaks import LEAK, find_leak
+from attnfuzz.judging.leaks import find_leak
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, case_type_of
 from attnfuzz.problems.limits import check_size
@@ -105,13 +106,13 @@ def check_relations(
         def judge(one: Case) -> Verdict:
             return here(one, relations=last if one is found else ())
 
-        leak = _leak_here(kernel, found, device) if saved and saved.finding.kind == LEAK else None
+        leak = _leak_here(kernel, found, device) if saved and is_leak(saved.finding) else None
         verdict = judge_sequence(preceding, found, judge) if leak is None else Verdict(failure=leak)
     if verdict.not_runnable:
         raise unittest.SkipTest(f"{declaration.target or declaration.name}: {verdict.not_runnable}; use a GPU")
     if verdict.failure is not None:
         target = declaration.target or declaration.name
-        more_than_its_case = saved is not None and (saved.preceding or saved.finding.kind == LEAK)
+        more_than_its_case = saved is not None and (saved.preceding or is_leak(saved.finding))
         replayed_from = file if more_than_its_case else None
         raise kernel_failure(verdict.failure, target, found, save_dir=save_dir, replayed_from=replayed_from)
 

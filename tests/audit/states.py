@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Known, Unfinished
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.messages import Unfinished
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.verdict import Failure
 from tests.audit.auditing import Part
@@ -49,7 +50,7 @@ def state_document() -> dict[str, Any]:
         seed=7, elapsed_s=20.0, parts=1,
         kernels=tuple(KernelStatistics(declaration=one, cases=12) for one in (right, wrong)),
         interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(finding),),
-        known=(Known(kernel=wrong.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"})),),
+        known=(Bug(kernel=wrong.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"})),),
         pending=(Unfinished(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),
     )  # fmt: skip
     document: dict[str, Any] = json.loads(msgspec.json.encode(state))

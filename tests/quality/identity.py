@@ -13,19 +13,16 @@ import itertools
 import random
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from attnfuzz.campaign import finding_book
-from attnfuzz.campaign.identity import signature
-from attnfuzz.campaign.identity.signature import KnownFindings
-from attnfuzz.campaign.triage import known_deaths
-from attnfuzz.campaign.triage.investigation import Investigation
+from attnfuzz.campaign.triage import investigation, known_deaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity import asking, bug
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, features, general_features
@@ -233,36 +230,16 @@ class Rule:
             yield
 
 
-def _without(rule: Callable[..., bool]) -> tuple[Callable[..., bool], ...]:
-    return tuple(other for other in signature.RULES if other is not rule)
-
-
 def rules() -> list[Rule]:
     """All that decide which failures are one bug."""
-    found = [
-        Rule(
-            "ask relatives whether it is a known bug (`_recognise`)",
-            Investigation,
-            "_recognise",
-            _nothing,
-        ),
-        Rule(
-            "look beneath rounding (`_look_beneath_rounding`)",
-            Investigation,
-            "_look_beneath_rounding",
-            _nothing,
-        ),
-        Rule("look past shared pages (`_look_past_shared_pages`)", Investigation, "_look_past_shared_pages", _nothing),
-        Rule("try K's strides for V's (`_look_beside`)", Investigation, "_look_beside", _nothing),
-        Rule("try other values (`_generalise`)", Investigation, "_generalise", _nothing),
-        Rule("what a known cause may give", KnownFindings, "may_cause", lambda self, kernel, failure: False),
-        Rule("one missing declaration", finding_book, "are_one_gap", lambda one, other: False),
+    return [
+        Rule("ask relatives which bug it is (`bug_behind`)", investigation, "bug_behind", lambda *about: None),
+        Rule("ask whether it fails without what the bug needs", asking, "_is_foretold", lambda *about: False),
+        Rule("ask whether what the bug needs cures it", asking, "_is_cured_by", lambda *about: False),
+        Rule("ask neighbours what it needs", investigation, "needs_of", lambda found, needed, *rest: needed),
+        Rule("results and causes tell bugs apart", bug.Bug, "is_told_apart_from", lambda one, other: False),
+        Rule("merge what needs more with what needs less", bug, "_includes", lambda less, more: False),
     ]
-    return found + [Rule(f"merging: `{rule.__name__}`", signature, "RULES", _without(rule)) for rule in signature.RULES]
-
-
-def _nothing(self: object) -> None:
-    """Leave a step out."""
 
 
 @dataclass(frozen=True)

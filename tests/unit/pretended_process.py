@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.triage.confirmation import Retries
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations, Verdict
@@ -42,7 +41,7 @@ def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> Den
 def looked_into(
     suspect: FailingCase,
     judge: CaseJudge,
-    known: KnownFindings | None = None,
+    known: KnownBugs | None = None,
     *,
     is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[bool, list[msgspec.Struct]]:
@@ -52,7 +51,7 @@ def looked_into(
         "0-1",
         suspect,
         judge=judge,
-        known=KnownFindings() if known is None else known,
+        known=KnownBugs() if known is None else known,
         send=sent.append,
         is_over=is_over,
         deadline=time.monotonic() + 60.0,

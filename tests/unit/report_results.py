@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.declaration import Declaration

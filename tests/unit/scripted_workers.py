@@ -27,12 +27,12 @@ from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
 from attnfuzz.campaign.workers import LastWords
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.verdict import Failure
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
-SHOWN_AS = (("accuracy", "out:value"),)
 
 
 def raw(seq_len: int) -> msgspec.Raw:
@@ -141,7 +141,8 @@ def finds(worker: Worker, seq_len: int, name: str, *, confirm: bool = True) -> N
 
 
 def closes(worker: Worker, name: str, *features: str) -> None:
-    worker.say(Minimised(finding=name, features=frozenset(features), shown_as=SHOWN_AS, complete=True))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset(features))
+    worker.say(Minimised(finding=name, features=known.features, bugs=(known,), complete=True))
 
 
 def waits(worker: Worker) -> None:

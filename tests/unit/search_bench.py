@@ -14,8 +14,8 @@ from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.draw.long_cases import LongCases
 from attnfuzz.campaign.draw.sampling import WorkingSets
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import (

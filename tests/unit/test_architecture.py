@@ -36,21 +36,22 @@ RANKS = {
     "attnfuzz.trials": 1,  # runs of a kernel on a case
     "attnfuzz.judging": 4,
     "attnfuzz.explaining": 2,
+    "attnfuzz.identity": 5,  # which bug a failure is
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,
     "attnfuzz.triton_compat.interpreter_accesses": 2,
     "attnfuzz.triton_compat.interpreter_operations": 2,
     "attnfuzz.corpus": 3,
-    "attnfuzz.campaign": 5,
+    "attnfuzz.campaign": 6,
     "attnfuzz.campaign.stopping": 0,  # text only
     "attnfuzz.composition": 1,
-    "attnfuzz.conformance": 6,
+    "attnfuzz.conformance": 7,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.bench": 6,
+    "attnfuzz.bench": 7,
     "attnfuzz.environment": 0,  # versions, found without importing anything
-    "attnfuzz.doctor": 6,
-    "attnfuzz.mutation": 6,
+    "attnfuzz.doctor": 7,
+    "attnfuzz.mutation": 7,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_files": 0,  # whatever is written to a disk
     "attnfuzz.internal_errors": 0,  # text only
@@ -59,15 +60,15 @@ RANKS = {
     "attnfuzz.untrusted_text": 0,  # text only
     "attnfuzz.verdict": 0,  # data that every layer passes on
     "attnfuzz.probe": 0,  # runs in a process of its own
-    "attnfuzz.testing": 6,
-    "attnfuzz.report": 6,
-    "attnfuzz.sanitizer": 6,
-    "attnfuzz.cli": 7,
-    "attnfuzz.pytest_plugin": 7,
-    "attnfuzz.__main__": 7,
+    "attnfuzz.testing": 7,
+    "attnfuzz.report": 7,
+    "attnfuzz.sanitizer": 7,
+    "attnfuzz.cli": 8,
+    "attnfuzz.pytest_plugin": 8,
+    "attnfuzz.__main__": 8,
 }
 # A campaign's stations, and what lies between them: each may import those before it.
-STATIONS = ("draw", "counts", "messages", "identity", "judge", "triage", "inference", "result", "saved")
+STATIONS = ("draw", "counts", "messages", "judge", "triage", "inference", "result", "saved")
 LIGHT = [
     "attnfuzz.declaration",
     "attnfuzz.testing",
@@ -120,6 +121,47 @@ NOT_OWN_FILES = {
     "attnfuzz.isolation.claims": {"shutil.rmtree(folder, ignore_errors=True)"},
 }
 """Calls that change a disk, or look as if they did, outside of `OWN_FILES`, and why each of them may be there."""
+
+# What an oracle says of a failure, in words; and what holds it.
+WORDS = {"kind", "message", "features"}
+SPEAKERS = ("failure", "finding", "record", "sight", "symptom", "bug", "raised", "again")
+OF_STRINGS = {"startswith", "endswith", "partition", "rpartition", "split", "removeprefix", "removesuffix", "find"}
+IDENTITY = "attnfuzz.identity"
+STILL_READ_WORDS = {
+    "attnfuzz.campaign.readiness": {"raised.message.removeprefix('the kernel raised ')", "again.kind != raised.kind"},
+    "attnfuzz.campaign.triage.contract_gaps": {
+        "failure.kind.partition(' ')[0] in _REFUSALS",
+        "failure.kind.partition(' ')",
+    },
+    "attnfuzz.campaign.triage.explanation": {"failure.message.endswith(f'; {line}')"},
+    "attnfuzz.judging.guard_naming": {"failure.kind.startswith('raised cuda:')"},
+    "attnfuzz.judging.judge": {"failure.kind not in ('lse', 'output_lse')"},
+    "attnfuzz.report.repro": {"finding.kind == LEAK"},
+}
+"""What outside of `IDENTITY` still goes by words: it gets less."""
+
+
+def is_said(node: ast.AST) -> bool:
+    """Whether an expression is the words of an oracle, or a part of them."""
+    match node:
+        case ast.Attribute(value=value, attr=name) if name in WORDS:
+            return ast.unparse(value).endswith(SPEAKERS)
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in OF_STRINGS:
+            return is_said(value)
+        case ast.Subscript(value=value):
+            return is_said(value)
+    return False
+
+
+def word_tests(tree: ast.AST) -> Iterator[str]:
+    """Comparisons of what an oracle says, and what takes it apart; sets of features may be parts of one another."""
+    of_sets = (ast.LtE, ast.GtE, ast.Lt, ast.Gt)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and not any(isinstance(one, of_sets) for one in node.ops):
+            if any(map(is_said, (node.left, *node.comparators))):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_said(node):
+            yield ast.unparse(node)
 
 
 def changes_disk(call: ast.Call) -> bool:
@@ -304,6 +346,27 @@ def test_what_changes_a_disk_is_recognised(text: str) -> None:
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Call)
     assert changes_disk(statement.value)
+
+
+def test_what_an_oracle_says_is_read_in_one_place() -> None:
+    """A bug would be told apart by words, here in one way and there in another, and be several findings."""
+    for path in SOURCES:
+        module = module_name(path)
+        if not module.startswith(IDENTITY):
+            assert set(word_tests(parsed(path))) == STILL_READ_WORDS.get(module, set()), path
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("failure.kind == 'bits'", 1), ("now.failure.kind.startswith('read ')", 1), ("x in finding.features", 1),
+        ("finding.message.partition(';')[0]", 1), ("mask.kind == 'tree'", 0), ("bug.features <= found", 0),
+        ("report(failure.message)", 0),
+    ],
+)  # fmt: skip
+def test_tests_of_what_an_oracle_says_are_recognised(text: str, count: int) -> None:
+    """The test above would see nothing."""
+    assert len(list(word_tests(ast.parse(text)))) == count
 
 
 def test_whole_folders_are_removed_only_by_the_process_that_made_them() -> None:

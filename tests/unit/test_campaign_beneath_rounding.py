@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.messages import Duplicate, Minimised
+from attnfuzz.identity.bug import Bug as KnownBug
+from attnfuzz.identity.bug import KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.verdict import Failure
-from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
+from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
 LARGE = msgspec.structs.replace(a_case(5), values=Values(values="large"))
@@ -38,9 +38,9 @@ def both(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
     return adds_one_to_long_ones(case, earlier) or adds_an_epsilon(case, earlier)
 
 
-def investigated(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[msgspec.Struct]]:
+def investigated(bug: Bug, *signatures: KnownBug) -> tuple[KnownBugs, list[msgspec.Struct]]:
     """What is known afterwards, and what the coordinator is told, of `LARGE` when its bits differ."""
-    process, known = PretendedProcess(bug), KnownFindings()
+    process, known = PretendedProcess(bug), KnownBugs()
     for signature in signatures:
         known.add(signature)
     is_bug, sent = looked_into(process.suspect(LARGE, failure=BITS), process.timed(), known)
@@ -48,17 +48,15 @@ def investigated(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[
     return known, sent
 
 
-def wrong(*needs: str) -> Signature:
-    return Signature(
-        FailingCase(PretendedProcess(both).suspect(LARGE).declaration, LARGE, WRONG).symptom, frozenset(needs)
-    )
+def wrong(*needs: str) -> KnownBug:
+    return KnownBug.shown_by(KERNEL.target, WRONG, frozenset(needs))
 
 
 def test_a_wrong_number_that_large_values_hide_is_told_as_such() -> None:
     """The finding would be of bits, for any case, and the wrong number be reported again as a second bug."""
     _, sent = investigated(adds_one_to_long_ones)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
-    assert closed.shown_as == (("accuracy", "out:value"),)
+    assert closed.bugs[-1].symptom.kind == "out:value"
     assert "seq_len>1" in closed.features
 
 
@@ -67,16 +65,16 @@ def test_bits_that_only_differ_where_a_known_bug_is_at_work_are_that_bug() -> No
     known, sent = investigated(adds_one_to_long_ones, wrong("seq_len>1"))
     assert isinstance(sent[-1], Duplicate)
     suspect = PretendedProcess(both).suspect(LARGE, failure=BITS)
-    assert known.explains(suspect.symptom, suspect.features)
+    assert known.predicting(suspect)
 
 
 @pytest.mark.parametrize("known", [(), (wrong("seq_len>1"),)], ids=["alone", "beside a known bug"])
-def test_a_mistake_of_rounding_stays_one(known: tuple[Signature, ...]) -> None:
+def test_a_mistake_of_rounding_stays_one(known: tuple[KnownBug, ...]) -> None:
     """A kernel that adds an epsilon would be cleared by another bug of the same kernel."""
     bug = both if known else adds_an_epsilon
     _, sent = investigated(bug, *known)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
-    assert closed.shown_as == (("value_affinity", "bits"),)
+    assert [bug.kind for bug in closed.bugs] == ["bits"]
 
 
 STATISTICS = Failure(oracle="residuals", kind="out:size", message="together the errors are too large")
@@ -96,17 +94,16 @@ def rounds_too_often(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure 
     ("bug", "known", "is_new"),
     [
         (shows_in_statistics, (wrong("seq_len>1"),), False),
-        (shows_in_statistics, (wrong("any case"), wrong()), False),
         (rounds_too_often, (wrong("seq_len>1"),), True),
         (rounds_too_often, (), True),
     ],
-    ids=["a known bug", "one of any case", "beside a known bug", "alone"],
+    ids=["a known bug", "beside a known bug", "alone"],
 )
 def test_statistics_of_a_wrong_number_are_the_bug_that_makes_it(
-    bug: Bug, known: tuple[Signature, ...], is_new: bool
+    bug: Bug, known: tuple[KnownBug, ...], is_new: bool
 ) -> None:
     """A dropped token would be told a second time, and called a rounding; or a rounding go untold."""
-    process, findings = PretendedProcess(bug), KnownFindings()
+    process, findings = PretendedProcess(bug), KnownBugs()
     for signature in known:
         findings.add(signature)
     is_bug, sent = looked_into(process.suspect(LARGE, failure=STATISTICS), process.timed(), findings)

@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from attnfuzz.campaign.identity.signature import Symptom
 from attnfuzz.campaign.messages import Smaller
 from attnfuzz.campaign.triage.confirmation import (
     confirm,
@@ -23,6 +22,7 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Symptom
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.verdict import Failure, Relations, Verdict

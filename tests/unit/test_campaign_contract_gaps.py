@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration

@@ -18,7 +18,6 @@ from attnfuzz.campaign.messages import (
     Busy,
     Duplicate,
     Join,
-    Known,
     Ready,
     Smaller,
     Stop,
@@ -28,6 +27,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase
 from tests.unit.scripted_workers import FAILURE, KERNEL, Worker, campaign, closes, finds, raw, waits
 
@@ -183,7 +183,7 @@ def test_workers_hear_what_others_are_at_and_what_they_found(tmp_path: Path) -> 
 
     workers: list[Worker] = []
     result = campaign(tmp_path, finder, waits, budget_s=0.7, started=workers)
-    known = Known(
+    known = Bug(
         kernel=KERNEL.target,
         oracle="accuracy",
         kind="out:value",
@@ -204,8 +204,8 @@ def test_known_failures_of_all_workers_count_for_their_finding(tmp_path: Path) -
         waits(worker)
 
     def meets_it_again(worker: Worker) -> None:
-        known = worker.hear(Known)
-        assert isinstance(known, Known)
+        known = worker.hear(Bug)
+        assert isinstance(known, Bug)
         counts = {known.finding: 4, "": 3}
         worker.say(WorkerProgress(kernel=KERNEL.target, cases=5, seconds=0.1, known=7, known_by_finding=counts))
         waits(worker)
@@ -219,13 +219,14 @@ def test_a_duplicate_is_made_known_and_not_reported(tmp_path: Path) -> None:
 
     def script(worker: Worker) -> None:
         finds(worker, 9, "0-1")
-        worker.say(Duplicate(finding="0-1", features=frozenset(), shown_as=(("accuracy", "lse:value"),)))
+        known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="lse:value", features=frozenset())
+        worker.say(Duplicate(finding="0-1", bugs=(known,)))
         waits(worker)
 
     workers: list[Worker] = []
     result = campaign(tmp_path, script, waits, budget_s=0.5, started=workers)
     assert result.findings == ()
-    assert [message.kind for message in workers[1].heard if isinstance(message, Known)] == ["lse:value"]
+    assert [message.kind for message in workers[1].heard if isinstance(message, Bug)] == ["lse:value"]
 
 
 def test_fail_fast_ends_at_the_first_minimised_finding(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from attnfuzz.campaign.coordinator import Coordinator
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics

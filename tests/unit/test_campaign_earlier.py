@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Earlier, EarlierError, load_earlier
 from attnfuzz.campaign.saved.merging import tell_apart
 from attnfuzz.campaign.saved.replay import SavedCase

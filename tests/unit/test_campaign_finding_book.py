@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
@@ -44,9 +44,9 @@ class Story:
     def confirmed(self, name: str, failed: int = 3) -> None:
         self.book.confirmed(Confirmed(finding=name, failed=failed, runs=3))
 
-    def minimised(self, name: str, *features: str, complete: bool = True) -> None:
-        shown_as = (("accuracy", "out:value"),)
-        self.book.minimised(Minimised(finding=name, features=frozenset(features), shown_as=shown_as, complete=complete))
+    def minimised(self, name: str, *features: str, complete: bool = True, same_as: str = "") -> None:
+        needed = frozenset(features)
+        self.book.minimised(Minimised(finding=name, features=needed, bugs=(), complete=complete, same_as=same_as))
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*.json"))
@@ -318,16 +318,30 @@ def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Sto
     assert story.book.standing_for("000000") == ""
     story.found("1-2", 9)
     story.confirmed("1-2")
-    again = story.book.duplicate(Duplicate(finding="1-2", features=frozenset({"seq_len>1"}), shown_as=())).tag
+    known = msgspec.structs.replace(finding.bug, finding=tags[1])
+    again = story.book.duplicate(Duplicate(finding="1-2", bugs=(known,))).tag
     story.book.seen_again({again: 1000})
     assert finding.cases_seen == 1113
+
+
+def test_what_relatives_tell_to_be_one_bug_is_one_finding_as_it_is_seen_in_one_run(story: Story) -> None:
+    """What a case needs does not always show that; and of the two a relation's word says less."""
+    story.found("0-1", 5, Failure(oracle="containment", kind="nan in K", message="nan"))
+    story.confirmed("0-1")
+    story.minimised("0-1", "gqa_ratio>1")
+    story.found("0-2", 7)
+    story.confirmed("0-2")
+    story.minimised("0-2", "num_kv_heads>1", same_as=story.book.findings[0].tag)
+    (finding,) = story.book.findings
+    assert finding.failure == WRONG
+    assert [sight.oracle for sight in finding.also] == ["containment"]
 
 
 def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:
     """What comes down to a known bug has been saved on the way, and must not stay."""
     story.found("0-1", 50)
     story.confirmed("0-1")
-    story.book.duplicate(Duplicate(finding="0-1", features=frozenset(), shown_as=()))
+    story.book.duplicate(Duplicate(finding="0-1", bugs=()))
     assert story.book.findings == []
     assert story.files() == []
 

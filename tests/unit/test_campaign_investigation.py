@@ -14,22 +14,21 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.oracles.registry import ORACLES, oracle_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import SEVERAL_HEADS, SHARED_PAGES
+from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign, saved
-from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
+from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -154,13 +153,13 @@ def test_another_sequence_s_token_on_a_shared_page_is_a_read_past_the_end(
     is_bug, sent, known = _looked_into_on_a_shared_page(shown, DEAD, reads_past_its_end, is_known)
     assert is_bug
     if not reads_past_its_end:
-        assert last(sent, Minimised).shown_as == ((shown.oracle, shown.kind),)
+        assert [(bug.oracle, bug.kind) for bug in last(sent, Minimised).bugs] == [(shown.oracle, shown.kind)]
     elif is_known:
-        assert last(sent, Duplicate).features == {SHARED_PAGES}
-        later = case_features(PAGED, msgspec.structs.replace(ON_A_SHARED_PAGE, seq_lens=(3, 16, 2)))
-        assert known.explains(Symptom.of(PAGED.target, shown), later)
+        later = FailingCase(PAGED, msgspec.structs.replace(ON_A_SHARED_PAGE, seq_lens=(3, 16, 2)), shown)
+        assert last(sent, Duplicate).bugs[0].oracle == shown.oracle
+        assert known.predicting(later)
     else:
-        assert last(sent, Minimised).shown_as == (("dead_memory", "out"),)
+        assert last(sent, Minimised).bugs[-1].oracle == "dead_memory"
         assert last(sent, Smaller).failure == DEAD
 
 
@@ -177,7 +176,7 @@ def test_a_wrong_number_on_a_shared_page_that_no_read_past_the_end_explains_is_a
     """It would be put down to dead memory, and not be told at all."""
     is_bug, sent, _ = _looked_into_on_a_shared_page(shown, behind, True, True)
     assert is_bug
-    assert last(sent, Minimised).shown_as == ((shown.oracle, shown.kind),)
+    assert [(bug.oracle, bug.kind) for bug in last(sent, Minimised).bugs] == [(shown.oracle, shown.kind)]
 
 
 ON_A_SHARED_PAGE = PagedDecodeCase(
@@ -193,7 +192,7 @@ ON_A_SHARED_PAGE = PagedDecodeCase(
 
 def _looked_into_on_a_shared_page(
     shown: Failure, behind: Failure, reads_past_its_end: bool, is_known: bool
-) -> tuple[bool, list[msgspec.Struct], KnownFindings]:
+) -> tuple[bool, list[msgspec.Struct], KnownBugs]:
     """Of a case that shows ``shown``, and ``behind`` where no page is shared if that comes of a read past the end."""
 
     def judge(
@@ -206,28 +205,27 @@ def _looked_into_on_a_shared_page(
         return Verdict(failure=shown if is_shared else behind)
 
     timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
-    known = KnownFindings()
+    known = KnownBugs()
     if is_known:
-        known.add(Signature(Symptom.of(PAGED.target, behind), frozenset()))
+        known.add(Bug.shown_by(PAGED.target, behind, frozenset()))
     return *looked_into(FailingCase(PAGED, ON_A_SHARED_PAGE, shown), timed, known), known
 
 
-def test_a_mistake_in_a_formula_stays_the_one_that_many_numbers_gave() -> None:
-    """A scale that is left out would be told as a lost token, which it looks like in the smallest case."""
-    scale = msgspec.structs.replace(WRONG, causes=(Cause(mistake="scale"),))
-    lost = msgspec.structs.replace(WRONG, causes=(Cause(mistake="tokens_dropped"),))
+@pytest.mark.parametrize("is_of_relation", [True, False])
+def test_what_one_run_shows_is_told_although_a_relation_saw_it_before(is_of_relation: bool) -> None:
+    """Whoever repairs it would be told of NaN in another sequence's K, where the output is simply wrong."""
 
     def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
-        return scale if max(case.seq_lens) > 3 else lost
+        return WRONG if max(case.seq_lens) > 1 else None
 
     process = PretendedProcess(bug)
-    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5)
-    is_bug, sent = looked_into(process.suspect(case, failure=scale), process.timed())
-    assert is_bug
-    assert last(sent, Smaller).failure.cause == "scale"
-    smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
-    assert isinstance(smallest, DenseDecodeCase)
-    assert smallest.seq_lens == (4,)
+    before = LEAKS if is_of_relation else DEAD
+    known = KnownBugs([Bug.shown_by(KERNEL.target, before, frozenset({"seq_len>1"}), finding="0a1b2c")])
+    _, sent = looked_into(process.suspect(a_case(9), failure=WRONG), process.timed(), known)
+    if is_of_relation:
+        assert last(sent, Minimised).same_as == "0a1b2c"
+    else:
+        assert [bug.finding for bug in last(sent, Duplicate).bugs] == ["0a1b2c"]
 
 
 def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
@@ -239,10 +237,10 @@ def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
     process = PretendedProcess(bug)
     case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
     suspect = process.suspect(case, failure=WRONG)
-    known = KnownFindings()
+    known = KnownBugs()
 
     def others_find_it() -> bool:
-        known.add(Signature(suspect.symptom, frozenset({"seq_len>1"})))
+        known.add(Bug.shown_by(KERNEL.target, WRONG, frozenset({"seq_len>1"})))
         return False
 
     is_bug, sent = looked_into(suspect, process.timed(), known, is_over=others_find_it)

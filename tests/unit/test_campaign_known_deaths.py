@@ -6,21 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from attnfuzz.campaign.identity.signature import Signature, Symptom, case_features
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths, KnownFaults
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity import bug as known_bugs
+from attnfuzz.identity.features import case_features
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
-from attnfuzz.verdict import DrawnWithout, Failure
+from attnfuzz.verdict import DrawnWithout, Failure, OracleName
 
 KERNEL = Declaration(name="k", problem="paged_decode", target="k")
 
 
-CRASH = Signature(Symptom("k", "crash", "SIGSEGV"), frozenset())
+def a_bug(*features: str, kernel: str = "k", oracle: OracleName = "crash", kind: str = "SIGSEGV") -> known_bugs.Bug:
+    return known_bugs.Bug(kernel=kernel, oracle=oracle, kind=kind, features=frozenset(features))
+
+
+CRASH = a_bug()
 
 
 ENOUGH_PASSED = 100
@@ -62,7 +68,7 @@ class Campaign:
     """Runs what is not forbidden, a case every 50 ms."""
 
     bug: Bug
-    signature: Signature = CRASH
+    signature: known_bugs.Bug = CRASH
     now: float = 0.0
     share_spent: float = 1.0
     died: list[PagedDecodeCase] = field(default_factory=list)
@@ -155,7 +161,7 @@ def test_what_another_worker_found_is_skipped_here(drawn: list[PagedDecodeCase])
         if case not in hnd:
             right.passed(KERNEL, case)
     for known in (wrong, right):
-        known.learn(Signature(CRASH.symptom, frozenset({"layout=HND"})))
+        known.learn(a_bug("layout=HND"))
     assert all(right.forbids(KERNEL, case) for case in hnd)
     assert not any(wrong.forbids(KERNEL, case) for case in hnd)
 
@@ -163,7 +169,7 @@ def test_what_another_worker_found_is_skipped_here(drawn: list[PagedDecodeCase])
 def test_deaths_that_no_condition_foresees_are_limited_too(drawn: list[PagedDecodeCase]) -> None:
     """Where nothing can be learned, the finding's features are all there is to go by."""
     known = KnownDeaths(lambda target: 0.3)
-    known.learn(Signature(CRASH.symptom, frozenset({"layout=HND"})))
+    known.learn(a_bug("layout=HND"))
     assert known.forbids(KERNEL, next(case for case in drawn if case.layout == "HND"))
     assert not known.forbids(KERNEL, next(case for case in drawn if case.layout == "NHD"))
 
@@ -171,8 +177,8 @@ def test_deaths_that_no_condition_foresees_are_limited_too(drawn: list[PagedDeco
 def test_only_crashes_and_hangs_of_the_kernel_matter(drawn: list[PagedDecodeCase]) -> None:
     """A wrong number costs nothing, and another kernel's crash says nothing."""
     known = KnownDeaths(lambda target: 1.0)
-    known.learn(Signature(Symptom("k", "accuracy", "out:value"), frozenset()))
-    known.learn(Signature(Symptom("other", "crash", "SIGSEGV"), frozenset()))
+    known.learn(a_bug(oracle="accuracy", kind="out:value"))
+    known.learn(a_bug(kernel="other"))
     assert not any(known.forbids(KERNEL, case) for case in drawn[:20])
 
 
@@ -190,7 +196,7 @@ WIDE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=32, seq_lens=(1,
 WITHOUT = DrawnWithout(("guard_page",))
 
 
-SYMPTOM = Symptom(DENSE.target, "guard_page", "read past k")
+FAULT = a_bug(kernel=DENSE.target, oracle="guard_page", kind="read past k")
 
 
 class Clock:
@@ -202,7 +208,7 @@ class Clock:
 
 def at_32(clock: Clock) -> KnownFaults:
     faults = KnownFaults(clock=clock)
-    faults.learn(Signature(SYMPTOM, case_features(DENSE, WIDE)))
+    faults.learn(msgspec.structs.replace(FAULT, features=case_features(DENSE, WIDE)))
     return faults
 
 
@@ -219,14 +225,11 @@ def test_only_what_a_finding_explains_goes_without() -> None:
 def test_each_relation_is_left_out_for_its_own_faults_only() -> None:
     """A page id that overflows would keep accesses outside from being found, and the other way round."""
     faults = at_32(Clock())
-    mismatch = Symptom(DENSE.target, "page_relocation", "page ids")
-    faults.learn(Signature(mismatch, case_features(DENSE, WIDE)))
+    mismatch = a_bug(*case_features(DENSE, WIDE), kernel=DENSE.target, oracle="page_relocation", kind="page ids")
+    faults.learn(mismatch)
     assert faults.relations_for(DENSE, WIDE) == WITHOUT
     faults.learn(
-        Signature(
-            Symptom(DENSE.target, "page_relocation", "read before k"),
-            case_features(DENSE, WIDE),
-        )
+        a_bug(*case_features(DENSE, WIDE), kernel=DENSE.target, oracle="page_relocation", kind="read before k")
     )
     assert faults.relations_for(DENSE, WIDE) == DrawnWithout(("page_relocation", "guard_page"))
 
@@ -245,8 +248,8 @@ def test_crashes_are_not_learned_from_accesses_outside() -> None:
     deaths = KnownDeaths(clock=Clock())
     for _ in range(5):
         deaths.judged(DENSE, WIDE, Failure(oracle="guard_page", kind="read past k", message="outside"))
-    deaths.learn(Signature(SYMPTOM, case_features(DENSE, WIDE)))
+    deaths.learn(msgspec.structs.replace(FAULT, features=case_features(DENSE, WIDE)))
     assert not deaths.forbids(DENSE, WIDE)
     assert deaths.faults.covers(DENSE, WIDE)
-    deaths.learn(Signature(Symptom(DENSE.target, "crash", "SIGSEGV"), case_features(DENSE, PLAIN)))
+    deaths.learn(a_bug(*case_features(DENSE, PLAIN), kernel=DENSE.target))
     assert not deaths.faults.covers(DENSE, PLAIN)

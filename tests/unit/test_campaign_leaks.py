@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.verdict import Failure, Relations, Verdict
@@ -43,7 +42,7 @@ def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float)
     return LEAK if case.gqa_ratio > 1 else None
 
 
-def investigated(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
+def investigated(failure: Failure, known: KnownBugs, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
     timed = CaseJudge(
         scripted(judge, find_leak=leaks_with_groups), deadline=1e12, longest_s=10.0, journal=Journal(None)
     )
@@ -54,7 +53,7 @@ def investigated(failure: Failure, known: KnownFindings, case: Case | None = Non
 def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
     """Alone the case passes, and what kills servers would be reported as seen once."""
     for failure in (OUT_OF_MEMORY, OUT_OF_GPU_MEMORY, LEAK):
-        known = KnownFindings()
+        known = KnownBugs()
         found, sent = investigated(failure, known)
         assert found
         smallest = last(sent, Smaller)
@@ -64,21 +63,23 @@ def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
         assert (smallest.failure, smallest.preceding) == (LEAK, ())
         assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
         assert last(sent, Minimised).features == {"gqa_ratio>1", SEVERAL_HEADS}
-        assert known.explains(Symptom.of(KERNEL.target, failure), frozenset({"gqa_ratio>1", SEVERAL_HEADS, "ragged"}))
+        assert known.predicting(
+            FailingCase(KERNEL, msgspec.structs.replace(a_case(9, num_q_heads=4), seq_lens=(3, 9)), failure)
+        )
 
 
 def test_the_next_death_of_a_known_leak_is_known() -> None:
     """Each worker would report it again."""
-    known = KnownFindings()
+    known = KnownBugs()
     investigated(LEAK, known)
     _, sent = investigated(OUT_OF_MEMORY, known)
-    assert last(sent, Duplicate).shown_as[0] == ("crash", "memory")
+    assert last(sent, Duplicate).bugs[0].kind == "memory"
     assert not [message for message in sent if isinstance(message, Minimised)]
 
 
 def test_a_death_of_memory_without_a_leak_stays_what_it_is() -> None:
     """A machine that was short of memory for a moment makes no kernel leak."""
-    found, _ = investigated(OUT_OF_MEMORY, KnownFindings(), a_case(9))
+    found, _ = investigated(OUT_OF_MEMORY, KnownBugs(), a_case(9))
     assert not found
 
 

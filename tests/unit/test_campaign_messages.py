@@ -14,13 +14,13 @@ from attnfuzz.campaign.messages import (
     Channel,
     ChannelClosed,
     FromWorker,
-    Known,
     Stop,
     ToWorker,
     Trouble,
     WorkerProgress,
 )
 from attnfuzz.campaign.worker import _await_begin
+from attnfuzz.identity.bug import Bug
 
 Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
 
@@ -38,7 +38,7 @@ def ends() -> Iterator[Pair]:
 def test_messages_arrive_in_order(ends: Pair) -> None:
     """A Stop that overtakes what came before it would lose findings."""
     worker, coordinator = ends
-    known = Known(kernel="k", oracle="crash", kind="SIGSEGV", features=frozenset({"ragged"}))
+    known = Bug(kernel="k", oracle="crash", kind="SIGSEGV", features=frozenset({"ragged"}))
     coordinator.send(known)
     coordinator.send(Stop())
     assert worker.receive(1.0) == [known, Stop()]
@@ -47,7 +47,7 @@ def test_messages_arrive_in_order(ends: Pair) -> None:
 def test_what_comes_before_the_search_begins_is_there_afterwards(ends: Pair) -> None:
     """What a worker is told while it starts, open failures of others above all, would be lost."""
     worker, coordinator = ends
-    known = [Known(kernel="k", oracle="crash", kind=kind, features=frozenset()) for kind in ("a", "b", "c")]
+    known = [Bug(kernel="k", oracle="crash", kind=kind, features=frozenset()) for kind in ("a", "b", "c")]
     mail: list[ToWorker] = [known[0]]
     for message in (known[1], Begin(deadline=5.0), known[2]):
         coordinator.send(message)
@@ -110,7 +110,7 @@ def test_a_side_that_is_not_patient_does_not_wait_for_the_other_to_read() -> Non
     with mine, other:
         busy: Channel[ToWorker] = Channel(other, msgspec.json.Decoder(ToWorker))
         coordinator: Channel[FromWorker] = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
-        known = Known(kernel="k" * 100_000, oracle="crash", kind="SIGSEGV", features=frozenset())
+        known = Bug(kernel="k" * 100_000, oracle="crash", kind="SIGSEGV", features=frozenset())
         for _ in range(30):
             coordinator.send(known)
         received: list[ToWorker] = []

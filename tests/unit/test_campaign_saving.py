@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import FALLBACK
 from attnfuzz.corpus import Regression, load_regression, write_regression

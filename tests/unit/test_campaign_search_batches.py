@@ -18,7 +18,6 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import (
     FormatCompiled,
     Found,
-    Known,
     Minimised,
     Stop,
     ToWorker,
@@ -27,6 +26,7 @@ from attnfuzz.campaign.messages import (
     WorkerProgress,
 )
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.features import SEVERAL_HEADS
@@ -129,7 +129,7 @@ def test_runner_is_never_used_by_two_threads_at_once() -> None:
         time.sleep(0.0002)
         return WRONG if case.gqa_ratio == 3 else None
 
-    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"}))
     bench = BatchBench(slow, mail=[known], enough=after(Minimised)).run()  # singles look behind the known bug
     assert bench.overlaps == 0
     assert len(bench.batches) > 4
@@ -320,7 +320,7 @@ def test_a_format_that_kills_is_not_published() -> None:
 
 def test_what_is_known_is_passed_over_in_batches() -> None:
     """A known bug that ended every round would leave nothing but rounds of one case."""
-    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
     bench = BatchBench(grouped, most_cases=400, mail=[known]).run()
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -81,6 +81,14 @@ def written_for_head_size_64(case: DenseDecodeCase) -> Failure | None:
     return failure("crash", "SIGSEGV") if case.num_seqs > 2 else failure("dead_memory", "out")
 
 
+def out_with_strides_of_q(case: DenseDecodeCase) -> Failure | None:
+    """Rows of the output lie where those of q would."""
+    q, out = (case.strides.get(name, "contiguous") for name in ("q", "out"))
+    if q == out or case.num_seqs == 1:
+        return None
+    return failure("red_zone", "write after out") if out == "contiguous" else failure("red_zone", "write between out")
+
+
 def signatures(found: list[Finding]) -> set[str]:
     return {str(finding.signature) for finding in found}
 
@@ -148,3 +156,22 @@ def test_numbers_that_matter_do_not_tell_of_a_head_size(tmp_path: Path) -> None:
 
     (finding,) = findings(kernel, tmp_path, lucky, cases=600)
     assert not any("other than" in feature for feature in finding.features)
+
+
+def test_strides_that_have_to_be_alike_are_one_bug(tmp_path: Path) -> None:
+    """A kernel that stores the output with the strides of q was two findings: one for q, and one for the output."""
+    assert len(findings(KERNEL, tmp_path, out_with_strides_of_q, cases=600)) == 1
+
+
+def test_strides_of_two_tensors_that_are_ignored_are_two_bugs(tmp_path: Path) -> None:
+    """The second would be taken for the first, which it is not: with both strides as they are the kernel fails too."""
+
+    def out_ignored(case: DenseDecodeCase) -> Failure | None:
+        is_strided = case.strides.get("out", "contiguous") not in ("contiguous", "offset")
+        return failure("red_zone", "write between out") if is_strided else None
+
+    def q_ignored(case: DenseDecodeCase) -> Failure | None:
+        is_strided = case.strides.get("q", "contiguous") not in ("contiguous", "offset")
+        return failure("accuracy", "out:value") if is_strided else None
+
+    assert len(findings(KERNEL, tmp_path, out_ignored, q_ignored, cases=600)) == 2

@@ -13,14 +13,15 @@ from rich.console import Console
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Known, Setup, Unfinished
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.messages import Setup, Unfinished
 from attnfuzz.campaign.request import CampaignRequest, resumed
 from attnfuzz.campaign.result import Reporter, Statistics
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.summary import summarise
@@ -48,7 +49,7 @@ def a_state(**changes: Any) -> CampaignState:
     kernel = KernelStatistics(
         declaration=KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6}
     )
-    known = Known(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
     state = CampaignState(
         asked=AskedOf(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"),
         seed=7, elapsed_s=20.0, parts=1,

@@ -12,7 +12,6 @@ from attnfuzz.campaign.messages import (
     Confirmed,
     Found,
     Join,
-    Known,
     Minimised,
     Smaller,
     Stop,
@@ -20,6 +19,7 @@ from attnfuzz.campaign.messages import (
     Unfinished,
     WorkerProgress,
 )
+from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
 from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.verdict import Failure
@@ -77,7 +77,7 @@ def test_one_bug_is_reported_once() -> None:
 
 def test_what_another_worker_found_is_known_here() -> None:
     """Two workers must not shrink the same bug twice."""
-    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
     bench = Bench(grouped, most_cases=400, mail=[known]).run()
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
@@ -85,7 +85,7 @@ def test_what_another_worker_found_is_known_here() -> None:
 
 def test_known_failures_are_counted_by_what_explains_them() -> None:
     """Nobody could tell which of two known bugs nearly every case meets."""
-    known = Known(
+    known = Bug(
         kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
     )
     progress = Bench(grouped, most_cases=400, mail=[known]).run().of(WorkerProgress)
@@ -103,7 +103,7 @@ def test_failures_count_that_were_known_before_their_finding_had_a_name() -> Non
         elif (
             told and bench.mail == [] and sum(isinstance(message, WorkerProgress) and message.known for message in sent)
         ):
-            known = Known(
+            known = Bug(
                 kernel=KERNEL.target,
                 oracle="accuracy",
                 kind="out:value",

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.cli import main
 from attnfuzz.cli.outcome import outcome_of

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.report.ci import github_annotations, summary_in_markdown
 from attnfuzz.report.findings import are_of_one_place, told_findings, what_was_found

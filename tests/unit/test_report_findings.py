@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.oracles.registry import Severity
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports

@@ -15,7 +15,7 @@ import pytest
 
 from attnfuzz.campaign.counts import coverage_of
 from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.problems.supports import Supports

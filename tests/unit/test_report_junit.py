@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.corpus import decode_regression

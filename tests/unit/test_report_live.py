@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.declaration import Declaration

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report import html

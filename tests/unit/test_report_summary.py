@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.declaration import Declaration

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration

@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from attnfuzz.campaign.identity.signature import case_features
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.features import case_features
 from attnfuzz.isolation.process import available_bytes
 from attnfuzz.problems.cases import Case
 

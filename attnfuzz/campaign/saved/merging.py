@@ -1,6 +1,6 @@
 """Saved findings of several machines brought together in a folder: one case of each bug, run again here.
 
-Bugs are told apart by the rules of a campaign (`identity.signature`), applied to what files say of themselves.
+Bugs are told apart by the rules of a campaign (`attnfuzz.identity`), applied to what files say of themselves.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import one_of_each
-from attnfuzz.campaign.identity.signature import Signature, Symptom, are_same_bug, aspects, needs
+from attnfuzz.campaign.finding import one_of_each
 from attnfuzz.campaign.saved.replay import SavedCase, load_named, replay
-from attnfuzz.corpus import FindingRecord, Regression, regression_name, write_regression
+from attnfuzz.corpus import Regression, regression_name, write_regression
 from attnfuzz.declaration import KernelLoadError
+from attnfuzz.identity.bug import Bug, Signature, are_one
+from attnfuzz.identity.features import aspects, needs
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import size_key
 from attnfuzz.own_files import OwnFolder
@@ -44,14 +45,10 @@ class SavedBug:
         return _signature(self.regression)
 
     @property
-    def is_flaky(self) -> bool:
-        """Whether some runs of it pass."""
-        return self.regression.finding.is_flaky
-
-    @property
-    def said(self) -> FindingRecord:
-        """What an oracle said of it."""
-        return self.regression.finding
+    def bug(self) -> Bug:
+        """What is known of it."""
+        finding = self.regression.finding
+        return Bug.shown_by(self.regression.kernel, finding, frozenset(finding.features), flaky=finding.is_flaky)
 
     @property
     def stands_alone(self) -> bool:
@@ -67,7 +64,7 @@ def tell_apart(saved: Iterable[SavedCase]) -> list[SavedBug]:
     """
     bugs: list[SavedBug] = []
     for case in sorted(_by_name(saved), key=_preference):
-        same = [] if case.stands_alone else [bug for bug in bugs if not bug.stands_alone and are_same_bug(bug, case)]
+        same = [] if case.stands_alone else [bug for bug in bugs if not bug.stands_alone and are_one(bug, case)]
         if not same:
             bugs.append(case)
             continue
@@ -124,7 +121,7 @@ def _preference(case: SavedBug) -> tuple[Any, ...]:
 
 def _signature(regression: Regression) -> Signature:
     finding = regression.finding
-    return Signature(Symptom.of(regression.kernel, finding), frozenset(finding.features))
+    return Signature.of(regression.kernel, finding, frozenset(finding.features))
 
 
 def _name(saved: SavedCase) -> str:

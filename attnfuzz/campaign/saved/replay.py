@@ -21,11 +21,11 @@ from attnfuzz.corpus import Regression
 from attnfuzz.corpus.regression import as_of
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.declaration import Declaration, KernelLoadError, parts_of
+from attnfuzz.identity.bug import is_leak
 from attnfuzz.isolation.builds import OwnCompilers, never
 from attnfuzz.isolation.outcomes import DeadlinePassed
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.guard_naming import with_name
-from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
 from attnfuzz.problems.cases import Case
@@ -142,7 +142,7 @@ def judge_sequence(preceding: Sequence[Case], case: Case, judge: Callable[[Case]
 def _once(
     case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, regression: Regression
 ) -> Verdict:
-    if regression.finding.kind == LEAK and (leak := runner.find_leak(declaration, case)) is not None:
+    if is_leak(regression.finding) and (leak := runner.find_leak(declaration, case)) is not None:
         return Verdict(failure=leak)  # a kernel that does not leak any more may still fail in another way
     relations = relations_for(regression)
     if not preceding and relations != CALL_SEQUENCE.relations:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.saved.state import FALLBACK, LAST_RESORT
 from attnfuzz.corpus import Regression, RegressionError, load_regression, regression_name, write_regression
 from attnfuzz.minimise import size_key

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 
 from attnfuzz.campaign.counts import MAX_INTERVALS, Count, KernelStatistics
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.judge.journal import FOLDER, remove_if_empty
-from attnfuzz.campaign.messages import Known, Unfinished, WrittenFailure, written
+from attnfuzz.campaign.messages import Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.config import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
@@ -28,6 +28,7 @@ from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
+from attnfuzz.identity.bug import Bug
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Problem, decode_case
@@ -164,7 +165,7 @@ class SavedFinding(WrittenFailure, frozen=True, forbid_unknown_fields=True, kw_o
 class CampaignState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A campaign between two of its parts. ``parts`` is how many there have been.
 
-    ``known`` are signatures of the bugs that are done with, ``pending`` failures that are not.
+    ``known`` are the bugs that are done with, ``pending`` failures that are not.
     """
 
     format: str = _FORMAT
@@ -177,7 +178,7 @@ class CampaignState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     interval_s: Annotated[float, msgspec.Meta(ge=1, le=_YEARS_S)]
     throughput: dict[str, Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_INTERVALS)]]
     findings: tuple[SavedFinding, ...] = ()
-    known: tuple[Known, ...] = ()
+    known: tuple[Bug, ...] = ()
     pending: tuple[Unfinished, ...] = ()
 
     @property
@@ -405,9 +406,9 @@ class StateWriter:
         return time.monotonic() - self._last >= interval_s
 
     def write(
-        self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Known], pending: Sequence[Unfinished]
+        self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Bug], pending: Sequence[Unfinished]
     ) -> None:
-        """Write how things stand. ``known`` are the signatures of ``findings`` that are done with."""
+        """Write how things stand. ``known`` are the bugs of ``findings`` that are done with."""
         self._last, self._news = time.monotonic(), False
         elapsed_s = statistics.elapsed_s()
         cut_off = [finding.unfinished() for finding in findings if finding.shrunk_s is None]

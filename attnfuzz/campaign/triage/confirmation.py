@@ -10,12 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attnfuzz.campaign.identity.finding import FailingCase, may_be_leak
-from attnfuzz.campaign.identity.signature import Symptom
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Patience, Unjudged
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.leaks import LEAK
+from attnfuzz.identity.bug import FailingCase, Symptom, is_leak, may_be_leak
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, oracle_of
 from attnfuzz.problems.cases import Case
@@ -58,10 +56,16 @@ class Retries:
         self._deaths = deaths
         self.relations = relations
 
-    def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
-        """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime."""
-        afresh = afresh or self.relations == _OF_WHAT_IS_REMEMBERED
-        failure = self._failure_of(case, patience, afresh=afresh)
+    def alone(
+        self, case: Case, *, patience: Patience = "learned", afresh: bool = False, relations: Relations = ()
+    ) -> Failure | None:
+        """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime.
+
+        ``relations``, if there are any, in place of those that judge as a rule.
+        """
+        relations = relations or self.relations
+        afresh = afresh or relations == _OF_WHAT_IS_REMEMBERED
+        failure = self._failure_of(case, patience, afresh=afresh, relations=relations)
         self._deaths.judged(self._declaration, case, failure)
         return failure
 
@@ -94,9 +98,10 @@ class Retries:
                 return None
         return None
 
-    def _failure_of(self, case: Case, patience: Patience, *, afresh: bool) -> Failure | None:
+    def _failure_of(self, case: Case, patience: Patience, *, afresh: bool, relations: Relations = ()) -> Failure | None:
+        relations = relations or self.relations
         try:
-            verdict = self._judge(self._declaration, case, patience=patience, afresh=afresh, relations=self.relations)
+            verdict = self._judge(self._declaration, case, patience=patience, afresh=afresh, relations=relations)
             return verdict.failure
         except Unjudged:
             return None
@@ -109,7 +114,9 @@ class LeakRetries(Retries):
         super().__init__(judge, declaration, deaths=KnownDeaths())  # no case of a leak is deadly
         self._find_leak = judge.find_leak
 
-    def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
+    def alone(
+        self, case: Case, *, patience: Patience = "learned", afresh: bool = False, relations: Relations = ()
+    ) -> Failure | None:
         """What there is to say of a kernel that leaks on ``case``. Raises OutOfTime."""
         return self._find_leak(self._declaration, case)
 
@@ -122,7 +129,7 @@ class LeakRetries(Retries):
 
 def retries_of(failing: FailingCase, judge: CaseJudge, deaths: KnownDeaths) -> Retries:
     """How to run cases in order to see the failing case's failure again."""
-    if failing.failure.kind == LEAK:
+    if is_leak(failing.failure):
         return LeakRetries(judge, failing.declaration)
     relations = oracle_of(failing.failure.oracle).relations
     return Retries(judge, failing.declaration, deaths=deaths, relations=relations)
@@ -302,7 +309,7 @@ def _between_calls(failing: FailingCase, retries: Retries) -> Confirmation | Non
     when the case was repeated, so this is asked after that.
     """
     failure = failing.failure
-    if failure.oracle == CALL_SEQUENCE.name or not (failure.oracle == DETERMINISM.name or failure.kind == "bits"):
+    if failure.oracle == CALL_SEQUENCE.name or not (failure.oracle == DETERMINISM.name or failing.symptom.is_of_bits):
         return None
     usual, retries.relations = retries.relations, (CALL_SEQUENCE.name,)
     failures = []

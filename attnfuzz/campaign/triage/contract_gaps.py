@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION, PAGE_RELOCATION
 from attnfuzz.problems.choices import (
@@ -37,7 +37,6 @@ from attnfuzz.verdict import WITHOUT_WEIGHT
 
 __all__ = [
     "Restriction",
-    "are_one_gap",
     "needed_limits",
     "restriction_of",
     "with_remedy",
@@ -86,15 +85,6 @@ def needed_limits(finding: Finding) -> Limits:
     return limits if _ends(msgspec.structs.replace(supports, **limits), finding) else {}
 
 
-def are_one_gap(one: Finding, other: Finding) -> bool:
-    """Whether an oracle misses the same declaration in both, whatever their cases need to show that.
-
-    A kernel that returns no LSE lacks it in every case, but where its output is wrong as well, that is told.
-    """
-    missed = one.failure.remedy
-    return bool(missed) and one.symptom == other.symptom and missed == other.failure.remedy
-
-
 @dataclass(frozen=True, slots=True)
 class Restriction:
     """``ended`` of the ``findings`` of a kernel are none if it declares ``supports``."""
@@ -131,7 +121,7 @@ def _limits(finding: Finding) -> Limits:
     if failure.remedy:
         return dict(failure.remedy)
     if failure.oracle == PAGE_RELOCATION.name:
-        return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
+        return {"strides": "contiguous"} if failure.cause == "ignored_stride" else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
     if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done

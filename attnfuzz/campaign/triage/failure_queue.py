@@ -10,13 +10,12 @@ import msgspec
 
 from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.declaration_inference import with_declared
-from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import ANY_CASE, KnownFindings, Signature, Symptom
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime
-from attnfuzz.campaign.messages import Busy, Found, Known, Unconfirmed, written
+from attnfuzz.campaign.messages import Busy, Found, Unconfirmed, written
 from attnfuzz.campaign.triage.confirmation import retries_of
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, Symptom
 from attnfuzz.oracles.registry import ACCURACY
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
@@ -54,9 +53,7 @@ class FailureQueue:
         self._meter = meter
         self._send = send
         self._is_over = is_over
-        self._known = KnownFindings()
-        self._findings: dict[Signature, str] = {}
-        self._uncounted: Counter[Signature] = Counter()
+        self._known = KnownBugs()
         self._waiting: dict[Symptom, deque[FailingCase]] = {}
         self._doubts: Counter[Symptom] = Counter()
         self._investigated = 0
@@ -64,14 +61,11 @@ class FailureQueue:
         self._numerics: dict[str, Numerics] = {}
         self.deaths = KnownDeaths(meter.share_of_known_deaths)
 
-    def learn(self, known: Known) -> None:
+    def learn(self, bug: Bug) -> None:
         """Take what somebody has found for known."""
-        signature = self._known.learn(known)
-        if not known.flaky:
-            self.deaths.learn(signature)
-        finding = self._findings.setdefault(signature, known.finding)
-        if uncounted := self._uncounted.pop(signature, 0):
-            self._meter.explained(known.kernel, finding, uncounted)
+        self._known.add(bug)
+        if not bug.flaky:
+            self.deaths.learn(bug)
 
     def set_busy(self, busy: Busy) -> None:
         """Somebody else begins or ends to look into a symptom."""
@@ -88,18 +82,16 @@ class FailureQueue:
 
     def weigh(self, failing: FailingCase, seconds: float) -> None:
         """Pass silently over what is known, and have anything else wait. ``seconds`` is what the failing case took."""
-        if self._is_known(failing):
-            self._count_known(failing, seconds if ends_process(failing.failure) else 0.0)
-        else:
+        if not self._is_passed_over(failing, seconds if ends_process(failing.failure) else 0.0):
             self.wait(failing)
 
     def take(self) -> FailingCase | None:
         """The next failure to look into: one that is neither busy nor explained since it was put to wait."""
         for symptom in [symptom for symptom in self._waiting if not self._known.is_busy(symptom)]:
             while (failing := self._next_of(symptom)) is not None:
-                if self._is_known(failing):
-                    self._count_known(failing, 0.0)
-                elif (now := self._as_declared(failing)) is not None:
+                if self._is_passed_over(failing, 0.0):
+                    continue
+                if (now := self._as_declared(failing)) is not None:
                     return now
         return None
 
@@ -159,25 +151,13 @@ class FailureQueue:
         self._send(Found(finding=finding, kernel=failing.declaration.target, **fields))
         self._send(Unconfirmed(finding=finding, runs=1, lost_together=True))
 
-    def _is_known(self, failing: FailingCase) -> bool:
-        symptom = failing.symptom
-        if self._doubts[symptom] >= _MAX_DOUBTS or self._known.may_cause(symptom.kernel, failing.failure):
-            return True
-        if not self._known.has_symptom(symptom):
+    def _is_passed_over(self, failing: FailingCase, death_seconds: float) -> bool:
+        """Whether a bug that is known predicts the failure, or none of its kind ever came back; count it then."""
+        target = failing.declaration.target
+        bug = self._known.predicting(failing)
+        if bug is None and self._doubts[failing.symptom] < _MAX_DOUBTS:
             return False
-        return self._known.explains(symptom, failing.features)
-
-    def _count_known(self, failing: FailingCase, death_seconds: float) -> None:
-        """Count a known failure, also for the finding that explains it: at once, or when its tag is told."""
-        target, symptom = failing.declaration.target, failing.symptom
         self._meter.known(target, death_seconds)
-        causes = (Symptom.of_cause(target, symptom.oracle, cause) for cause in failing.failure.maybe)
-        explaining = [
-            *self._known.explaining(symptom, failing.features),
-            *(one for cause in causes for one in self._known.explaining(cause, frozenset({ANY_CASE}))),
-        ]
-        for signature in explaining[:1]:
-            if signature in self._findings:
-                self._meter.explained(target, self._findings[signature], 1)
-            else:
-                self._uncounted[signature] += 1
+        if bug is not None:
+            self._meter.explained(target, bug.finding, 1)
+        return True

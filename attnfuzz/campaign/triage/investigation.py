@@ -7,35 +7,15 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from attnfuzz.campaign.declaration_inference import designs_of, with_declared
-from attnfuzz.campaign.identity.finding import FailingCase, Finding
-from attnfuzz.campaign.identity.signature import (
-    NEEDS_PRECEDING,
-    SILENT_ORACLES,
-    KnownFindings,
-    Signature,
-    aspects,
-    case_features,
-    certain,
-    needs_numbers,
-)
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Adopted, Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.probe_cases import TOLD_ON_ALL_PATHS, ProbeCases, points, trial_of, with_values_of
-from attnfuzz.campaign.relatives import (
-    alternatives,
-    lacking,
-    nearest_permitted,
-    simpler_in_one_respect,
-    strides_swapped,
-    with_other_numbers,
-    with_simplest_values,
-    without,
-)
 from attnfuzz.campaign.triage.confirmation import (
     Confirmation,
     LeakRetries,
@@ -50,17 +30,18 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.cases.facets.facet import is_told_by_another
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.judging.leaks import LEAK
+from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, is_leak, is_refusal, tag_of
+from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
+from attnfuzz.identity.relatives import nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import MISTAKES_IN_FORMULAS, PAST_THE_END, RESULT, WITHOUT_WEIGHT, Failure, ends_process
+from attnfuzz.verdict import Failure, OracleName, ends_process
 
 __all__ = ["Investigation"]
 
@@ -71,12 +52,14 @@ _MISSED = 0.1
 _MAX_HANGS_WHILE_SHRINKING = 25
 _SHRINKING_LIMIT_S = 60.0
 _SHRINKING_DEATHS_LIMIT_S = 25.0
-_GENERALISING_LIMIT_S = 5.0
-"""For a dozen runs: on a GPU each may have to be compiled, and the next bug waits."""
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
-    """The case has come down to a bug that is known."""
+    """The case shows ``bug``, which is known."""
+
+    def __init__(self, bug: Bug) -> None:
+        super().__init__()
+        self.bug = bug
 
 
 class _CutOff(Exception):  # noqa: N818 - as above
@@ -100,7 +83,7 @@ class Investigation:
         failing: FailingCase,
         *,
         judge: CaseJudge,
-        known: KnownFindings,
+        known: KnownBugs,
         deaths: KnownDeaths | None = None,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
@@ -110,9 +93,9 @@ class Investigation:
         self.adopted: Numerics | None = None
         self._adopting = adopting
         self._first = self._now = failing
-        self._needed = certain(failing.features)
         self._is_flaky = False
-        self._symptoms = [failing.symptom]
+        self._same_as = ""
+        self._shown = [failing]
         self._finding = finding
         self._send = send
         self._known = known
@@ -136,26 +119,19 @@ class Investigation:
             return True
         fields = written(now.case, now.failure, now.preceding)
         self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
+        self._tag = tag_of(now.declaration.target, now.case, now.failure)
         try:
             if not self._confirm():
                 return False
-        except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
-            return False
-        except _SameBug:
-            self._close_as_known()
-            return True
-        try:
-            self._look_beneath_rounding()
-            self._look_past_shared_pages()
             self._recognise()
             self._shrink()
-        except _SameBug:
-            self._close_as_known()
+        except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
+            return False
+        except _SameBug as same:
+            self._close_as_known(same.bug)
         else:
             if self._now.failure.designs != self._first.failure.designs and self._is_design(self._finding):
                 return True
-            self._look_beside()
-            self._generalise()
             self._close_as_new()
         return True
 
@@ -212,7 +188,8 @@ class Investigation:
 
     def _is_known_to_need_others(self) -> bool:
         """A symptom that is known to need other cases, on a case that ran after some and does not fail alone."""
-        if not self._first.preceding or not self._known.needs_preceding(self._first.symptom):
+        known = self._known.of_symptom(self._first.symptom)
+        if not self._first.preceding or not any(bug.needs_others for bug in known):
             return False
         try:
             return self._retries.alone(self._first.case, afresh=True) is None
@@ -231,7 +208,7 @@ class Investigation:
         is_another = confirmation.failing.symptom != self._first.symptom
         is_told_more = confirmation.failing.failure.tensor != self._first.failure.tensor
         self._first = confirmation.failing
-        self._now, self._needed = self._first, certain(self._first.features)
+        self._now = self._first
         self._is_flaky = confirmation.is_flaky
         if self._first.preceding or is_another or (is_told_more and not self._is_flaky):
             self._step_to(self._first)
@@ -242,8 +219,8 @@ class Investigation:
 
     def _take_for(self, leak: FailingCase) -> None:
         """Go on with what the death came of."""
-        if self._known.explains(leak.symptom, leak.features):
-            raise _SameBug
+        if (bug := self._known.predicting(leak)) is not None:
+            raise _SameBug(bug)
         self._first = leak
         self._retries = LeakRetries(self._judge, leak.declaration)
         self._step_to(leak)
@@ -254,152 +231,48 @@ class Investigation:
         self._tries = min(_MAX_TRIES, math.ceil(math.log(_MISSED) / math.log(passed))) if passed else 1
         if ends_process(self._first.failure):
             return
-        known = self._known.flaky_one(self._first.declaration.target, self._needed)
-        if known is not None:
-            self._needed = known.features
-            raise _SameBug
+        if (bug := self._known.predicting(self._first, flaky=True)) is not None:
+            raise _SameBug(bug)
         named = next((failure for failure in confirmation.failures if failure.oracle == "determinism"), None)
         if named is not None:
             self._step_to(self._first.as_(self._first.case, named))
 
-    def _look_beneath_rounding(self) -> None:
-        """Where only bits differ, the case with the simplest values may be plainly wrong: that is the bug then.
-
-        The oracles that compare bits see a wrong number too where the values are so large that it stays within the
-        bound, and so do the statistics of ``residuals``. These are of whatever tokens the kernel reads, so where the
-        plain case shows a bug that is known, they are that bug; and where one of their own cases is plainly wrong, it
-        is that bug which they see.
-        """
-        is_statistics = self._now.failure.oracle == "residuals"
-        if self._cannot_be_compared() or not (self._now.symptom.is_rounding or is_statistics):
-            return
-        plain = with_simplest_values(self._now)
-        others = with_other_numbers(self._now)[:1] if is_statistics else []
-        for case in ([] if plain is None else [plain]) + others:
-            try:
-                found = self._failing_one(case)
-            except OutOfTime:
-                return
-            if found is None or found.symptom.oracle not in SILENT_ORACLES:
-                continue
-            if not self._known.explains(found.symptom, found.features):
-                self._needed, self._symptoms = certain(found.features), []
-                self._step_to(found)
-                return
-            if is_statistics:
-                self._close_as(*self._known.explaining(found.symptom, found.features))
-
-    def _look_past_shared_pages(self) -> None:
-        """What lies past the end of a sequence is a token of another one on a page that both share, else dead memory.
-
-        So a row that shows another's token is the bug that the case with no shared page shows in dead memory.
-        """
-        symptom, cause = self._now.symptom, self._now.failure.cause
-        is_wrong = symptom.oracle == "accuracy" and not symptom.is_cause and cause not in MISTAKES_IN_FORMULAS
-        if self._cannot_be_compared() or not (is_wrong or symptom.oracle == "containment"):
-            return
-        for alone in without(SHARED_PAGES, self._now.declaration, self._now.case):
-            try:
-                found = self._failing_one(alone)
-            except OutOfTime:
-                return
-            if found is None or found.symptom.oracle != "dead_memory":
-                continue
-            if is_wrong and cause != PAST_THE_END and found.failure.cause == WITHOUT_WEIGHT:
-                continue  # another's token is a number: without weight it makes no difference
-            if self._known.explains(found.symptom, found.features):
-                self._needed = frozenset({SHARED_PAGES})
-                raise _SameBug
-            self._needed, self._symptoms = certain(found.features), []
-            self._step_to(found)
-
     def _recognise(self) -> None:
-        """Ask whether a known bug is behind it that shows in another way here: not if a relative fails without it."""
-        if self._cannot_be_compared():
+        """Ask whether a known bug is behind it that shows in another way here.
+
+        What one run of the kernel shows says more than what a relation saw, and is shrunk all the same.
+        """
+        if self._is_flaky or self._now.preceding:
             return
-        until = min(self._shrink_until, time.monotonic() + _GENERALISING_LIMIT_S)
-        for known in self._known.alike(self._now.symptom, case_features(self._now.declaration, self._now.case)):
-            relatives = lacking(known, self._now)
-            try:
-                if relatives and not any(self._shows_alike(case, until) for case in relatives):
-                    self._needed &= known.features
-                    self._close_as(known)
-            except OutOfTime:
-                return
+        try:
+            bug = bug_behind(self._now, self._known, self._run_relative)
+        except Unanswered:
+            return
+        if bug is None:
+            return
+        if not bug.is_of_relation or Bug.seen_in(self._now).is_of_relation:
+            raise _SameBug(bug)
+        self._same_as = bug.finding
 
-    def _close_as(self, *known: Signature) -> NoReturn:
-        """End here: it is one of the bugs ``known``, and passes where they pass."""
-        self._needed |= {one for signature in known for one in signature.features if is_told_by_another(one)}
-        raise _SameBug
-
-    def _cannot_be_compared(self) -> bool:
-        return self._is_flaky or bool(self._now.preceding)
-
-    def _shows_alike(self, case: Case, until: float) -> bool:
-        """Whether ``case`` fails as the failing does, and of no known bug. Raises OutOfTime past ``until``."""
-        if time.monotonic() >= until or self._is_over():
-            raise OutOfTime(0.0)
-        other, mine = self._failing_one(case), self._now.symptom
-        if other is None or self._known.explains(other.symptom, other.features):
-            return False
-        return other.symptom == mine if mine.is_rounding else other.symptom.may_be(mine)
-
-    def _failing_one(self, case: Case) -> FailingCase | None:
-        failure = self._retries.alone(case, patience="short", afresh=self._afresh)
+    def _run_relative(self, case: Case, relations: tuple[OracleName, ...]) -> FailingCase | None:
+        if self._is_over() or time.monotonic() >= self._shrink_until:
+            raise Unanswered
+        try:
+            failure = self._retries.alone(case, patience="short", afresh=self._afresh, relations=relations)
+        except OutOfTime as cut:
+            raise Unanswered from cut
         return None if failure is None else self._now.as_(case, failure)
 
-    def _look_beside(self) -> None:
-        """Find out whether the strides of K or V matter, or that they differ: the smallest case cannot tell."""
-        if KV_STRIDES_DIFFER not in self._needed or self._now.preceding:
-            return
-        declaration, case = self._now.declaration, self._now.case
-        try:
-            for sibling in without(KV_STRIDES_DIFFER, declaration, case):
-                other = self._failing_one(sibling)
-                if other is not None and other.symptom == self._now.symptom:
-                    self._needed &= other.features
-            swapped = strides_swapped(declaration, case) if KV_STRIDES_DIFFER in self._needed else None
-            if swapped is not None and self._fails_alike(swapped):
-                self._needed &= case_features(declaration, swapped)
-        except (OutOfTime, _CutOff, _SameBug):
-            return
-
-    def _generalise(self) -> None:
-        """Drop what the smallest case happens to have: a value in whose place another one fails in the same way."""
-        failure = self._now.failure
-        if self._is_flaky or self._now.preceding or failure.oracle == "hang":
-            return
-        until = min(self._shrink_until, time.monotonic() + _GENERALISING_LIMIT_S)
-        for other_case in (*alternatives(self._now.declaration, self._now.case), *simpler_in_one_respect(self._now)):
-            if time.monotonic() >= until or self._is_over():
-                return
-            if self._needed <= case_features(self._now.declaration, other_case):
-                continue  # nothing to be learned
-            try:
-                other = self._failing_one(other_case)
-            except OutOfTime:
-                return
-            if other is None or not other.symptom.may_be(self._now.symptom):
-                continue
-            if not self._known.explains(other.symptom, other.features):
-                self._needed &= other.features
-        self._try_usual_values(until)
-
-    def _try_usual_values(self, until: float) -> None:
-        """Add what only another case tells: that it passes with a value which kernels are often written for.
-
-        If the numbers matter, it may pass since it has others.
-        """
-        if needs_numbers(self._needed):
-            return
-        for feature in sorted(filter(is_told_by_another, self._now.features)):
-            for case in without(feature, self._now.declaration, self._now.case):
-                if time.monotonic() >= until or self._is_over():
-                    return
-                try:
-                    self._needed |= {feature} if self._failing_one(case) is None else set()
-                except OutOfTime:
-                    return
+    def _needs(self) -> frozenset[str]:
+        """What all cases on the way had that showed what the last one shows, as far as its neighbours need that too."""
+        now = self._now
+        alike = [one for one in self._shown if one.symptom == now.symptom] or [now]
+        needed = certain(frozenset.intersection(*(one.features for one in alike)))
+        if not aspects(needed) and aspects(certain(now.features)):
+            needed = certain(now.features)  # it slipped from one bug to another, which must not explain both
+        if not self._is_flaky and not now.preceding and now.failure.oracle != "hang":
+            needed = needs_of(now, needed, self._known, self._run_relative)
+        return needed | {NEEDS_PRECEDING} if now.preceding else needed
 
     def _shrink(self) -> None:
         before = self._now
@@ -464,12 +337,12 @@ class Investigation:
         steps = [before, *self._steps]
         good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._retries)) - 1
         self._afresh = True
-        self._needed = certain(frozenset.intersection(*(step.features for step in steps[: good + 1])))
+        self._shown = steps[: good + 1]
         self._step_to(steps[good])
         self._minimise()
 
     def _fails_alike(self, case: Case) -> bool:
-        """Whether ``case`` shows the same symptom and is not another bug that is known."""
+        """Whether ``case`` may stand for the failing one: it fails, and not of another bug that is known."""
         if self._is_over():
             raise _CutOff
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
@@ -485,19 +358,13 @@ class Investigation:
         return False
 
     def _is_alike(self, other: FailingCase) -> bool:
-        if other.symptom != self._now.symptom:
+        now = self._now
+        if not is_alike(now.failure, other.failure) or (self._is_flaky and other.symptom != now.symptom):
             return False
-        if self._known.explains(other.symptom, other.features):
-            if self._known.explains(self._now.symptom, self._now.features):  # others have found it since
-                self._needed &= other.features
-                self._close_as(*self._known.explaining(other.symptom, other.features))
+        if (bug := self._known.predicting(other)) is not None:
+            if self._known.predicting(now) is not None:  # others have found it since
+                raise _SameBug(bug)
             return False
-        if self._known.may_cause(other.symptom.kernel, other.failure):
-            return False
-        if not set(other.failure.replays) <= set(self._now.failure.replays):
-            return False  # a smaller case that another rounding explains, too, would be told as that one
-        if self._now.failure.cause in MISTAKES_IN_FORMULAS and other.failure.cause != self._now.failure.cause:
-            return False  # likewise: a mistake gives few numbers by chance that another one gives
         self._failing = other
         return True
 
@@ -518,40 +385,36 @@ class Investigation:
     def _step_to(self, failing: FailingCase) -> None:
         """Go on with ``failing``, and tell of it."""
         self._now = failing
-        self._needed &= failing.features
-        if failing.symptom not in self._symptoms:
-            self._symptoms.append(failing.symptom)
+        self._shown.append(failing)
         self._send(Smaller(finding=self._finding, **written(failing.case, failing.told, failing.preceding)))
 
     def _step_back(self, before: FailingCase) -> None:
         """Return to an earlier step: later ones say nothing."""
+        self._shown = []
         self._step_to(before)
-        self._needed = certain(before.features)
 
     def _tell_rate(self, confirmation: Confirmation) -> None:
         self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
 
-    def _close_as_known(self) -> None:
-        shown_as = self._learn()
-        self._send(Duplicate(finding=self._finding, features=self._needed, shown_as=shown_as, flaky=self._is_flaky))
+    def _close_as_known(self, bug: Bug) -> None:
+        """Presume later failures that show as this one did to be ``bug``, if they have what it needs of a case."""
+        needed = bug.features & self._now.features
+        self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, bug.finding)))
 
     def _close_as_new(self) -> None:
-        is_complete, is_declarable = time.monotonic() < self._shrink_until, self._passes_as_declared()
-        features = certain(self._now.features)
-        if not aspects(self._needed) and aspects(features):
-            self._needed = features  # it slipped from one bug to another, which must not explain both
-        if self._now.preceding:
-            self._needed |= {NEEDS_PRECEDING}
+        is_complete = time.monotonic() < self._shrink_until
+        needed = self._needs()
+        is_declarable = self._passes_as_declared(needed)
         explanation = self._explanation()
         if explanation.told is not None and explanation.told != self._now.failure:
             self._step_to(self._now.as_(self._now.case, explanation.told))
         self._send(
             Minimised(
                 finding=self._finding,
-                features=self._needed,
-                shown_as=self._learn(),
+                features=needed,
+                bugs=self._learn(needed, self._tag, self._now),
+                same_as=self._same_as,
                 complete=is_complete,
-                flaky=self._is_flaky,
                 explanation=explanation.lines,
                 blame=explanation.blame,
                 sources=explanation.sources,
@@ -563,26 +426,26 @@ class Investigation:
     def _explanation(self) -> Explanation:
         """What is wrong with the case, if it always fails; nothing of one that needs others before it."""
         now = self._now
-        if self._is_flaky or now.preceding or now.failure.kind == LEAK:
+        if self._is_flaky or now.preceding or is_leak(now.failure):
             return Explanation()
         try:
             return self._judge.explain(now.declaration, now.case, now.failure)
         except Unjudged:
             return Explanation()
 
-    def _learn(self) -> tuple[tuple[str, str], ...]:
-        """Take later failures with any symptom of this bug for it; the symptoms."""
-        for symptom in self._symptoms:
-            signature = Signature(symptom, self._needed)
-            self._known.add(signature, flaky=self._is_flaky)
-            if not self._is_flaky:
-                self._deaths.learn(signature)
-        return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
+    def _learn(self, needed: frozenset[str], finding: str, smallest: FailingCase | None = None) -> tuple[Bug, ...]:
+        """Take later failures that show as this one did for the bug of ``finding``."""
+        bugs = bugs_shown(self._shown, needed, smallest, flaky=self._is_flaky, finding=finding)
+        for bug in bugs:
+            self._known.add(bug)
+            if not bug.flaky:
+                self._deaths.learn(bug)
+        return tuple(bugs)
 
-    def _passes_as_declared(self) -> bool:
+    def _passes_as_declared(self, needed: frozenset[str]) -> bool:
         """Whether the declaration that would end the finding, if there is one, leaves out what fails and no less."""
         now = self._now
-        finding = Finding("", now.declaration, now.case, now.failure, 0.0, shrunk_s=0.0, features=self._needed)
+        finding = Finding("", now.declaration, now.case, now.failure, 0.0, shrunk_s=0.0, features=needed)
         if self._is_flaky or now.preceding or not (limits := needed_limits(finding)):
             return True
         supports = msgspec.structs.replace(now.declaration.supports, **limits)
@@ -611,7 +474,7 @@ class Investigation:
         is_kept = False
         for kept, left_out in trial_of(now.declaration, limits, now.case):
             failure = self._failure_of(now.declaration, left_out)
-            if failure is None or (refuses and (failure.oracle, failure.kind == RESULT) != ("exception", False)):
+            if failure is None or (refuses and not is_refusal(failure)):
                 return False
             before = self._failure_of(declared, kept)
             is_kept |= before is None or (refuses and before.oracle != "exception")

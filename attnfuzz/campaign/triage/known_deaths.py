@@ -24,8 +24,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from attnfuzz.campaign.identity.signature import Signature, case_features
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import Bug
+from attnfuzz.identity.features import case_features
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import traits
@@ -42,15 +43,14 @@ class KnownFaults:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._signatures: defaultdict[str, set[Signature]] = defaultdict(set)
+        self._bugs: defaultdict[str, set[Bug]] = defaultdict(set)
         self._last_probe: dict[str, float] = {}
 
-    def learn(self, signature: Signature) -> None:
+    def learn(self, bug: Bug) -> None:
         """Learn of a finding, here or elsewhere; of others than faults there is nothing to learn."""
-        symptom = signature.symptom
-        if is_fault(symptom.oracle, symptom.kind):
-            self._signatures[symptom.kernel].add(signature)
-            self._last_probe[symptom.kernel] = self._clock()
+        if is_fault(bug.oracle, bug.kind):
+            self._bugs[bug.kernel].add(bug)
+            self._last_probe[bug.kernel] = self._clock()
 
     def covers(self, declaration: Declaration, case: Case) -> bool:
         """Whether a known fault is expected: the case had better be judged alone."""
@@ -68,11 +68,11 @@ class KnownFaults:
 
     def _faulting(self, declaration: Declaration, case: Case) -> tuple[OracleName, ...]:
         """The relations that would end the process."""
-        signatures = self._signatures.get(declaration.target)
-        if not signatures:
+        bugs = self._bugs.get(declaration.target)
+        if not bugs:
             return ()
         found = case_features(declaration, case)
-        names = {signature.symptom.oracle for signature in signatures if signature.features <= found}
+        names = {bug.oracle for bug in bugs if bug.features <= found}
         return tuple(name for name in KNOWN if name in names)
 
 
@@ -106,7 +106,7 @@ class _Group:
 class _Lesson:
     """What is known of one kernel."""
 
-    signatures: list[Signature] = field(default_factory=list)
+    bugs: list[Bug] = field(default_factory=list)
     deaths: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
     passed: deque[Case] = field(default_factory=lambda: deque(maxlen=_MAX_PASSED))
     survivors: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_SURVIVORS))
@@ -133,7 +133,7 @@ class _Lesson:
         if self.foretold[condition] >= _ENOUGH_FORETOLD:
             return True
         is_cut = all(group.shared != condition for group in self.groups)
-        return not is_cut or any(signature.features == condition for signature in self.signatures)
+        return not is_cut or any(bug.features == condition for bug in self.bugs)
 
     def draw_conclusions(self) -> None:
         """Make a condition of each large group, and of what a finding needs.
@@ -141,7 +141,7 @@ class _Lesson:
         Each condition that was wrong makes the next ones need more deaths behind them.
         """
         passed = self.all_passed()
-        needed = [signature.features for signature in self.signatures]
+        needed = [bug.features for bug in self.bugs]
         enough = 1 + self.broken // 2
         groups = [group for group in self.groups if group.deaths >= enough]
         largest = sorted(groups, key=lambda group: -group.deaths)[:_MAX_CONDITIONS]
@@ -166,14 +166,14 @@ class KnownDeaths:
         self._lessons: dict[str, _Lesson] = {}
         self._latest: tuple[Case | None, Traits] = None, frozenset()
 
-    def learn(self, signature: Signature) -> None:
+    def learn(self, bug: Bug) -> None:
         """Learn of a finding, here or elsewhere. Crashes and hangs matter here, faults of relations to `faults`."""
-        self.faults.learn(signature)
-        if not oracle_of(signature.symptom.oracle).ends_process:
+        self.faults.learn(bug)
+        if not oracle_of(bug.oracle).ends_process:
             return
-        lesson = self._lesson(signature.symptom.kernel)
-        if signature not in lesson.signatures:
-            lesson.signatures.append(signature)
+        lesson = self._lesson(bug.kernel)
+        if bug not in lesson.bugs:
+            lesson.bugs.append(bug)
             lesson.last_probe = self._clock()
             lesson.draw_conclusions()
 
@@ -219,7 +219,7 @@ class KnownDeaths:
     def forbids(self, declaration: Declaration, case: Case) -> bool:
         """Whether to skip the case. Now and then the answer is no although it is expected to die."""
         lesson = self._lessons.get(declaration.target)
-        if lesson is None or not lesson.signatures:
+        if lesson is None or not lesson.bugs:
             return False
         covering = [condition for condition in lesson.conditions if condition <= self._traits(case)]
         if covering:
@@ -227,7 +227,7 @@ class KnownDeaths:
         if self._share_spent(declaration.target) < _SHARE_FOR_UNFORESEEN:
             return False
         found = case_features(declaration, case)
-        return any(signature.features <= found for signature in lesson.signatures)
+        return any(bug.features <= found for bug in lesson.bugs)
 
     def expects_death(self, declaration: Declaration, case: Case) -> bool:
         """Whether a condition says that the case dies: one that is run all the same had better be run alone."""

@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.identity.signature: what a bug is about, and what a person needs to read of it."""
+"""attnfuzz.identity.features: what a bug is about, and what a person needs to read of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnfuzz.campaign.identity.signature import aspects, is_part_of, needs, telling
+from attnfuzz.identity.features import aspects, has_essentials, needs, telling
 from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 
 
@@ -74,4 +74,4 @@ def test_a_bug_does_not_need_what_makes_it_visible(features: set[str], expected:
 )
 def test_what_any_case_shows_is_part_of_nothing(less: set[str], more: set[str], part: bool) -> None:
     """A bug that every case shows would take in all others."""
-    assert is_part_of(frozenset(less), frozenset(more)) is part
+    assert has_essentials(frozenset(more), frozenset(less)) is part

@@ -1,8 +1,7 @@
-"""A case that failed once, where every finding begins, and one finding of a campaign down to the minimal case."""
+"""One finding of a campaign, from the case that failed first down to the minimal one."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,82 +10,22 @@ from typing import TypeVar
 import msgspec
 
 from attnfuzz.campaign.environments import EnvironmentOutcome, difference
-from attnfuzz.campaign.identity.signature import Signature, Symptom, aspects, certain, failure_features, telling
 from attnfuzz.campaign.messages import Unfinished, written
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
+from attnfuzz.identity.bug import Bug, Signature, Symptom, failure_features, is_refusal, tag_of
+from attnfuzz.identity.features import aspects, certain, telling
 from attnfuzz.isolation.pythons import Python
-from attnfuzz.judging.leaks import LEAK
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.features import departures
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import RESULT, Failure, Sight
+from attnfuzz.verdict import Failure, Sight
 
 __all__ = [
-    "FailingCase",
     "Finding",
-    "may_be_leak",
-    "may_be_the_machine",
     "one_of_each",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class FailingCase:
-    """A case that failed, and the cases that ran before it in the same process."""
-
-    declaration: Declaration
-    case: Case
-    failure: Failure
-    preceding: tuple[Case, ...] = ()
-
-    @property
-    def symptom(self) -> Symptom:
-        """Kernel, oracle and kind."""
-        return Symptom.of(self.declaration.target, self.failure)
-
-    @property
-    def features(self) -> frozenset[str]:
-        """What makes the case more than the simplest one, as far as the failure may need it."""
-        return failure_features(self.declaration, self.case, self.failure)
-
-    def as_(self, case: Case, failure: Failure) -> FailingCase:
-        """Another case of the same kernel, with the same ones before it."""
-        return FailingCase(self.declaration, case, failure, self.preceding)
-
-    @property
-    def told(self) -> Failure:
-        """The failure, with what it needs besides the case."""
-        if not self.preceding:
-            return self.failure
-        others = "another case has" if len(self.preceding) == 1 else f"{len(self.preceding)} other cases have"
-        message = f"{self.failure.message}; only after {others} run in the same process"
-        return msgspec.structs.replace(self.failure, message=message)
-
-
-_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
-
-
-def may_be_leak(failure: Failure) -> bool:
-    """Whether the process, or what the kernel may have of the GPU, ran out of memory."""
-    if failure.oracle == "crash":
-        return failure.kind == "memory"
-    return failure.oracle == "exception" and failure.kind.split(" ")[0] in _OUT_OF_MEMORY
-
-
-_OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
-
-
-def may_be_the_machine(failure: Failure) -> bool:
-    """Whether no kernel need be at fault: it took too long, memory ran out or grew, or somebody killed the process.
-
-    Anything else, a wrong number above all, comes of no load: a kernel that shows it once fails now and then.
-    """
-    if failure.oracle == "hang" or may_be_leak(failure):
-        return True
-    return failure.oracle == "crash" and failure.kind in _OF_THE_MACHINE
 
 
 _MAX_ALSO = 8
@@ -106,7 +45,8 @@ class Finding:
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
     meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
     ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
-    within the declaration that would end it. ``python``: where it was found, if not in the driver's environment;
+    within the declaration that would end it. ``same_as``: the tag of a finding of the same bug, where relatives of the
+    case have told that. ``python``: where it was found, if not in the driver's environment;
     ``outcomes``: what comes of the case in each environment, where several are compared.
     """
 
@@ -132,13 +72,13 @@ class Finding:
     cases_seen: int = 1
     weights: tuple[WeightedRow, ...] = ()
     declarable: bool = True
+    same_as: str = ""
     python: Python | None = None
     outcomes: tuple[EnvironmentOutcome, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tag:
-            first_seen = (self.declaration.target, self.failure.oracle, self.failure.kind, encode_case(self.case))
-            self.tag = hashlib.sha256(repr(first_seen).encode()).hexdigest()[:6]
+            self.tag = tag_of(self.declaration.target, self.case, self.failure)
 
     @property
     def ran_before(self) -> tuple[Case, ...]:
@@ -167,15 +107,23 @@ class Finding:
 
     @property
     def signature(self) -> Signature:
-        """The symptom with the features of the smallest case so far."""
-        features = self.features or certain(failure_features(self.declaration, self.case, self.failure))
-        return Signature(self.symptom, features)
+        """How it is named."""
+        return Signature.of(self.declaration.target, self.failure, self._needed)
 
     @property
-    def may_need(self) -> frozenset[str]:
-        """What the failure needs as far as is known, and what it would need if another case passed."""
-        supports, options = self.declaration.supports, self.declaration.options
-        return self.signature.features | departures(self.case, supports=supports, options=options)
+    def _needed(self) -> frozenset[str]:
+        return self.features or certain(failure_features(self.declaration, self.case, self.failure))
+
+    @property
+    def bug(self) -> Bug:
+        """What is known of the bug."""
+        about = {
+            "rough": self.is_unfinished,
+            "flaky": self.is_flaky,
+            "finding": self.tag,
+            "case": encode_case(self.case),
+        }
+        return Bug.shown_by(self.declaration.target, self.failure, self._needed, **about)
 
     @property
     def cause(self) -> str:
@@ -185,11 +133,6 @@ class Finding:
         return f"{named} [{about}]" if about else named
 
     @property
-    def said(self) -> Failure:
-        """What an oracle says of its smallest case."""
-        return self.failure
-
-    @property
     def in_contract(self) -> bool:
         """Whether it is a bug whatever is declared; `Statistics.in_contract` knows of --pedantic, too."""
         return self.remedy is None
@@ -197,8 +140,7 @@ class Finding:
     @property
     def is_question(self) -> bool:
         """Whether a declaration ends it and the kernel refuses nothing: its author has to say what is meant."""
-        refuses = self.failure.oracle == "exception" and self.failure.kind != RESULT
-        return self.remedy is not None and not refuses
+        return self.remedy is not None and not is_refusal(self.failure)
 
     @property
     def is_flaky(self) -> bool:

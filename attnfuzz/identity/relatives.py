@@ -1,67 +1,32 @@
-"""Cases beside a failing one: each differs from it in one respect, and a run of it tells what the failure needs.
-
-One question is asked of them throughout: does the case still fail without what a known bug needs? If one of its
-relatives does, another bug is at work; if none does, it is that bug, however it shows. Shrinking cannot tell: it only
-ever goes to simpler cases. It takes a mistake with the strides of K for one that takes the strides of K for those of V,
-since the smallest case of both has unusual strides in K alone; and of ten pairs of LSEs that a kernel fails for, it
-tells the one that was met first.
-"""
+"""Cases beside a failing one, each of which differs in one respect: a run of it tells what the failure needs."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 
-from attnfuzz.campaign.identity.finding import FailingCase
-from attnfuzz.campaign.identity.signature import Signature, aspects, case_features
 from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.bug import FailingCase
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.repeated import repeated
 from attnfuzz.problems.supported import supports_case
 
 __all__ = [
     "alternatives",
-    "lacking",
+    "crossed",
     "nearest_permitted",
     "simpler_in_one_respect",
     "strides_swapped",
     "with_other_numbers",
-    "with_simplest_values",
     "without",
 ]
-
-_RECIPES = ("values", "outputs")  # of attention, and of states to merge
-
-
-def lacking(known: Signature, suspect: FailingCase) -> list[Case]:
-    """Relatives that lack what the bug ``known`` needs."""
-    features = case_features(suspect.declaration, suspect.case)
-    return [
-        case
-        for case in _relatives(suspect, known.features & features)
-        if not known.features <= case_features(suspect.declaration, case)
-    ]
-
-
-def _relatives(suspect: FailingCase, needed: Set[str]) -> list[Case]:
-    """First the case without what ``needed`` is about and with all the rest, so that nothing else is taken away."""
-    about = sorted(aspects(frozenset(needed)))
-    siblings = [sibling for aspect in about for sibling in without(aspect, suspect.declaration, suspect.case)]
-    return [*siblings, *simpler_in_one_respect(suspect)]
 
 
 def simpler_in_one_respect(suspect: FailingCase) -> list[Case]:
     """The case with one facet as in the simplest case, for each in turn."""
     return _made(suspect.declaration, suspect.case, _simpler(suspect.declaration, suspect.case))
-
-
-def with_simplest_values(suspect: FailingCase) -> Case | None:
-    """The case with the simplest recipe for its numbers; None if it has that already."""
-    simplest = _domain(suspect.declaration).simplest
-    recipes = {name: getattr(simplest, name) for name in _RECIPES if name in simplest.__struct_fields__}
-    return next(iter(_made(suspect.declaration, suspect.case, [recipes])), None)
 
 
 def with_other_numbers(suspect: FailingCase) -> list[Case]:
@@ -86,9 +51,22 @@ def nearest_permitted(suspect: FailingCase) -> Case | None:
     return next(filter(permits, itertools.chain([suspect.case], once, twice)), None)
 
 
-def strides_swapped(declaration: Declaration, case: Case) -> Case | None:
-    """``case`` with the strides of K and V exchanged; None if that changes nothing."""
-    return next(iter(_made(declaration, case, [storage.strides_swapped(case)])), None)
+def strides_swapped(declaration: Declaration, case: Case) -> list[Case]:
+    """``case`` with the strides of K and V exchanged, if that changes anything."""
+    return _made(declaration, case, [storage.strides_swapped(case)])
+
+
+def crossed(declaration: Declaration, case: Case, other: Case) -> list[Case]:
+    """``case`` with all that ``other`` has beyond the simplest, where ``case`` itself has the simplest; or none.
+
+    Tensors of ``other`` lie as they do there, or as those of ``case`` do.
+    """
+    simplest = _domain(declaration).simplest
+    plain = {name: getattr(simplest, name) for name in case.__struct_fields__}
+    changes = {name: getattr(other, name) for name, value in plain.items() if getattr(case, name) == value}
+    mine, its = getattr(case, "strides", {}), getattr(other, "strides", {})
+    ways = [its, *(dict.fromkeys(its, kind) for kind in sorted(set(mine.values())))] if its else [{}]
+    return _made(declaration, case, [changes | ({"strides": way | mine} if way else {}) for way in ways])
 
 
 def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:

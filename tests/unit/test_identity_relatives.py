@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.relatives: cases that differ from a failing one in what a bug may be about."""
+"""attnfuzz.identity.relatives: cases that differ from a failing one in what a bug may be about."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.identity.signature import aspects, case_features
-from attnfuzz.campaign.relatives import alternatives, strides_swapped, without
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.features import aspects, case_features
+from attnfuzz.identity.relatives import alternatives, strides_swapped, without
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.features import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
@@ -62,15 +62,15 @@ def test_siblings_stay_within_what_the_kernel_supports() -> None:
     only_odd = msgspec.structs.replace(KERNEL, supports=Supports(gqa_ratios=(3,)))
     assert without("gqa_ratio not pow2", only_odd, paged()) == []
     interleaved = paged(layout="interleaved", strides={"k_cache": "padded_rows"})
-    assert strides_swapped(KERNEL, interleaved) is None
+    assert not strides_swapped(KERNEL, interleaved)
 
 
 def test_swapped_strides_change_places() -> None:
     """What tells a bug of K's strides from one of both is whether it moves with them."""
-    swapped = strides_swapped(KERNEL, paged(strides={"k_cache": "padded_rows"}))
+    (swapped,) = strides_swapped(KERNEL, paged(strides={"k_cache": "padded_rows"}))
     assert swapped is not None
     assert swapped.strides == {"v_cache": "padded_rows"}
-    assert strides_swapped(KERNEL, paged()) is None
+    assert not strides_swapped(KERNEL, paged())
 
 
 def _pages(case: Case) -> int:

@@ -1,1 +1,0 @@
-"""Which bug a failure is, and which findings are one."""

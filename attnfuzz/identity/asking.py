@@ -1,0 +1,127 @@
+"""Where no cause decides, relatives of a failing case are run: which bug is it, and what does it need?
+
+If a relative fails without what a known bug needs, another bug is at work; if none does, it is that bug, by whatever
+oracle it shows. If what the bug needs makes the case pass, both are about the same place: a kernel that stores the
+output with the strides of q is right where both lie alike. Shrinking cannot tell, since it only ever goes to simpler
+cases. How many runs a question may take is limited by their number: a machine that has much to do tells no other bugs
+than one that has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from attnfuzz.cases.facets.facet import is_told_by_another
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
+from attnfuzz.identity.features import aspects, case_features, needs_numbers
+from attnfuzz.identity.relatives import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
+from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
+
+__all__ = ["Unanswered", "bug_behind", "needs_of"]
+
+_MOST_RUNS = 24
+"""Of one question. On a GPU each may have to be compiled, and the next bug waits."""
+Run = Callable[[Case, tuple[OracleName, ...]], FailingCase | None]
+"""What becomes of a case, which the relations named judge as well. Raises Unanswered if there is no time for that."""
+
+
+class Unanswered(Exception):  # noqa: N818 - control flow, like StopIteration
+    """There is no time left for a run."""
+
+
+class _Runs:
+    """Runs relatives of ``suspect``, as many as a question may take."""
+
+    def __init__(self, suspect: FailingCase, run: Run, oracles: Iterable[str] = ()) -> None:
+        self._suspect = suspect
+        self._run = run
+        mine = (suspect.failure.oracle, *oracles)
+        self._relations = tuple(one for one in KNOWN if one in mine and oracle_of(one).is_relation)
+        self._left = _MOST_RUNS
+
+    def __call__(self, case: Case) -> FailingCase | None:
+        """The relative, if it fails in any way that may be the suspect's. Raises Unanswered."""
+        if not self._left:
+            raise Unanswered
+        self._left -= 1
+        found = self._run(case, self._relations)
+        return found if found is not None and found.symptom.sort == self._suspect.symptom.sort else None
+
+
+def bug_behind(suspect: FailingCase, known: KnownBugs, run: Run) -> Bug | None:
+    """The known bug that ``suspect`` is, however it shows; None if it is none of them, or that is not known.
+
+    Raises Unanswered.
+    """
+    for bug in known.possible(suspect):
+        if _is_foretold(bug, suspect, known, _Runs(suspect, run, [bug.oracle])):
+            return bug
+    for case in without(SHARED_PAGES, suspect.declaration, suspect.case):  # it decides what lies at a wrong address
+        found = _Runs(suspect, run)(case)
+        shown = None if found is None else known.predicting(found)
+        if shown is not None and not shown.is_told_apart_from(Bug.seen_in(suspect)):
+            return shown
+    return next((bug for bug in known.beside(suspect) if _is_cured_by(bug, suspect, _Runs(suspect, run))), None)
+
+
+def _is_foretold(bug: Bug, suspect: FailingCase, known: KnownBugs, run: _Runs) -> bool:
+    """Whether no relative fails that lacks what ``bug`` needs."""
+    declaration, case = suspect.declaration, suspect.case
+    features = case_features(declaration, case)
+    removed = [one for aspect in sorted(aspects(bug.features)) for one in without(aspect, declaration, case)]
+    lacking = [
+        one
+        for one in (*removed, *simpler_in_one_respect(suspect))
+        if not bug.features <= case_features(declaration, one)
+    ]
+    if not lacking and bug.features <= features:  # and not what the relation itself adds to any case
+        return False
+    for relative in lacking:
+        found = run(relative)
+        if found is not None and known.predicting(found) is None:
+            return False
+    return True
+
+
+def _is_cured_by(bug: Bug, suspect: FailingCase, run: _Runs) -> bool:
+    """Whether the case passes once it has, besides all of its own, what ``bug`` needs."""
+    declaration, case = suspect.declaration, suspect.case
+    smallest = bug.smallest_case(case)
+    both = [] if smallest is None else crossed(declaration, case, smallest)
+    asked = (one for one in both if suspect.features | bug.features <= case_features(declaration, one))
+    return any(run(one) is None for one in asked)
+
+
+def needs_of(found: FailingCase, needed: frozenset[str], known: KnownBugs, run: Run) -> frozenset[str]:
+    """What of ``needed`` the failure of ``found``, a smallest case, needs: a neighbour without the rest fails too.
+
+    Besides, what only another case tells: that it passes with a value which kernels are often written for.
+    """
+    runs = _Runs(found, run)
+    declaration = found.declaration
+
+    def neighbours() -> Iterator[Case]:
+        """First those that tell whether it is the strides of K or V that matter, or that they differ."""
+        if KV_STRIDES_DIFFER in needed:
+            yield from without(KV_STRIDES_DIFFER, declaration, found.case)
+        if KV_STRIDES_DIFFER in needed:
+            yield from strides_swapped(declaration, found.case)
+        yield from alternatives(declaration, found.case)
+        yield from simpler_in_one_respect(found)
+
+    try:
+        for case in neighbours():
+            if needed <= case_features(declaration, case):
+                continue  # nothing to be learned
+            other = runs(case)
+            if other is not None and known.predicting(other) is None:
+                needed &= other.features
+        # if the numbers matter, another value may pass since it has others
+        for feature in [] if needs_numbers(needed) else sorted(filter(is_told_by_another, found.features)):
+            if any(runs(case) is None for case in without(feature, declaration, found.case)):
+                needed |= {feature}
+    except Unanswered:
+        pass  # it is told as far as it is known
+    return needed

@@ -1,0 +1,519 @@
+"""What is known of a bug, which failures it predicts, and which findings are one bug. Torch-free.
+
+A cause that was told decides: a failure has among its causes every mistake that gives its very result. Where none
+decides, a failure that shows alike, of a case with all that the bug needs, is presumed to be it. Between findings that
+show differently the part of the kernel decides that both are about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from attnfuzz.corpus import FindingRecord
+from attnfuzz.declaration import Declaration
+from attnfuzz.identity.features import (
+    ANY_CASE,
+    NEEDS_PRECEDING,
+    aspects,
+    case_features,
+    certain,
+    has_essentials,
+    is_about,
+    telling,
+)
+from attnfuzz.judging.leaks import LEAK
+from attnfuzz.oracles.registry import OracleName, oracle_of
+from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_case
+from attnfuzz.problems.repeated import plain_values
+from attnfuzz.verdict import (
+    IDENTIFYING_CAUSES,
+    PAST_THE_END,
+    REPLACED,
+    RESULT,
+    WITHOUT_WEIGHT,
+    Failure,
+    ends_process,
+    is_fault,
+)
+
+__all__ = [
+    "Bug",
+    "FailingCase",
+    "HasBug",
+    "KnownBugs",
+    "Signature",
+    "Symptom",
+    "are_one",
+    "bugs_shown",
+    "failure_features",
+    "is_alike",
+    "is_leak",
+    "is_refusal",
+    "is_told_of_all",
+    "lacks_lse",
+    "may_be_leak",
+    "may_be_the_machine",
+    "tag_of",
+]
+
+_FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
+_OF_STATISTICS = (":size", ":lean")
+_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+_OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
+_COMPARE_RUNS = frozenset({"determinism", "call_sequence"})
+_SUPPLIED: dict[str, frozenset[str]] = {
+    "merge_laws": frozenset({"one state empty", "prefix empty", "suffix empty", "some lse far apart"}),
+    "batch_invariance": frozenset({"num_seqs>1", "ragged"}),
+    "block_table_slack": frozenset({"extra columns"}),
+}
+"""What a relation's further runs have, whatever the case has."""
+_OF_ROUNDING = frozenset({"value_affinity", "batch_invariance"})
+_STRIDE = "ignored_stride"
+_PAGE_IDS = "ignored_page_ids"
+_WHAT_WAS_READ = frozenset(
+    {
+        "another_page",
+        "another_row",
+        _STRIDE,
+        "another_query",
+        "another_sequence",
+        "block_table",
+        "causal_limit",
+        "displaced_rows",
+        "output_is_zero",
+        "single_token",
+        "tokens_counted_twice",
+        "tokens_dropped",
+        "treated_as_empty",
+        "values_dropped",
+        PAST_THE_END,
+        WITHOUT_WEIGHT,
+        _PAGE_IDS,
+    }
+)
+"""Which tokens were read goes by the size of a case and by what lies at a wrong address: two such causes may be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Kernel (by target), oracle and kind: all that a failure shows at once."""
+
+    kernel: str
+    oracle: str
+    kind: str
+
+    @classmethod
+    def of(cls, kernel: str, failure: Failure | FindingRecord) -> Symptom:
+        """The symptom of ``failure`` on the kernel loaded by ``kernel``."""
+        is_plainly_wrong = failure.oracle == "residuals" and not failure.kind.endswith(_OF_STATISTICS)
+        return cls(kernel, "accuracy" if is_plainly_wrong else failure.oracle, failure.kind)
+
+    @property
+    def is_of_bits(self) -> bool:
+        """Whether a relation saw that bits differ."""
+        return oracle_of(self.oracle).is_relation and self.kind == "bits"
+
+    @property
+    def is_of_last_digits(self) -> bool:
+        """Whether these are as a rule the last ones, and it is chance in which cases a mistake changes them."""
+        return self.oracle in _OF_ROUNDING and self.kind == "bits"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether memory was accessed that is not there, or nobody's."""
+        return is_fault(self.oracle, self.kind) or (self.oracle == "crash" and self.kind.startswith(_FAULTS))
+
+    @property
+    def sort(self) -> str:
+        """What it is that happened: memory or numbers are wrong, by whatever oracle; or something else, and what."""
+        if self.oracle in ("exception", "hang") or (self.oracle == "crash" and not self.kind.startswith(_FAULTS)):
+            return f"{self.oracle}/{self.kind}"
+        return ""
+
+
+def is_alike(one: Failure, other: Failure) -> bool:
+    """Whether a smaller case that shows ``other`` may stand for one that shows ``one``.
+
+    Not if it shows less: numbers where the process died, a wrong log-sum-exp where the output was wrong, or what only a
+    relation sees.
+    """
+    if Symptom.of("", one).sort != Symptom.of("", other).sort or ends_process(one) != ends_process(other):
+        return False
+    if _is_of_relation(other) and not _is_of_relation(one):
+        return False
+    return _is_of_lse(_results(one)) == _is_of_lse(_results(other))
+
+
+@dataclass(frozen=True)
+class FailingCase:
+    """A case that failed, and the cases that ran before it in the same process."""
+
+    declaration: Declaration
+    case: Case
+    failure: Failure
+    preceding: tuple[Case, ...] = ()
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom.of(self.declaration.target, self.failure)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What makes the case more than the simplest one, as far as the failure may need it."""
+        return failure_features(self.declaration, self.case, self.failure)
+
+    def as_(self, case: Case, failure: Failure) -> FailingCase:
+        """Another case of the same kernel, with the same ones before it."""
+        return FailingCase(self.declaration, case, failure, self.preceding)
+
+    @property
+    def told(self) -> Failure:
+        """The failure, with what it needs besides the case."""
+        if not self.preceding:
+            return self.failure
+        others = "another case has" if len(self.preceding) == 1 else f"{len(self.preceding)} other cases have"
+        message = f"{self.failure.message}; only after {others} run in the same process"
+        return msgspec.structs.replace(self.failure, message=message)
+
+
+def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:
+    """What ``failure`` may need of ``case``."""
+    if failure.oracle == "residuals" and isinstance(case, AttentionCase):  # it has other numbers of its own
+        case = msgspec.structs.replace(case, values=plain_values(case, case.seed))
+    return case_features(declaration, case)
+
+
+def tag_of(kernel: str, case: Case, failure: Failure) -> str:
+    """By what a finding is known from the moment that ``failure`` was seen first, however small its case becomes."""
+    first_seen = (kernel, failure.oracle, failure.kind, encode_case(case))
+    return hashlib.sha256(repr(first_seen).encode()).hexdigest()[:6]
+
+
+def may_be_leak(failure: Failure) -> bool:
+    """Whether the process, or what the kernel may have of the GPU, ran out of memory."""
+    if failure.oracle == "crash":
+        return failure.kind == "memory"
+    return failure.oracle == "exception" and failure.kind.split(" ")[0] in _OUT_OF_MEMORY
+
+
+def is_leak(failure: Failure | FindingRecord) -> bool:
+    """Whether the kernel keeps memory with every call."""
+    return failure.kind == LEAK
+
+
+def is_told_of_all(failure: Failure) -> bool:
+    """Whether whatever else is seen of the kernel would come of this: what judges it has been replaced, or is gone."""
+    return failure.kind.endswith(REPLACED) or (failure.oracle == "crash" and failure.kind == "zygote")
+
+
+def lacks_lse(failure: Failure) -> bool:
+    """Whether a log-sum-exp was never written."""
+    return failure.oracle == "unwritten" and _is_of_lse(frozenset({failure.kind}))
+
+
+def is_refusal(failure: Failure) -> bool:
+    """Whether the kernel, or a compiler, raised something, and attnfuzz objects to nothing else."""
+    return failure.oracle == "exception" and failure.kind != RESULT
+
+
+def may_be_the_machine(failure: Failure) -> bool:
+    """Whether no kernel need be at fault: it took too long, memory ran out or grew, or somebody killed the process.
+
+    Anything else, a wrong number above all, comes of no load: a kernel that shows it once fails now and then.
+    """
+    if failure.oracle == "hang" or may_be_leak(failure):
+        return True
+    return failure.oracle == "crash" and failure.kind in _OF_THE_MACHINE
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How a bug is named: its symptom, or the rounding that it is, with what its smallest case needs."""
+
+    symptom: Symptom
+    features: frozenset[str]
+
+    @classmethod
+    def of(cls, kernel: str, failure: Failure | FindingRecord, features: frozenset[str]) -> Signature:
+        """Of roundings, whose exact results depend on orders of summing, features would say nothing."""
+        symptom = Symptom.of(kernel, failure)
+        if failure.cause in IDENTIFYING_CAUSES:
+            return cls(Symptom(kernel, symptom.oracle, failure.cause), frozenset({ANY_CASE}))
+        return cls(symptom, frozenset({ANY_CASE}) if symptom.is_of_last_digits else features)
+
+    def __str__(self) -> str:
+        needed = ", ".join(sorted(telling(self.features))) or ANY_CASE
+        return f"{self.symptom.oracle}/{self.symptom.kind} [{needed}]"
+
+
+class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="known"):
+    """What is known of a bug of ``kernel`` that ``oracle`` sees as ``kind``; one that shows in several ways is several.
+
+    Also what is known of a failure that may be one, before it is looked into.
+
+    - ``features``: what it needs; of a failure, all that its case has that it may need.
+    - ``mistakes``: those that give its very result, of which one is it. Empty if none is known.
+    - ``perhaps``: mistakes that would give errors of such a size.
+    - ``results``: the tensors that are concerned, if known.
+    - ``missing``: the declaration that it misses, as field and value.
+    - ``rough``: it has not been shrunk, so that it may need less than its ``features``.
+    - ``flaky``: it does not show in every run.
+    - ``finding``: the tag of the finding that tells it; failures that it predicts are counted as that one's.
+    - ``case``: the smallest that shows it, if known.
+    """
+
+    kernel: str
+    oracle: OracleName
+    kind: str
+    features: frozenset[str]
+    mistakes: frozenset[str] = frozenset()
+    perhaps: frozenset[str] = frozenset()
+    results: frozenset[str] = frozenset()
+    missing: frozenset[tuple[str, str]] = frozenset()
+    rough: bool = False
+    flaky: bool = False
+    finding: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
+    case: bytes = b""
+
+    @classmethod
+    def shown_by(cls, kernel: str, said: Failure | FindingRecord, features: frozenset[str], **more: Any) -> Bug:
+        """What an oracle tells by what it ``said``, of a case that has ``features``. ``more``: other fields."""
+        symptom = Symptom.of(kernel, said)
+        causes = [one.mistake for one in said.causes] if isinstance(said, Failure) else [said.cause]
+        return cls(
+            kernel=kernel,
+            oracle=symptom.oracle,
+            kind=symptom.kind,
+            features=features - {ANY_CASE} | ({f"strides:{said.tensor}"} if said.cause == _STRIDE else set()),
+            mistakes=frozenset(filter(None, causes)),
+            perhaps=frozenset(said.maybe),
+            results=_results(said),
+            missing=frozenset(said.remedy.items() if isinstance(said, Failure) else ()),
+            **more,
+        )
+
+    @classmethod
+    def seen_in(cls, failing: FailingCase) -> Bug:
+        """What a failing case tells."""
+        return cls.shown_by(failing.declaration.target, failing.failure, failing.features)
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom(self.kernel, self.oracle, self.kind)
+
+    def smallest_case(self, like: Case) -> Case | None:
+        """Its case, of the problem of ``like``; None if it is not known."""
+        return decode_case(like.problem, self.case) if self.case else None
+
+    @property
+    def is_of_relation(self) -> bool:
+        """Whether no single run shows it, nor ends the process."""
+        return _is_of_relation(self)
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether it shows only after other cases."""
+        return NEEDS_PRECEDING in self.features
+
+    @property
+    def is_leak(self) -> bool:
+        """Whether the kernel keeps memory with every call."""
+        return self.kind == LEAK
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether it is known to round, or to have offsets that are too narrow."""
+        return bool(self.mistakes) and self.mistakes <= IDENTIFYING_CAUSES
+
+    @property
+    def is_of_luck(self) -> bool:
+        """Whether luck decides, or size, in which cases it shows: what these have says nothing."""
+        return self.is_rounding or self.symptom.is_of_last_digits
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether runs differ that should not."""
+        return not ends_process(self) and (self.flaky or self.oracle in _COMPARE_RUNS)
+
+    def predicts(self, seen: Bug) -> bool:
+        """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
+        if self.kernel != seen.kernel:
+            return False
+        if self.mistakes & (seen.mistakes | seen.perhaps) and (
+            self.is_rounding or is_about(seen.features, self.features)
+        ):
+            return True
+        if self.is_told_apart_from(seen):
+            return False
+        if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
+            return (self.flaky and seen.flaky) or self.features <= seen.features
+        if self.symptom != seen.symptom:
+            return False
+        if self.features <= seen.features or self.missing & seen.missing:
+            return True
+        return self.symptom.is_of_bits and bool(self.case)  # told by its bits, and not just seen in them on the way
+
+    def may_be_behind(self, seen: Bug) -> bool:
+        """Whether relatives are worth asking about it: nothing tells the two apart, and ``seen`` has what it needs."""
+        if self.kernel != seen.kernel or self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
+            return False
+        had = seen.features | _SUPPLIED.get(seen.oracle, frozenset())
+        return not self.is_of_luck and has_essentials(had, self.features)
+
+    def is_told_apart_from(self, other: Bug) -> bool:
+        """Whether other results are concerned, or another cause is told.
+
+        Where any case fails alike, a cause that is told of some of them says nothing.
+        """
+        if _is_of_lse(self.results) and other.results and not _is_of_lse(other.results):
+            return True
+        if not self.features and self.symptom == other.symptom and not self.is_rounding:
+            return False
+        if self.mistakes == {WITHOUT_WEIGHT} and other.oracle == "accuracy" and other.kind.endswith(":value"):
+            return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
+        if self.mistakes & (other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
+            return False
+        if self.is_rounding or other.is_rounding:  # large cases look like some rounding by chance
+            return not any(one.rough and one.is_rounding for one in (self, other))
+        return not any(one.mistakes <= _WHAT_WAS_READ for one in (self, other))  # which holds where none is told
+
+
+def _is_of_relation(failure: Failure | Bug) -> bool:
+    return oracle_of(failure.oracle).is_relation and not ends_process(failure)
+
+
+def _results(failure: Failure | FindingRecord) -> frozenset[str]:
+    is_of_result = failure.oracle in ("accuracy", "dead_memory", "unwritten", "determinism", "residuals")
+    return frozenset({failure.tensor}) if is_of_result and failure.tensor else frozenset()
+
+
+def _is_of_lse(results: frozenset[str]) -> bool:
+    return bool(results) and all(one.endswith("lse") for one in results)
+
+
+def bugs_shown(
+    shown: Iterable[FailingCase], needed: frozenset[str], told: FailingCase | None, **more: Any
+) -> list[Bug]:
+    """What is known of a bug that was seen in all of ``shown``, one for each way in which it showed.
+
+    Only ``told``, the smallest, tells its cause: larger cases have others by chance. ``more``: other fields.
+    """
+    bugs = {}
+    for one in shown:
+        bug = Bug.shown_by(one.declaration.target, one.failure, needed, **more)
+        bugs[one.symptom] = msgspec.structs.replace(bug, mistakes=frozenset(), perhaps=frozenset(), missing=frozenset())
+    if told is not None:
+        case = encode_case(told.case)
+        bugs[told.symptom] = Bug.shown_by(told.declaration.target, told.failure, needed, case=case, **more)
+    return list(bugs.values())
+
+
+class HasBug(Protocol):
+    """What is known of a finding, during a campaign or from a file."""
+
+    @property
+    def bug(self) -> Bug:
+        """What is known of the bug."""
+
+
+def are_one(a: HasBug, b: HasBug) -> bool:
+    """Whether two findings are taken for one bug."""
+    one, other = a.bug, b.bug
+    if one.kernel != other.kernel:
+        return False
+    if one.predicts(other) or other.predicts(one):
+        return True
+    if one.flaky and other.flaky:  # what a case needs that fails now and then is known too roughly to tell them apart
+        return ends_process(one) == ends_process(other)
+    if one.rough and other.rough and one.symptom == other.symptom and not one.is_told_apart_from(other):
+        return True  # nothing tells them apart, since the campaign ended too early
+    if not (one.mistakes and other.mistakes) and one.perhaps & other.perhaps & IDENTIFYING_CAUSES:
+        return True
+    return any(rule(*pair) for rule in (_includes, _reads_anywhere) for pair in ((one, other), (other, one)))
+
+
+def _includes(less: Bug, more: Bug) -> bool:
+    """Whether ``more`` needs all that ``less`` is about.
+
+    Where that is nothing but lengths and pages, it says something only of a bug that is about nothing else either.
+    """
+    if more.rough:  # nobody has asked for another value
+        less = msgspec.structs.replace(less, features=certain(less.features))
+    if less.rough or more.is_of_luck or not less.may_be_behind(more):
+        return False
+    return more.rough or bool(aspects(less.features)) or not aspects(more.features)
+
+
+def _reads_anywhere(one: Bug, other: Bug) -> bool:
+    """Whether ``one`` says that what is read is not where it should be, and ``other`` may be what lies there.
+
+    Past the end of a sequence there may be no page, and no entry of the table.
+    """
+    if other.symptom.sort or not other.mistakes <= _WHAT_WAS_READ:
+        return False
+    if one.mistakes == {PAST_THE_END}:
+        return other.symptom.is_fault and not aspects(one.features | other.features)
+    return one.mistakes == {_PAGE_IDS}
+
+
+class KnownBugs:
+    """The bugs found so far, and the symptoms that some worker is looking into."""
+
+    def __init__(self, bugs: Iterable[Bug] = ()) -> None:
+        self._bugs: dict[str, list[Bug]] = {}
+        self._busy: dict[Symptom, int] = {}
+        for bug in bugs:
+            self.add(bug)
+
+    def add(self, bug: Bug) -> None:
+        """Presume later failures that ``bug`` predicts to be known."""
+        bugs = self._bugs.setdefault(bug.kernel, [])
+        if bug not in bugs:
+            bugs.append(bug)
+
+    def predicting(self, failing: FailingCase, *, flaky: bool = False) -> Bug | None:
+        """The bug that a failing case is taken for. ``flaky``: some runs of it pass."""
+        bugs = self._bugs.get(failing.declaration.target)
+        if not bugs:
+            return None
+        seen = msgspec.structs.replace(Bug.seen_in(failing), flaky=flaky)
+        return next((bug for bug in bugs if bug.predicts(seen)), None)
+
+    def possible(self, failing: FailingCase) -> list[Bug]:
+        """Bugs that the failing case may be, though they do not predict it; those that need most first."""
+        seen = Bug.seen_in(failing)
+        found = [bug for bug in self._bugs.get(failing.declaration.target, ()) if bug.may_be_behind(seen)]
+        return sorted(found, key=lambda bug: -len(bug.features))
+
+    def beside(self, failing: FailingCase) -> list[Bug]:
+        """Bugs that are about another part of the kernel than the failing case, though nothing tells them apart."""
+        seen = Bug.seen_in(failing)
+        return [
+            bug
+            for bug in self._bugs.get(failing.declaration.target, ())
+            if bug.symptom.sort == seen.symptom.sort and not bug.is_told_apart_from(seen)
+            if bug.case and aspects(bug.features) and not aspects(bug.features) <= seen.features
+        ]
+
+    def of_symptom(self, symptom: Symptom) -> list[Bug]:
+        """The bugs that show so."""
+        return [bug for bug in self._bugs.get(symptom.kernel, ()) if bug.symptom == symptom]
+
+    def set_busy(self, symptom: Symptom, busy: bool) -> None:
+        """Note that another worker starts or stops looking into ``symptom``."""
+        count = self._busy.get(symptom, 0) + (1 if busy else -1)
+        if count > 0:
+            self._busy[symptom] = count
+        else:
+            self._busy.pop(symptom, None)
+
+    def is_busy(self, symptom: Symptom) -> bool:
+        """Whether another worker looks into ``symptom`` now."""
+        return symptom in self._busy

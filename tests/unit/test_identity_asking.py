@@ -1,0 +1,109 @@
+"""attnfuzz.identity.asking: relatives of a failing case tell which bug it is, and what that needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
+from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
+from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure, OracleName
+
+KERNEL = Declaration(
+    name="k", problem="dense_decode", target="k", supports=Supports(strides="any", dtypes=("float16", "bfloat16"))
+)
+WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
+DEAD = Failure(oracle="dead_memory", kind="out", message="dead")
+PLAIN = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
+LONG = msgspec.structs.replace(PLAIN, seq_lens=(9, 4), dtype="bfloat16")
+Fails = Callable[[DenseDecodeCase], bool]
+
+
+class Runs:
+    """A kernel that shows ``failure`` where ``fails`` says so, and what was asked of it."""
+
+    def __init__(self, fails: Fails, failure: Failure = WRONG, most: int = 1000) -> None:
+        self.fails, self.failure, self.most = fails, failure, most
+        self.asked: list[Case] = []
+        self.relations: set[OracleName] = set()
+
+    def __call__(self, case: Case, relations: tuple[OracleName, ...]) -> FailingCase | None:
+        if len(self.asked) == self.most:
+            raise Unanswered
+        self.asked.append(case)
+        self.relations |= set(relations)
+        assert isinstance(case, DenseDecodeCase)
+        return FailingCase(KERNEL, case, self.failure) if self.fails(case) else None
+
+
+def known(*features: str, failure: Failure = DEAD, case: bytes = b"") -> KnownBugs:
+    return KnownBugs([Bug.shown_by("k", failure, frozenset(features), finding="0a1b2c", case=case)])
+
+
+def is_long(case: DenseDecodeCase) -> bool:
+    return max(case.seq_lens) > 1
+
+
+def test_what_passes_without_what_a_bug_needs_is_that_bug() -> None:
+    """A mistake with lengths would be one finding in dead memory, and another where a token lies there."""
+    found = bug_behind(FailingCase(KERNEL, LONG, WRONG), known("seq_len>1"), Runs(is_long))
+    assert found is not None
+    assert found.finding == "0a1b2c"
+
+
+def test_what_fails_without_what_a_bug_needs_is_another() -> None:
+    """The type that is read wrongly would be put down to a mistake with lengths, and not be told."""
+    fails = Runs(lambda case: case.dtype == "bfloat16")
+    assert bug_behind(FailingCase(KERNEL, LONG, WRONG), known("seq_len>1"), fails) is None
+
+
+def test_a_relative_that_shows_the_known_bug_says_nothing() -> None:
+    """Of two ways in which one bug shows, each would speak against the other."""
+    bugs = known("seq_len>1")
+    bugs.add(Bug.shown_by("k", WRONG, frozenset({"num_seqs>1"})))
+    assert bug_behind(FailingCase(KERNEL, LONG, DEAD), bugs, Runs(lambda case: case.num_seqs > 1)) is not None
+
+
+def test_the_relation_that_saw_the_known_bug_judges_relatives_too() -> None:
+    """What it alone sees would seem to pass."""
+    seen = Failure(oracle="containment", kind="nan in K", message="no")
+    runs = Runs(is_long)
+    bug_behind(FailingCase(KERNEL, LONG, WRONG), known("seq_len>1", failure=seen), runs)
+    assert runs.relations == {"containment"}
+
+
+@pytest.mark.parametrize("are_compared", [True, False])
+def test_what_is_cured_by_what_a_bug_needs_is_that_bug(are_compared: bool) -> None:
+    """A kernel that stores the output with the strides of q is right where both lie alike."""
+    of_q, of_out = (msgspec.structs.replace(PLAIN, strides={name: "outer_gap"}) for name in ("q", "out"))
+
+    def fails(case: DenseDecodeCase) -> bool:
+        q, out = (case.strides.get(name) for name in ("q", "out"))
+        return q != out if are_compared else bool(q or out)
+
+    bugs = known("strides:q", "strides:q=outer_gap", case=encode_case(of_q))
+    found = bug_behind(FailingCase(KERNEL, of_out, WRONG), bugs, Runs(fails))
+    assert (found is not None) is are_compared
+
+
+def test_what_a_neighbour_has_not_is_not_needed() -> None:
+    """The smallest case of a bug has whatever shrinking came by, and the next one would seem to be another bug."""
+    case = msgspec.structs.replace(PLAIN, seq_lens=(5,), dtype="bfloat16")
+    needed = frozenset({"seq_len>1", "dtype", "dtype=bfloat16"})
+    assert needs_of(FailingCase(KERNEL, case, WRONG), needed, KnownBugs(), Runs(is_long)) == {"seq_len>1"}
+
+
+@pytest.mark.parametrize("most", [3, 1000])
+def test_a_question_takes_so_many_runs_and_no_more(most: int) -> None:
+    """On a GPU each may be compiled; and by a clock a busy machine would tell other bugs than an idle one."""
+    pairs = {name: "every_other" for name in ("q", "k", "v", "out")}
+    case = msgspec.structs.replace(LONG, strides=pairs, num_q_heads=6, num_kv_heads=2, extra_rows=3)
+    runs = Runs(lambda case: True, most=most)
+    needed = FailingCase(KERNEL, case, WRONG).features
+    assert needs_of(FailingCase(KERNEL, case, WRONG), needed, KnownBugs(), runs) < needed
+    assert 0 < len(runs.asked) <= min(most, 24)
