@@ -106,6 +106,9 @@ OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 _MOST_NUMBERS = 1 << 21
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 4
+_SAME = 1e-6
+_ENOUGH_ROWS = 4
+"""Wrong rows unlike each other of one run, all of which one mistake does not give by chance."""
 _MOST_OF_NEIGHBOUR = 3
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
@@ -183,7 +186,7 @@ def _diagnose(
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
         other = Survivors(telling)
         other.ask(rows)
-        found = other if other.causes and other.is_borne_out else found
+        found = other if other.causes and other.runs_alike else found
     for run in runs:
         found.ask(run)
     found.retell(rows.at((number, head)))
@@ -254,7 +257,7 @@ class Survivors:
     """The mistakes that give all wrong rows seen so far; fewer with each run that is asked."""
 
     def __init__(self, rows: _Rows) -> None:
-        self._borne_out = 0
+        self._borne_out = self._alike = 0
         self._unexplained = 0
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
@@ -277,6 +280,8 @@ class Survivors:
                 roundings = rounded.nearly()
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
+        if len({tuple(row.expected.tolist()) for row in wrong}) >= _ENOUGH_ROWS:
+            self._borne_out += 1
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         self.causes = (*roundings, *(match.cause for match in (exact or found.values())))
 
@@ -305,6 +310,7 @@ class Survivors:
                 self._unexplained += 1
                 return
             self._borne_out += 1
+            self._alike += 1
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
             refuted |= _rounded(rows, [], right).refuted(roundings)
         self._refuted |= refuted
@@ -326,9 +332,9 @@ class Survivors:
         self.causes = tuple(said.get(_key(one), one) for one in self.causes)
 
     @property
-    def is_borne_out(self) -> bool:
-        """Whether a run besides the first has the same wrong results."""
-        return self._borne_out > 0
+    def runs_alike(self) -> int:
+        """How many runs besides the first have the same wrong results."""
+        return self._alike
 
     @property
     def believed(self) -> tuple[Cause, ...]:
@@ -468,7 +474,8 @@ def past_the_end_within_bounds(
     for family in tokens.past_the_end(row):
         others = (row.got - family.out).abs().amax(-1).nan_to_num(torch.inf)
         if float(others.min()) < missed / 2:
-            cause = family.as_cause(int(others.argmin()))
+            nearest = (others <= others.min() * (1 + _SAME)).nonzero()[:, 0]
+            cause = family.as_cause(int(nearest[-1]))  # of numbers that the result does not tell, the largest
             return Diagnosis(cause.words, (cause,))
     return None
 

@@ -77,7 +77,7 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
             out, lse = row.average(row.final(factor * row.scores), row.v)
             found.append(Predicted(out, float(lse), way, words))
     fitted = _best_scale(row)
-    if is_written(fitted):
+    if is_written(fitted) and not any(math.isclose(fitted, factor, rel_tol=1e-3) for _, factor, _ in mistakes):
         out, lse = row.average(row.final(fitted * row.scores), row.v)
         words = f"the scores are {number(fitted)} x the right ones"
         found.append(Predicted(out, float(lse), f"x {number(fitted)}", words))
@@ -286,7 +286,7 @@ def _partitions(row: AttentionRow) -> dict[tuple[int, ...], list[str]]:
 def _in_parts(scores: Float64[Tensor, " n"], part_of: tuple[int, ...]) -> Float64[Tensor, "parts n"]:
     """The scores of each part, -inf for all others."""
     parts = torch.arange(max(part_of) + 1, device="cpu")[:, None]
-    return scores.masked_fill(torch.tensor(part_of, device="cpu") != parts, -torch.inf)
+    return scores.masked_fill(torch.tensor(part_of, dtype=torch.int64, device="cpu") != parts, -torch.inf)
 
 
 def _merged(
@@ -505,7 +505,9 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     weights, lse = row_weights(case, row.row, row.head, row.scores)
     for rule, head in _heads_instead(row):
         if numbers[head] != numbers[row.head]:
-            out, other = row.average(row.log_weights, row.v, torch.tensor(numbers[head], dtype=torch.float64))
+            out, other = row.average(
+                row.log_weights, row.v, torch.tensor(numbers[head], dtype=torch.float64, device="cpu")
+            )
             yield Predicted(out, float(other), rule, f"the sink is that of query head {head} ({rule})")
     if not case.variant.has_weighty_sinks:
         return
@@ -516,7 +518,9 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         ("divided by log2(e)", "the sink is not multiplied by log2(e), as the scores are", 1 / _LOG2_E),
     ):
         if sink:
-            out, other = row.average(row.log_weights, row.v, torch.tensor(sink * factor, dtype=torch.float64))
+            out, other = row.average(
+                row.log_weights, row.v, torch.tensor(sink * factor, dtype=torch.float64, device="cpu")
+            )
             yield Predicted(out, float(other), way, words)
     above = sink - float(row.log_weights.max())
     if above > math.log(torch.finfo(torch.float32).max):
@@ -529,7 +533,7 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         yield Predicted(weights @ row.v / larger, float(lse) + math.log(larger), f"{count} times", words)
     if row.got_lse is None:  # as if it were left out
         return
-    out, _ = row.average(row.log_weights, row.v, torch.tensor(-math.inf, dtype=torch.float64))
+    out, _ = row.average(row.log_weights, row.v, torch.tensor(-math.inf, dtype=torch.float64, device="cpu"))
     yield Predicted(
         out, float(lse), "not in the divisor", "the sink is in the LSE, but the output is not divided by it"
     )

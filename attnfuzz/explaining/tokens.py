@@ -134,7 +134,7 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
         return
     ways = [way for way, _ in named]
     distinct = {chosen: i for i, chosen in enumerate(dict.fromkeys(chosen for _, chosen in named))}
-    of_set = torch.tensor([distinct[chosen] for _, chosen in named], device="cpu")
+    of_set = torch.tensor([distinct[chosen] for _, chosen in named], dtype=torch.int64, device="cpu")
     inside = torch.zeros((len(distinct), row.num_tokens), dtype=torch.float64, device="cpu")
     for chosen, i in distinct.items():
         inside[i, list(chosen)] = 1.0
@@ -237,7 +237,7 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
             out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
             lse = top + (own + mass).log()
             counted = _counted(row, way)
-            which = torch.tensor([number for _, number in counted], device="cpu")
+            which = torch.tensor([number for _, number in counted], dtype=torch.int64, device="cpu")
             words = _extra_words(source, [number for _, number in counted])
             yield Family(PAST_THE_END, out[which], lse[which], [name for name, _ in counted], words)
     yield from slots_past_the_end(row)

@@ -253,7 +253,7 @@ def test_a_module_may_set_them(paged: PagedDecodeCase) -> None:
     with Runner(device="cpu") as runner:
         right, wrong = runner.declarations([str(Path(__file__).with_name("defaulting_kernels.py"))])
         assert runner.judge(right, paged, relations="all").failure is None
-        failure = runner.judge(wrong, paged, relations="all").failure
+        failure = runner.judge(wrong, paged, relations="all", inquire=True).failure
         assert failure is not None
         assert "token 4 (page 0, offset 4) of sequence 0 is dropped" in failure.message
         explanation = runner.explain(wrong, paged, seconds=60, oracle="accuracy")

@@ -84,7 +84,9 @@ class PretendedRunner:
     def give_up_builds(self, when: GiveUp) -> None:
         self.give_up = when
 
-    def judge(self, declaration: Declaration, case: Case, *, relations: Relations = None) -> Verdict:
+    def judge(
+        self, declaration: Declaration, case: Case, *, relations: Relations = None, inquire: bool = False
+    ) -> Verdict:
         if declaration.target in self.building:
             builds = BuildWatch(None)
             builds.compiles_itself = True
