@@ -99,14 +99,14 @@ class _Reader:
         return bases, offsets
 
     def products(self, offsets: set[str]) -> Iterator[SourcePlace]:
-        """Where products are computed in 32 bits that ``offsets`` come of."""
+        """Where products are computed in 32 bits that ``offsets`` come of, or numbers cut to 32 bits."""
         seen, open_ = set(offsets), sorted(offsets)
         while open_:
             value = self._values.get(open_.pop())
             if value is None or value.operation in _LOADS:  # an index that is read is what it is
                 continue
-            is_product = value.operation == "arith.muli" and value.is_narrow
-            if is_product and value.place is not None and not any(map(self._is_constant, value.operands)):
+            is_product = value.operation == "arith.muli" and not any(map(self._is_constant, value.operands))
+            if value.place is not None and value.is_narrow and (is_product or value.operation == "arith.trunci"):
                 yield value.place
             following = [one for one in value.operands if one not in seen]
             seen.update(following)

@@ -19,8 +19,8 @@ from attnfuzz.memory.patterns import Fill, holds_prefill, prefill_
 
 __all__ = ["KEPT", "KeptBuffers"]
 
-_MOST_NBYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
-"""Of buffers that are looked at before a run: a few hundredths of a second."""
+_MOST_NBYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+"""Of buffers that are looked at before a run: on a CPU some milliseconds for each MiB."""
 _MOST_BUFFERS = 64
 """A kernel that keeps more of them leaks, and is told so by others."""
 _RUNS_BETWEEN_LOOKS = 8

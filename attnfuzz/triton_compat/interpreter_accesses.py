@@ -1,6 +1,6 @@
 """Writes down which addresses a kernel reads and writes in Triton's interpreter, and at which lines: for one run.
 
-An offset whose product or sum did not fit into 32 bits is followed to the access that it is used for.
+An offset that did not fit into 32 bits is followed to the access that it is used for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = ["AccessAt", "recorded"]
 _CREATE = "create_"
 _WRAPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "shl": np.left_shift}
 """What may come to more than 32 bits, by the name of the builder's method."""
+_CAST = "int_cast"
 _ACCESSES = {"masked_load": "load", "masked_store": "store", "atomic_rmw": "store", "atomic_cas": "store"}
 """Methods that all others which touch memory call, with what they do."""
 _PLACE = "attnfuzz_wrapped"
@@ -90,7 +91,7 @@ class _Recorder:
             if name in _ACCESSES and len(given) > 1:
                 self._note("load" if _ACCESSES[name] == "load" else "store", name, given, made)
             elif isinstance(made, self._handle):
-                if place is None and name in _WRAPS and _has_wrapped(name, given, made):
+                if place is None and name in (*_WRAPS, _CAST) and _has_wrapped(name, given, made):
                     place = _place()
                 if place is not None and not any(one is made for one in given):
                     setattr(made, _PLACE, place)
@@ -119,11 +120,11 @@ class _Recorder:
 
 
 def _has_wrapped(name: str, given: list[Any], made: Any) -> bool:
-    """Whether a sum or product of numbers of 32 bits is another one than in 64."""
-    if len(given) != 2 or str(made.dtype.scalar) != _NARROW:
+    """Whether a sum or product in 32 bits, or what is made of a number of 64, is another number than in 64 bits."""
+    if str(made.dtype.scalar) != _NARROW or len(given) != (1 if name == _CAST else 2):
         return False
-    wide = _WRAPS[name](*(one.data.astype(np.int64) for one in given))
-    return bool((wide != made.data).any())
+    wide = [one.data.astype(np.int64) for one in given]
+    return bool(((wide[0] if name == _CAST else _WRAPS[name](*wide)) != made.data).any())
 
 
 def _place() -> SourcePlace | None:

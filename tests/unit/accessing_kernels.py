@@ -16,7 +16,7 @@ from attnfuzz import Supports
 
 __all__ = ["MISTAKES", "decode_kernel"]
 
-MISTAKES = ("none", "narrow offsets", "row left out", "read before written", "past the end")
+MISTAKES = ("none", "narrow offsets", "cut to 32 bits", "row left out", "read before written", "past the end")
 
 _PLAIN: Any = Supports(dtypes=("float16",), head_sizes=(16,), empty_sequences=False, strides="last_contiguous")
 
@@ -41,6 +41,8 @@ def decode_kernel(
         far = token.to(tl.int64) * k_token
         if MISTAKE == "narrow offsets":
             far = token * k_token  # narrow offsets
+        if MISTAKE == "cut to 32 bits":
+            far = far.to(tl.int32)  # cut to 32 bits
         p_keys = p_k + wide * k_seq + (head // group).to(tl.int64) * k_head
         k = tl.load(p_keys + far[:, None] + d[None, :], mask=token[:, None] < length, other=0.0).to(tl.float32)
         at = wide * v_seq + (head // group).to(tl.int64) * v_head + token[:, None].to(tl.int64) * v_token + d[None, :]

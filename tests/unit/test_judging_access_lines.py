@@ -46,7 +46,12 @@ def told(runner: Runner, mistake: str, *relations: Any) -> tuple[Failure, Explan
 
 @pytest.mark.parametrize(
     ("mistake", "relations"),
-    [("narrow offsets", ("page_relocation",)), ("row left out", ()), ("read before written", ())],
+    [
+        ("narrow offsets", ("page_relocation",)),
+        ("cut to 32 bits", ("page_relocation",)),
+        ("row left out", ()),
+        ("read before written", ()),
+    ],
 )
 def test_the_line_of_an_access_is_told(mistake: str, relations: tuple[str, ...], runner: Runner) -> None:
     """A reader would be told to convert some index, or to write some buffer, of all that a kernel has."""
@@ -108,7 +113,12 @@ TENSORS = {"p_q": "q", "p_k": "k", "p_v": "v", "p_out": "out", "p_lse": "lse", "
 
 @pytest.mark.parametrize(
     ("mistake", "question", "tensor"),
-    [("narrow offsets", "narrow", "k"), ("row left out", "stored", "out"), ("past the end", "touched", "seq_lens")],
+    [
+        ("narrow offsets", "narrow", "k"),
+        ("cut to 32 bits", "narrow", "k"),
+        ("row left out", "stored", "out"),
+        ("past the end", "touched", "seq_lens"),
+    ],
 )
 def test_what_was_compiled_tells_the_line(
     mistake: str, question: Question, tensor: str, compiled: dict[str, str]
