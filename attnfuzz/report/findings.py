@@ -10,7 +10,7 @@ from functools import singledispatch
 from typing import Any, TypeVar
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import ANY_CASE, Signature, aspects, telling
+from attnfuzz.campaign.identity.signature import ANY_CASE, aspects, telling
 from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
@@ -258,7 +258,7 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
     return ToldFinding(
         number=number,
         finding=finding,
-        title=title_of(finding.signature, is_shrunk=finding.shrunk_s is not None),
+        title=title_of(finding),
         standing=statistics.standing(finding),
         status=_known_as(finding, statistics) if statistics.is_known(finding) else is_new,
         case=one_line(finding.case),
@@ -270,15 +270,20 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
     )
 
 
-def title_of(signature: Signature, *, is_shrunk: bool = True) -> str:
+def title_of(found: Finding | FindingRecord) -> str:
     """Oracle and kind, and in brackets what the smallest case is beside the simplest one.
 
     What a case needs that was not shrunk is not known, and where nothing is in brackets, no more is said than that
     the simplest values of all fields show it.
     """
-    symptom = f"{signature.symptom.oracle}/{signature.symptom.kind}"
-    needs = sorted(telling(signature.features) - {ANY_CASE}) if is_shrunk else ()
-    return f"{symptom} [{', '.join(needs)}]" if needs else symptom
+    if isinstance(found, FindingRecord):
+        name, needs = "/".join(filter(None, (found.oracle, found.kind))), frozenset(found.features)
+    else:
+        symptom = found.signature.symptom
+        name, needs = f"{symptom.oracle}/{symptom.kind}", telling(found.signature.features)
+        needs = needs if found.shrunk_s is not None else frozenset()
+    told = ", ".join(sorted(needs - {ANY_CASE}))
+    return f"{name} [{told}]" if told else name
 
 
 def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
@@ -348,27 +353,25 @@ _JUST_ABOVE = 10.0
 
 
 class Severity(IntEnum):
-    """What a finding does, in the order in which those who maintain a kernel want to know of it."""
+    """What a finding does, by what whoever maintains a kernel minds, the worst first."""
 
-    FATAL = 0
-    WRONG = 1
-    OUTSIDE = 2
-    DEAD_MEMORY = 3
-    FAR = 4
-    CONTRACT = 5
-    NEAR = 6
-    FLAKY = 7
+    WRONG = 0
+    OUT_OF_BOUNDS = 1
+    DEAD_MEMORY = 2
+    LARGE_ADDRESSES = 3
+    CONTRACT = 4
+    NEAR = 5
+    FLAKY = 6
 
     def __str__(self) -> str:
         return _WORDS[self]
 
 
 _WORDS = {
-    Severity.FATAL: "crash or hang",
     Severity.WRONG: "wrong or no result",
-    Severity.OUTSIDE: "out of bounds",
+    Severity.OUT_OF_BOUNDS: "crash, hang or out of bounds",
     Severity.DEAD_MEMORY: "dead or unwritten memory",
-    Severity.FAR: "large addresses only",
+    Severity.LARGE_ADDRESSES: "large addresses",
     Severity.CONTRACT: "contract question",
     Severity.NEAR: "just above its bound",
     Severity.FLAKY: "flaky",
@@ -385,12 +388,10 @@ def severity_of(
     """
     if is_flaky:
         return Severity.FLAKY
-    if failure.oracle in ("crash", "hang"):
-        return Severity.FATAL
     if NARROW_OFFSETS in (failure.cause, failure.kind):  # a fault, too: what lies there is chance
-        return Severity.FAR
+        return Severity.LARGE_ADDRESSES
     if failure.oracle in _OUTSIDE or ends_process(failure):
-        return Severity.OUTSIDE
+        return Severity.OUT_OF_BOUNDS
     if is_declarable or _is_of_empties(needs):
         return Severity.CONTRACT
     if failure.oracle in _OF_DEAD_MEMORY:

@@ -34,6 +34,7 @@ from attnfuzz.report.findings import (
     ToldFinding,
     headline,
     largest_ratio,
+    title_of,
     told_findings,
     what_was_found,
 )
@@ -110,6 +111,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         histogram_svg=histogram_svg,
         pair_tables=pair_tables,
         time_shares=_time_shares,
+        title_of=title_of,
         weigh_command=_weigh_command,
         weights_svg=weights_svg,
     )

@@ -32,7 +32,7 @@ from attnfuzz.report.files import TEMPLATES
 from attnfuzz.report.findings import one_line
 from attnfuzz.report.scripts import Follow
 from attnfuzz.report.sources import KernelSources, inlined, kernel_sources
-from attnfuzz.trials.as_code import UNPACK, definitions, listed, names_used
+from attnfuzz.trials.as_code import UNPACK, definitions, listed, names_used, packed
 from attnfuzz.trials.expectations import bound_of
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import where_to_look
@@ -229,7 +229,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     body = [
         line for number, run in enumerate(before, start=1) for line in _run_before(run, f"{number} of {len(before)}")
     ]
-    body += ["with torch.device(DEVICE):", *(f"    {line}" for line in last.tensors)]
+    body += last.tensors if guards else ["with torch.device(DEVICE):", *(f"    {line}" for line in last.tensors)]
     helpers, more = _judged(regression, declaration, last, guards=guards, leaks=leaks)
     body += more
     named = names_used(body)
@@ -257,7 +257,8 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
         setting = f'{{"TRITON_INTERPRET": "1"{_HIDDEN if runs.is_engine else ""}}}'
         yield f"os.environ |= {setting if guards else f'{{}} if DEVICE == {chr(34)}cuda{chr(34)} else {setting}'}"
     yield from kernel
-    yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
+    if not guards:
+        yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
     if dies:
         yield "faulthandler.enable()"
     if finding.oracle == "hang":
@@ -265,9 +266,17 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     if "unpack" in named:
         yield from UNPACK
     yield from helpers
-    yield "failed = False"
+    first = next((number for number, line in enumerate(body) if line.startswith("failed |= ")), None)
+    if first is not None:
+        body[first] = body[first].replace("|=", "=", 1)
+    elif judges := any("failed |= " in line for line in body):
+        yield "failed = False"
     yield from body
-    yield from _wrapped('sys.exit("FAIL" if failed else print("PASS"))')
+    if first is None and not judges:  # whoever gets here has not raised, hung or died
+        yield 'print(f"torch {torch.__version__} on {DEVICE}: PASS")'
+        return
+    yield "print(f\"torch {torch.__version__} on {DEVICE}: {'FAIL' if failed else 'PASS'}\")"
+    yield "sys.exit(failed)"
 
 
 _HIDDEN = ', "CUDA_VISIBLE_DEVICES": ""'
@@ -417,11 +426,7 @@ def _checked(name: str, result: str, should_be: Tensor, within: Tensor, rows: It
     told = _wrapped(f'failed |= differs("{name}", {result}, {listed(exact)}, {listed(near)})')
     if len(told) <= _FEW_LINES:
         return told
-    return [
-        "with torch.device(DEVICE):",
-        *(f"    {line}" for line in definitions({"expected": exact, "bound": near})),
-        f'failed |= differs("{name}", {result}, expected, bound)',
-    ]
+    return [f'failed |= differs("{name}", {result}, {packed(exact)}, {packed(near)})']
 
 
 def _rounded(numbers: Tensor, digits: int) -> Tensor:
@@ -459,16 +464,15 @@ def merged(out, lse):  # the partial states of all splits as one
     return (weights[..., None] * outs).sum(-2) / total.where(total != 0, 1), (top + total.log())[..., 0]
 """.strip().splitlines()
 _LOCKED = """
-kept = []
 def beside(tensor):  # a copy that ends, or begins, at a page that nobody may touch: who does ends the process
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
     page, size = mmap.PAGESIZE, span * tensor.element_size()
     room = -(-size // page) * page
-    kept.append(mmap.mmap(-1, room + 2 * page))
-    start = ctypes.addressof(ctypes.c_char.from_buffer(kept[-1]))
+    area = mmap.mmap(-1, room + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
     for locked in (start, start + page + room) if tensor.numel() else ():
         ctypes.CDLL(None).mprotect(ctypes.c_void_p(locked), ctypes.c_size_t(page), 0)
-    flat = torch.frombuffer(kept[-1], dtype=tensor.dtype, count=span, offset=page + (room - size) * (edge == "end"))
+    flat = torch.frombuffer(area, dtype=tensor.dtype, count=span, offset=page + (room - size) * (edge == "end"))
     return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 """.strip().splitlines()
 _FENCED = """

@@ -18,7 +18,7 @@ from attnfuzz.campaign.judge.journal import was_running
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import count, remedy_lines
+from attnfuzz.report.findings import count, remedy_lines, title_of
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import NOT_EVERYWHERE
@@ -296,7 +296,7 @@ def _table(rows: Sequence[Merged]) -> Table:
         outcome = row.outcome()
         table.add_row(
             Text(row.checked.saved.regression.kernel),
-            Text(str(row.bug.signature) + (" (fixed)" if row.is_fixed else "")),
+            Text(title_of(row.bug.regression.finding) + (" (fixed)" if row.is_fixed else "")),
             str(len(row.bug.files)),
             Text(outcome, style=_STYLES.get(outcome, "green")),
             Text(str(row.kept.path)),

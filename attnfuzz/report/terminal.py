@@ -30,6 +30,7 @@ from attnfuzz.report.findings import (
     heading_of,
     largest_ratio,
     restarts_of,
+    title_of,
     told_findings,
     what_was_found,
 )
@@ -218,7 +219,7 @@ def _remarks_on(result: CampaignResult) -> Iterator[Text]:
     """What else there is to know, a paragraph each."""
     kernels = result.statistics.kernels
     for finding in result.unconfirmed:
-        title = f"not confirmed: {finding.declaration.target} {finding.signature}; {_doubt(finding)}"
+        title = f"not confirmed: {finding.declaration.target} {title_of(finding)}; {_doubt(finding)}"
         yield Text.assemble((title, "yellow"), f"\n   {finding.failure.message}")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:

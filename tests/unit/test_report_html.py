@@ -223,7 +223,7 @@ def test_an_index_tells_kernel_cause_cases_severity_and_file() -> None:
     cells = [data.strip() for path, data in shown.texts if "td" in path and "tbody" in path and data.strip()]
     first = cells[: cells.index("2")]
     assert first[:2] == ["1", PAGED.target]
-    assert first[2].startswith("tokens_dropped")
+    assert first[2].startswith("accuracy/out:value [")
     assert first[3:] == ["1,234", "wrong or no result", "a folder/a.json"]
 
 
