@@ -112,7 +112,10 @@ def _followed(
     if len(told) < len(found):
         return None
     return _Runs(
-        kernel=list(dict.fromkeys(line for one in told for line in one.imports)),
+        kernel=[
+            *(_repaired(_interpreter_files(regression.case)) if told[-1].interpreted else ()),
+            *dict.fromkeys(line for one in told for line in one.imports),
+        ],
         each=[_Run(list(one.tensors), list(one.names), list(one.calls), list(one.results)) for one in told],
         is_triton=told[-1].interpreted,
         is_engine=True,
@@ -124,14 +127,16 @@ def _from_source(regression: Regression, declaration: Declaration, cases: Sequen
     inline = inlined(sources)
     given = {"import torch", "import sys", "import os"}
     texts = [inline.text] if inline is not None else list(sources.files.values())
+    is_triton = any("triton" in text for text in texts) or bool(declaration.calls)
+    repairs = _interpreter_files(regression.case) if is_triton else {}
     used = {name for text in texts for name in _attributes(text)}
     name = "kernel" if inline is None else inline.name
     return _Runs(
-        kernel=_imported(sources)
+        kernel=_imported(sources, repairs)
         if inline is None
-        else [line for line in inline.text.splitlines() if line not in given],
+        else [*_repaired(repairs), *(line for line in inline.text.splitlines() if line not in given)],
         each=[_run_from_source(declaration, case, name, used) for case in cases],
-        is_triton=any("triton" in text for text in texts) or bool(declaration.calls),
+        is_triton=is_triton,
         is_engine=bool(declaration.calls),
         before_all=() if inline is None else inline.before_all,
     )
@@ -157,36 +162,45 @@ def _written(files: Mapping[str, str]) -> list[str]:
     return [*lines, *_WRITTEN_ENDS]
 
 
-def _imported(sources: KernelSources) -> list[str]:
-    """Lines that write the files of a kernel that has several, with what stands in for attnfuzz, and import it."""
+def _imported(sources: KernelSources, interpreter: Mapping[str, str]) -> list[str]:
+    """Lines that write the files of a kernel that has several, with what stands in for attnfuzz and the files of a
+    repaired ``interpreter``, and import it."""
     module = sources.entry.removesuffix(".py").replace("/", ".")
     is_name = all(part.isidentifier() for part in module.split("."))
     files = {
         (path if is_name or path != sources.entry else "kernel_file.py"): text for path, text in sources.files.items()
     }
-    stub = {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8")}
     return [
-        *_written(stub | files),
+        *_written({**_stub(), **interpreter, **files}),
+        *(_REPAIRING if interpreter else ()),
         f"from {module if is_name else 'kernel_file'} import {sources.attribute} as kernel",
     ]
 
 
-def _repaired(regression: Regression) -> list[str]:
-    """Lines that repair Triton's interpreter where it computes wrongly, which is with the narrowest formats."""
-    formats = {
-        getattr(regression.case, "dtype", ""),
-        *([kv.dtype] if (kv := getattr(regression.case, "kv", None)) else []),
-    }
-    if formats <= {"float16", "float32"}:
-        return []
+def _repaired(interpreter: Mapping[str, str]) -> list[str]:
+    """Lines that write the files of a repaired ``interpreter`` and use it, if there are any."""
+    return [*_written({**_stub(), **interpreter}), *_REPAIRING] if interpreter else []
+
+
+def _stub() -> dict[str, str]:
+    """What stands in for attnfuzz."""
+    return {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8")}
+
+
+def _interpreter_files(case: Case) -> dict[str, str]:
+    """Files that repair Triton's interpreter where it computes wrongly, which is with the narrowest formats."""
+    kv = getattr(case, "kv", None)
+    if {getattr(case, "dtype", "float32"), *([] if kv is None else [kv.dtype])} <= {"float16", "float32"}:
+        return {}
     names = [f"triton_compat/interpreter{part}.py" for part in ("", "_libdevice", "_objects", "_repairs", "_rewriting")]
-    files = {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in names}
-    return [
-        *_written({"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8"), **files}),
-        'if DEVICE == "cpu":',
-        "    from attnfuzz.triton_compat.interpreter import set_up_interpreter",
-        "    set_up_interpreter()",
-    ]
+    return {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in names}
+
+
+_REPAIRING = (
+    'if DEVICE == "cpu":',
+    "    from attnfuzz.triton_compat.interpreter import set_up_interpreter",
+    "    set_up_interpreter()",
+)
 
 
 def _text_literal(text: str) -> str:
@@ -238,7 +252,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     dies = guards or finding.oracle in ("crash", "hang")
     yield from _docstring(regression, declaration, needs_gpu=needs_gpu)
     yield from runs.before_all
-    is_written = _WRITTEN_BEGINS in (kernel := [*(_repaired(regression) if runs.is_triton else ()), *runs.kernel])
+    is_written = _WRITTEN_BEGINS in runs.kernel
     modules = {
         "base64": "unpack" in named, "ctypes": guards, "faulthandler": dies, "mmap": guards,
         "os": runs.is_triton or leaks, "pathlib": is_written,
@@ -256,7 +270,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     if runs.is_triton:
         setting = f'{{"TRITON_INTERPRET": "1"{_HIDDEN if runs.is_engine else ""}}}'
         yield f"os.environ |= {setting if guards else f'{{}} if DEVICE == {chr(34)}cuda{chr(34)} else {setting}'}"
-    yield from kernel
+    yield from runs.kernel
     if not guards:
         yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
     if dies:
