@@ -34,7 +34,7 @@ def github_annotations(folder: Path) -> list[str]:
             for one in _cases(folder)
         ),
         *(
-            _command(*_place(kernel, finding), f"{kernel['name']}: {finding['title']}", _message(finding, others))
+            _command(*_place(kernel, finding), f"{kernel['name']}: {finding['signature']}", _message(finding, others))
             for kernel, finding, others in _entries(folder)
         ),
     ]
@@ -67,7 +67,7 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
     if idle := explore.get("idle_oracles"):
         yield f"Applied to no case: {', '.join(map(_code, idle))}.\n"
     for kernel, finding, others in found:
-        yield f"- **{_code(kernel['target'])}** {_code(finding['title'])}: {_text(finding['message'])}"
+        yield f"- **{_code(kernel['target'])}** {_code(finding['signature'])}: {_text(finding['message'])}"
         if others:
             yield f"  shown by {len(others) + 1} kernels:"
         for path in filter(None, (finding["path"], *(other["path"] for _, other in others))):

@@ -16,7 +16,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import ToldFinding, kernels_in_order, title_of, told_findings
+from attnfuzz.report.findings import ToldFinding, kernels_in_order, told_findings
 from attnfuzz.verdict import SourceLine
 
 __all__ = [
@@ -43,9 +43,10 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     failing cases that were put down to it, the first included. Those that are not ``in_contract``, and those that the
     summary of ``--against`` has ``known``, do not count in the exit status. ``unfinished``: it was not shrunk, and may
     be another of its kernel's findings.
-    ``title``: what reports call it. ``entry``: its number in all reports; findings of several kernels that come of the
-    same code have the same. ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its
-    case came to in each of several."""
+    ``signature``: what reports call it. ``entry``: its number in all reports; findings of several kernels that come of
+    the same code have the same.
+    ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
+    several."""
 
     oracle: str
     cause: str
@@ -55,7 +56,6 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     unfinished: bool = False
     hash: str
     signature: str
-    title: str
     entry: int
     first_seen_s: float
     shrunk_s: float | None
@@ -192,8 +192,7 @@ def _summarise_finding(told: ToldFinding, statistics: Statistics) -> FindingSumm
         known=statistics.is_known(finding),
         unfinished=told.standing == "unfinished",
         hash=finding.tag,
-        signature=title_of(finding),
-        title=told.title,
+        signature=told.title,
         entry=told.number,
         first_seen_s=round(finding.first_seen_s, 3),
         shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),

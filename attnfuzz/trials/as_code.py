@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-__all__ = ["NAMES", "UNPACK", "definitions", "listed", "names_used", "number_text", "placed"]
+__all__ = ["NAMES", "UNPACK", "definitions", "listed", "names_used", "number_text", "packed", "placed"]
 
 NAMES = ("inf", "nan", "unpack")
 """What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
@@ -29,10 +29,12 @@ UNPACK = (
 )
 """It takes the modules ``base64`` and ``zlib``, and ``DEVICE``."""
 
-_MOST_CHARACTERS = 320
-"""Of numbers that are written out; more are packed."""
-_MOST_STRETCHES = 4
-"""Of rows of a tensor that holds nothing else: each is a line."""
+_MOST_NUMBERS = 128
+"""That are written out."""
+_MOST_LINES = (4, 2, 1)
+"""Of numbers of a tensor, whose bytes are packed if they take more; fewer where all tensors take too many."""
+_ROOM = 14
+"""Lines for all tensors of a case."""
 _SHORT = 8
 """Elements that are as short as a name."""
 _WIDTH = 116
@@ -57,11 +59,17 @@ def _is_negative_zero(value: float) -> bool:
     return value == 0 and math.copysign(1.0, value) < 0
 
 
-def definitions(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> list[str]:
+def definitions(tensors: Mapping[str, Shaped[Tensor, "..."]], *, room: int = _ROOM) -> list[str]:
     """Lines that define each of ``tensors``, which lie on a CPU, with its dtype, strides and what lies between.
 
-    Those that share memory share it again.
+    Those that share memory share it again. Not more than fit into ``room``, if packing what is long helps.
     """
+    ways = (_definitions(tensors, most) for most in _MOST_LINES)
+    return next((lines for lines in ways if len(lines) <= room), _definitions(tensors, _MOST_LINES[-1]))
+
+
+def _definitions(tensors: Mapping[str, Tensor], most: int) -> list[str]:
+    """With at most so many lines of numbers for each."""
     lines: list[str] = []
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -72,7 +80,7 @@ def definitions(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> list[str]:
             lines.append(f"{name} = {placed(tensor, base, made[base])}")
         else:
             is_dense = tensor.is_contiguous()
-            lines += _defined(name, tensor if is_dense else _memory_of(tensor))
+            lines += _defined(name, tensor if is_dense else _memory_of(tensor), most)
             if not is_dense:
                 lines.append(f"{name} = {name}.as_strided({tuple(tensor.shape)}, {tensor.stride()})")
             made[name] = tensor
@@ -131,13 +139,19 @@ def _memory_of(tensor: Tensor) -> Tensor:
     return tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
 
 
-def _defined(name: str, tensor: Tensor) -> list[str]:
-    """Of all ways to write a dense tensor, the one with the fewest lines, and of these the shortest."""
+def _defined(name: str, tensor: Tensor, most: int) -> list[str]:
+    """Of all ways to write a dense tensor, the one with the fewest lines, and of these the shortest.
+
+    Its bytes are packed only where numbers take too many.
+    """
     ways = [[f"{name} = {text}"] for text in _expressions(tensor)]
-    if (in_rows := list(_in_rows(name, tensor))) and len(in_rows) <= 1 + _MOST_STRETCHES:
+    if in_rows := list(_in_rows(name, tensor)):
         ways.append(in_rows)
-    best = min(ways, key=lambda lines: sum(map(len, lines)) + 40 * len(lines))
-    return [part for line in best for part in _broken(line)]
+    broken = [[part for line in lines for part in _broken(line)] for lines in ways]
+    best = min(broken, key=lambda lines: (len(lines), sum(map(len, lines))), default=[])
+    if best and len(best) <= most:
+        return best
+    return [f"{name} = {packed(tensor)}"]
 
 
 def _broken(line: str) -> Iterator[str]:
@@ -167,13 +181,11 @@ def _expressions(tensor: Tensor) -> Iterator[str]:
         zero = numbers[0] == "0" or (tensor.dtype == torch.bool and numbers[0] == "False")
         yield f"torch.zeros({shape}, {kind})" if zero else f"torch.full({shape}, {numbers[0]}, {kind})"
         return
-    if sum(map(len, numbers)) <= _MOST_CHARACTERS:
+    if len(numbers) <= _MOST_NUMBERS:
         yield f"torch.tensor({_nested(numbers, shape)}, {kind})"
     period = _period(numbers)
-    if period < len(numbers) and sum(map(len, numbers[:period])) <= _MOST_CHARACTERS:
+    if period < len(numbers) and period <= _MOST_NUMBERS:
         yield f"torch.tensor([{', '.join(numbers[:period])}] * {len(numbers) // period}, {kind}).view{shape}"
-    if sum(map(len, numbers)) > _MOST_CHARACTERS:
-        yield f'unpack("{_packed(tensor)}", {tensor.dtype}, {", ".join(map(str, shape)) or "()"})'
 
 
 _BY_BYTES = frozenset(
@@ -242,6 +254,8 @@ def _period(numbers: Sequence[str]) -> int:
     return count
 
 
-def _packed(tensor: Tensor) -> str:
+def packed(tensor: Shaped[Tensor, "..."]) -> str:
+    """An expression that makes ``tensor``, contiguous, of its bytes."""
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return base64.b64encode(zlib.compress(data, 9)).decode()
+    text = base64.b64encode(zlib.compress(data, 9)).decode()
+    return f'unpack("{text}", {tensor.dtype}, {", ".join(map(str, tensor.shape)) or "()"})'

@@ -156,7 +156,7 @@ def test_bundled_kernels_pass(tmp_path: Path) -> None:
     """The script would lack a kernel's file, or rebuild other inputs or expect other results than the case."""
     scripts = [repro_script(regression(*case), declaration_of(case[1])) for case in BUNDLED]
     outputs = run(scripts, tmp_path)
-    assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS None"]] * len(BUNDLED)
+    assert [output.splitlines()[-1] for output in outputs] == ["STATUS False"] * len(BUNDLED)
 
 
 @pytest.mark.night
@@ -178,7 +178,7 @@ def test_scripts_agree_with_replay_on_saved_cases(
     outputs = run(list(scripts.values()), tmp_path)
     # all of these are marked fixed, which their replay by the pytest plugin holds
     wrong = {
-        name: said for name, said in zip(scripts, outputs, strict=True) if not said.endswith("PASS\nSTATUS None\n")
+        name: said for name, said in zip(scripts, outputs, strict=True) if not said.endswith("PASS\nSTATUS False\n")
     }
     assert scripts
     assert wrong == {}
@@ -192,10 +192,10 @@ def test_failures_of_user_kernels_are_shown(tmp_path: Path) -> None:
         user_script(tmp_path / str(i), change, oracle) for i, (change, (oracle, _)) in enumerate(CHANGES.items())
     ]
     outputs = run([*passing, *failing], tmp_path)
-    assert [output.splitlines()[-2:] for output in outputs[: len(passing)]] == [["PASS", "STATUS None"]] * len(passing)
+    assert [output.splitlines()[-1] for output in outputs[: len(passing)]] == ["STATUS False"] * len(passing)
     for output, (_, says) in zip(outputs[len(passing) :], CHANGES.values(), strict=True):
         assert says in output
-        assert "STATUS FAIL" in output or "RAISED" in output
+        assert "STATUS True" in output or "RAISED" in output
 
 
 ALONE = """
@@ -247,8 +247,8 @@ def test_a_kernel_of_one_file_stands_in_the_script_as_it_is(tmp_path: Path) -> N
     """Readers would have to find the few lines that matter in files written as strings, and a loader of these."""
     scripts = [alone_script(tmp_path / "wrong", "max(length - 1, 1)"), alone_script(tmp_path / "right", "length")]
     wrong, right = run(scripts, tmp_path)
-    assert wrong.splitlines()[-1] == "STATUS FAIL"
-    assert right.splitlines()[-1] == "STATUS None"
+    assert wrong.splitlines()[-1] == "STATUS True"
+    assert right.splitlines()[-1] == "STATUS False"
     for script in scripts:
         assert "attnfuzz" not in script
         assert "of_another_kernel" not in script
@@ -406,8 +406,8 @@ def test_preceding_cases_run_first(tmp_path: Path) -> None:
     ]
     needed, other = run(scripts, tmp_path)
     assert "# case 2 of 2 that run before" in scripts[0]
-    assert needed.splitlines()[-1] == "STATUS FAIL"
-    assert other.splitlines()[-1] == "STATUS None"
+    assert needed.splitlines()[-1] == "STATUS True"
+    assert other.splitlines()[-1] == "STATUS False"
 
 
 @pytest.mark.night
@@ -416,7 +416,7 @@ def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
     now_and_then = "import sys; sys.calls = getattr(sys, 'calls', 0) + 1; fails = sys.calls == 6"
     flaky = FindingRecord(oracle="accuracy", message="out is wrong", failed=5, runs=20)
     (output,) = run([stateful_script(tmp_path / "flaky", now_and_then, finding=flaky)], tmp_path)
-    assert output.splitlines()[-1] == "STATUS FAIL"
+    assert output.splitlines()[-1] == "STATUS True"
 
 
 def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path) -> None:
@@ -446,8 +446,8 @@ def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
     ]
     leaks, mended = run(scripts, tmp_path)
     assert "every call keeps another 8.0" in leaks
-    assert leaks.splitlines()[-1] == "STATUS FAIL"
-    assert mended.splitlines()[-1] == "STATUS None"
+    assert leaks.splitlines()[-1] == "STATUS True"
+    assert mended.splitlines()[-1] == "STATUS False"
 
 
 def test_the_size_of_all_cases_counts(tmp_path: Path) -> None:
