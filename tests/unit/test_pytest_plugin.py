@@ -113,7 +113,7 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
     }
     result.stdout.fnmatch_lines(
         [
-            f"{TARGET} fails accuracy (out:value): *token 8 of sequence 0*",
+            f"{TARGET} fails accuracy/out:value: *token 8 of sequence 0*",
             "replay:",
             f"  attnfuzz replay saved/back.json --kernel {TARGET}",
             '*XPASS(strict)*open, https://example.org/issues/12: out is wrong; once repaired, set "status": "fixed"*',
