@@ -151,8 +151,10 @@ def is_about(features: frozenset[str], of: frozenset[str]) -> bool:
 
 
 def _widened(features: frozenset[str]) -> frozenset[str]:
-    """Where both states are empty, one is."""
-    return features | {"one state empty"} if "both states empty" in features else features
+    """Where both states are empty, one is; and where only one is, no log-sum-exps are farther apart."""
+    if "both states empty" in features:
+        return features | {"one state empty"}
+    return features | {"some lse far apart"} if "one state empty" in features else features
 
 
 def _moved(features: frozenset[str]) -> frozenset[str]:
