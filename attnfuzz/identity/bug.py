@@ -368,7 +368,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
 
         Where any case fails alike, a cause that is told of some of them says nothing.
         """
-        if _is_of_lse(self.results) and other.results and not _is_of_lse(other.results):
+        if _is_of_lse(self.results) and _concern_others(self, other):
             return True
         if not self.features and self.symptom == other.symptom and not self.is_rounding:
             return False
@@ -411,6 +411,13 @@ def bugs_shown(
     return list(bugs.values())
 
 
+def _concern_others(one: Bug, other: Bug) -> bool:
+    """Whether one spoils a log-sum-exp alone, and the other more, unless both are about the same part of the kernel."""
+    if not (one.results and other.results) or _is_of_lse(one.results) == _is_of_lse(other.results):
+        return False
+    return not aspects(one.features) or aspects(one.features) != aspects(other.features)
+
+
 class HasBug(Protocol):
     """What is known of a finding, during a campaign or from a file."""
 
@@ -444,8 +451,8 @@ def _includes(less: Bug, more: Bug) -> bool:
         less = msgspec.structs.replace(less, features=certain(less.features))
     if less.rough or more.is_of_luck or not less.may_be_behind(more):
         return False
-    if _is_of_lse(more.results) and less.results and not _is_of_lse(less.results):
-        return False  # or the output would be wrong in its smallest case
+    if _concern_others(less, more):
+        return False  # or the output would be wrong in the smallest case of either
     return more.rough or bool(aspects(less.features)) or not aspects(more.features)
 
 
