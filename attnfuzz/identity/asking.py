@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attnfuzz.cases.facets.facet import is_told_by_another
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
-from attnfuzz.identity.features import aspects, case_features, needs_numbers
+from attnfuzz.identity.features import aspects, case_features, needs_numbers, widened
 from attnfuzz.identity.relatives import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import Case
@@ -74,9 +74,9 @@ def _is_foretold(bug: Bug, suspect: FailingCase, known: KnownBugs, run: _Runs) -
     lacking = [
         one
         for one in (*removed, *simpler_in_one_respect(suspect))
-        if not bug.features <= case_features(declaration, one)
+        if not bug.features <= widened(case_features(declaration, one))
     ]
-    if not lacking and bug.features <= features:  # and not what the relation itself adds to any case
+    if not lacking and bug.features <= widened(features):  # and not what the relation itself adds to any case
         return False
     for relative in lacking:
         found = run(relative)

@@ -31,6 +31,7 @@ __all__ = [
     "needs",
     "needs_numbers",
     "telling",
+    "widened",
 ]
 
 ANY_CASE = "any case"
@@ -142,17 +143,19 @@ def essentials(features: frozenset[str]) -> frozenset[str]:
 
 def has_essentials(features: frozenset[str], of: frozenset[str]) -> bool:
     """Whether a bug that needs ``of`` needs something, and a case with ``features`` has it."""
-    return bool(about := essentials(of)) and about <= _widened(features) | _moved(features)
+    return bool(about := essentials(of)) and about <= widened(features) | _moved(features)
 
 
 def is_about(features: frozenset[str], of: frozenset[str]) -> bool:
     """Whether a case with ``features`` has all parts that a bug is about which needs ``of``."""
-    return aspects(certain(of)) <= _widened(features)
+    return aspects(certain(of)) <= widened(features)
 
 
-def _widened(features: frozenset[str]) -> frozenset[str]:
-    """Where both states are empty, one is."""
-    return features | {"one state empty"} if "both states empty" in features else features
+def widened(features: frozenset[str]) -> frozenset[str]:
+    """Where both states are empty, one is; and where only one is, no log-sum-exps are farther apart."""
+    if "both states empty" in features:
+        return features | {"one state empty"}
+    return features | {"some lse far apart"} if "one state empty" in features else features
 
 
 def _moved(features: frozenset[str]) -> frozenset[str]:

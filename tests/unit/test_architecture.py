@@ -155,10 +155,11 @@ def is_said(node: ast.AST) -> bool:
 
 def word_tests(tree: ast.AST) -> Iterator[str]:
     """Comparisons of what an oracle says, and what takes it apart; sets of features may be parts of one another."""
-    of_sets = (ast.LtE, ast.GtE, ast.Lt, ast.Gt)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and not any(isinstance(one, of_sets) for one in node.ops):
-            if any(map(is_said, (node.left, *node.comparators))):
+        if isinstance(node, ast.Compare):
+            said = list(filter(is_said, (node.left, *node.comparators)))
+            are_sets = all(isinstance(one, ast.Attribute) and one.attr == "features" for one in said)
+            if said and not (are_sets and not any(isinstance(one, ast.In | ast.NotIn) for one in node.ops)):
                 yield ast.unparse(node)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_said(node):
             yield ast.unparse(node)

@@ -191,7 +191,7 @@ def test_a_finding_that_stands_for_more_says_what_ends_all_of_it() -> None:
 def test_an_ignored_stride_ends_with_strides() -> None:
     """A relation gives the case other strides than it has, so that no look at the case tells what excludes it."""
     case = paged(seq_lens=(5, 5), num_q_heads=3)
-    found = finding(case, "seq_len>1", oracle="page_relocation", kind="ignored stride of q")
+    found = finding(case, "seq_len>1", oracle="page_relocation", kind="ignored stride of q", cause="ignored_stride")
     assert needed_limits(found) == {"strides": "contiguous"}
     declared = Declaration(name="k", problem="paged_decode", supports=Supports(strides="contiguous"), target="k")
     for turn in range(2):

@@ -44,14 +44,14 @@ def test_one_bug_found_by_three_machines_is_one_bug_smallest_case_first() -> Non
     assert lengths(bug) == [2, 5, 9]
 
 
-def test_other_kernels_oracles_kinds_and_aspects_are_other_bugs() -> None:
+def test_other_kernels_results_and_aspects_are_other_bugs() -> None:
     """Merging too much loses a bug, which is worse than seeing one twice."""
     bugs = tell_apart(
         saved(
             a_finding(2, "seq_len>1"),
             a_finding(2, "seq_len>1", kernel="mine.py:other"),
             a_finding(4, "seq_len>1", kind="lse:value"),
-            a_finding(2, "seq_len>1", oracle="red_zone"),
+            a_finding(2, "seq_len>1", oracle="exception", kind="ValueError in f"),
             a_finding(3, "dtype=bfloat16"),
         )
     )

@@ -54,8 +54,9 @@ def test_a_told_cause_predicts_whatever_a_case_has() -> None:
     """A sink that is left out was told a second time for a head size with which it nearly vanishes."""
     known = a_bug("sinks", "head_size other than 128", cause="variant")
     assert known.predicts(a_bug("sinks", "head_size>64", cause="variant"))
-    assert known.predicts(a_bug("head_size>64", maybe=("variant",)))
+    assert known.predicts(a_bug("sinks", "head_size>64", maybe=("variant",)))
     assert not known.predicts(a_bug("sinks", "head_size other than 128", cause="head_map"))
+    assert not known.predicts(a_bug("soft_cap", cause="variant"))  # another option, of which as much is said
 
 
 def test_a_rounding_does_not_predict_large_errors() -> None:

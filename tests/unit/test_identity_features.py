@@ -70,6 +70,9 @@ def test_a_bug_does_not_need_what_makes_it_visible(features: set[str], expected:
         ({"pages=shuffled"}, {"seq_len>1"}, False),
         ({"seq_len>1"}, {"block_size>1", "partial last page"}, False),
         (set(), {"seq_len>1"}, False),
+        ({"some lse far apart"}, {"one state empty", "prefix empty"}, True),
+        ({"one state empty"}, {"both states empty", "prefix empty", "suffix empty"}, True),
+        ({"both states empty"}, {"one state empty"}, False),
     ],
 )
 def test_what_any_case_shows_is_part_of_nothing(less: set[str], more: set[str], part: bool) -> None:
