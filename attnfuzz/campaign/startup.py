@@ -29,7 +29,7 @@ from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.own import OracleError
-from attnfuzz.oracles.registry import DEFAULT_ORACLES, ORACLES, OWN, OracleName
+from attnfuzz.oracles.registry import ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
@@ -123,9 +123,8 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
 
 
 def _ways(request: CampaignRequest) -> dict[str, Any]:
-    """Of runners that are not workers'. What a kernel takes is found out without the oracles of its own file."""
-    oracles = tuple(name for name in DEFAULT_ORACLES if name != OWN.name)
-    return {"oracles": oracles, "watching": request.verifying, "import_patience_s": request.import_patience_s}
+    """Of runners that are not workers'."""
+    return {"watching": request.verifying, "import_patience_s": request.import_patience_s}
 
 
 def _check_oracles(names: Sequence[OracleName], kernels: Sequence[Declaration]) -> None:

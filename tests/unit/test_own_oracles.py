@@ -45,13 +45,14 @@ def explore(*arguments: object, cwd: Path) -> Any:
 
 def test_the_oracle_of_the_page_finds_saves_and_replays(page: Path) -> None:
     """What a user's oracle sees would get lost between the executor and the saved case, or go by another name."""
-    run = explore("--oracle", NAME, "--json", "all.json", "--html", "all.html", "--junit", "all.xml", cwd=page)
+    run = explore("--json", "all.json", "--html", "all.html", "--junit", "all.xml", cwd=page)
     assert run.returncode == 1, run.stdout + run.stderr
     for line in re.findall(r"^1\. .*?$|^   .*$", PAGE.read_text().partition("```text\n")[2].partition("```")[0], re.M):
         assert line in run.stdout
     (kernel,) = json.loads((page / "all.json").read_text())["kernels"]
     (finding,) = kernel["findings"]
     assert (finding["oracle"], finding["signature"]) == (NAME, f"{NAME} [empty sequence]")
+    assert finding["in_contract"]  # and no question whether the kernel was meant for such sequences
     assert '<span class="badge oracle" title="' in (page / "all.html").read_text()
     assert f'type="{NAME}"' in (page / "all.xml").read_text()
 
