@@ -152,10 +152,9 @@ def is_about(features: frozenset[str], of: frozenset[str]) -> bool:
 
 
 def widened(features: frozenset[str]) -> frozenset[str]:
-    """Where both states are empty, one is; and where only one is, no log-sum-exps are farther apart."""
-    if "both states empty" in features:
-        return features | {"one state empty"}
-    return features | {"some lse far apart"} if "one state empty" in features else features
+    """Where both states are empty, one is; and no log-sum-exps are farther apart than that of an empty one."""
+    are_empty = bool(features & {"one state empty", "both states empty"})
+    return features | {"one state empty", "some lse far apart"} if are_empty else features
 
 
 def _moved(features: frozenset[str]) -> frozenset[str]:
