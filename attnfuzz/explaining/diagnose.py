@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -103,6 +104,10 @@ IN_GENERAL = {
 OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 """Mistakes that read memory which is not the row's own."""
 
+_ANYHOW = "in ways of their own"
+"""In place of one way in which all wrong rows are."""
+_OF_SEVERAL_PLACES = frozenset({"another_page", "another_query", "another_row", "block_table", "head_map"})
+"""Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 21
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 4
@@ -329,6 +334,7 @@ class Survivors:
                 said |= {(one.cause, way): one.as_cause(i) for i, way in enumerate(one.ways) if one.cause in mistakes}
         for key, match in _matched(row, mistakes).items():
             said.setdefault(key, match.cause)
+            said.setdefault((key[0], _ANYHOW), msgspec.structs.replace(match.cause, way=_ANYHOW))
         self.causes = tuple(said.get(_key(one), one) for one in self.causes)
 
     @property
@@ -388,10 +394,15 @@ def given_by_all(rows: Sequence[AveragedRow]) -> tuple[Cause, ...]:
 def _given_by_all(wrong: Sequence[AveragedRow]) -> dict[Key, Match]:
     """The mistakes that give all these rows, as they are told of the first that tells anything."""
     first, *others = sorted(wrong, key=_says_little)
-    found = _matched(first)
+    every = found = _matched(first)
     for row in others:
         found = {key: match for key, match in found.items() if key in _kept_by(row, found)} if found else found
-    return found
+    if found:
+        return found
+    anyhow = {(mistake, _ANYHOW): match for (mistake, _), match in every.items() if mistake in _OF_SEVERAL_PLACES}
+    for row in others:
+        anyhow = {key: match for key, match in anyhow.items() if key in _kept_by(row, anyhow)} if anyhow else anyhow
+    return {key: Match(msgspec.structs.replace(match.cause, way=_ANYHOW), match.left) for key, match in anyhow.items()}
 
 
 def _says_little(row: AveragedRow) -> tuple[bool, bool, int]:
@@ -406,6 +417,7 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     wanted = set(keys)
     mistakes = {mistake for mistake, _ in wanted}
     found = set(_matched(row, mistakes))
+    found |= {(mistake, _ANYHOW) for mistake, _ in found}
     for maker in _makers(row, mistakes):
         found |= silent(row, maker.made(row))
     return wanted & found

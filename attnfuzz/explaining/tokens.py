@@ -342,6 +342,8 @@ def _other_heads(row: AttentionRow) -> Iterator[Predicted]:
         "the last": case.num_kv_heads - 1,
         "the next": row.kv_head + 1,
         "the one before": row.kv_head - 1,
+        "in reverse order": case.num_kv_heads - 1 - row.kv_head,
+        "the next, in a ring": (row.kv_head + 1) % case.num_kv_heads,
     }
     formulas |= {f"h // {d}": h // d for d in range(2, min(2 * case.gqa_ratio + 2, 17)) if d != case.gqa_ratio}
     read = functools.cache(

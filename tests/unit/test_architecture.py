@@ -128,7 +128,10 @@ SPEAKERS = ("failure", "finding", "record", "sight", "symptom", "bug", "raised",
 OF_STRINGS = {"startswith", "endswith", "partition", "rpartition", "split", "removeprefix", "removesuffix", "find"}
 IDENTITY = "attnfuzz.identity"
 STILL_READ_WORDS = {
-    "attnfuzz.campaign.readiness": {"raised.message.removeprefix('the kernel raised ')", "again.kind != raised.kind"},
+    "attnfuzz.campaign.readiness": {
+        "raised.message.removeprefix('the kernel returned ' if is_elsewhere else 'the kernel raised ')",
+        "again.kind != raised.kind",
+    },
     "attnfuzz.campaign.triage.contract_gaps": {
         "failure.kind.partition(' ')[0] in _REFUSALS",
         "failure.kind.partition(' ')",

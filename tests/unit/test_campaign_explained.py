@@ -49,7 +49,7 @@ def test_a_finding_does_not_say_its_cause_twice(runner: Runner) -> None:
     """Its first line ends with what another line says again."""
     declaration = declared(runner, "leaves_the_scale_out")
     case = msgspec.structs.replace(CASE, values=Values(keys="normal"))
-    failure = runner.judge(declaration, case).failure
+    failure = runner.judge(declaration, case, inquire=True).failure
     assert failure is not None
     assert failure.message.endswith("; the scale is left out")
     whole = explain_failure(runner, declaration, case, failure, weighing_s=20.0, total_s=20.0)

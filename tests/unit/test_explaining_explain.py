@@ -72,7 +72,7 @@ def test_a_page_that_is_read_in_place_of_another_is_named() -> None:
     found = explained("entry_before", paged(7, 10), "paged_decode")
     text = "\n".join(found.lines)
     assert "a page is read through the entry before its own of the block table" in found.lines
-    assert re.search(r"tokens 4-6 \(page 1\) are read from physical page \d+, where the table says \d+$", text)
+    assert "is counted twice: it is read in its place" in text
 
 
 @pytest.mark.parametrize("problem", ["dense_decode", "paged_decode"])

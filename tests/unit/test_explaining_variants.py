@@ -102,7 +102,7 @@ def explained(kernel: Callable[[Any], State], case: Case, variant: Variant) -> t
         (no_window, DECODE, Variant(window=4), r"^the window is left out$"),
         (longer_window, DECODE, Variant(window=4), r"token 4 \(page 1, offset 0\) lies outside the window of 4"),
         (longer_window, DECODE, Variant(window=4), r"^the window is one key too long$"),
-        (shorter_window, DECODE, Variant(window=4), r"the window is one key too short$"),
+        (shorter_window, DECODE, Variant(window=4), r"^the window is one key too short"),
         (much_longer_window, DECODE, Variant(window=4), r": tokens outside the window are read$"),
         (no_cap, DECODE, Variant(soft_cap=0.5), r"the soft cap is left out$"),
         (no_bias, DECODE, Variant(alibi="scattered"), r"ALiBi is left out$"),
