@@ -28,6 +28,7 @@ from attnfuzz.identity.bug import FailingCase, KnownBugs, are_one, may_be_the_ma
 from attnfuzz.identity.features import aspects, needs, telling
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
+from attnfuzz.oracles.registry import HANG
 from attnfuzz.problems.supports import Supports
 
 __all__ = ["FindingBook"]
@@ -122,8 +123,8 @@ class FindingBook:
             return
         finding.runs = message.runs
         target = finding.declaration.target
-        self._slow[target] += finding.failure.oracle == "hang"
-        if finding.failure.oracle != "hang" or self._slow[target] >= _TOO_OFTEN:
+        self._slow[target] += finding.failure.oracle == HANG.name
+        if finding.failure.oracle != HANG.name or self._slow[target] >= _TOO_OFTEN:
             self._doubt(finding)
 
     def smaller(self, message: Smaller) -> None:
@@ -222,7 +223,7 @@ class FindingBook:
         )
 
     def _keep_unconfirmed(self, finding: Finding) -> None:
-        if finding.failure.oracle == "hang" and not finding.runs:  # a slow machine looks the same
+        if finding.failure.oracle == HANG.name and not finding.runs:  # a slow machine looks the same
             self._doubt(finding)
         else:
             self._save_new(finding)

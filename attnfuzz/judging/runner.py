@@ -35,7 +35,7 @@ from attnfuzz.judging.messages import (
     JudgeRequest,
     from_wire,
 )
-from attnfuzz.oracles.registry import ACCURACY, CRASH, DEFAULT_ORACLES, OracleName
+from attnfuzz.oracles.registry import ACCURACY, CRASH, DEFAULT_ORACLES, UNWRITTEN, OracleName
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
@@ -308,7 +308,7 @@ class Runner:
         check_size(case)
         if not self._kernels.is_fresh:
             self.restart()
-        tensors = (failure.tensor,) if failure.tensor and question != "unwritten" else ()
+        tensors = (failure.tensor,) if failure.tensor and question != UNWRITTEN.name else ()
         request = AccessLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), question, tensors)
         reply = self._kernels.call(declaration, "access_lines", request, ExplainReply, timeout_s=self.timeout_s)
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()

@@ -24,6 +24,7 @@ from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.memory.arena import Arena
+from attnfuzz.oracles.registry import CRASH, DETERMINISM, GUARD_PAGE, HANG, RED_ZONE
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.open_cases import OpenProblem
@@ -106,7 +107,7 @@ def _followed(
     """None where the kernel is no engine's, or its adapter cannot be followed."""
     if follow is None or not declaration.calls:
         return None
-    launches = regression.finding.oracle not in ("crash", "hang")
+    launches = regression.finding.oracle not in (CRASH.name, HANG.name)
     found = [follow(case, launches or case is not regression.case) for case in cases]
     told = [one for one in found if one is not None]
     if len(told) < len(found):
@@ -236,7 +237,7 @@ def _run_from_source(declaration: Declaration, case: Case, kernel: str, used: se
 
 def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Iterator[str]:
     finding = regression.finding
-    leaks, guards = finding.kind == LEAK, finding.oracle == "guard_page"
+    leaks, guards = finding.kind == LEAK, finding.oracle == GUARD_PAGE.name
     needs_gpu = guards and not runs.is_triton and runs.is_engine  # what is no Triton kernel runs on a GPU alone
     guards = guards and not needs_gpu
     *before, last = runs.each
@@ -249,7 +250,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     named = names_used(body)
     if (times := runs_to_see(finding.failed, finding.runs)) > 1:
         body = [f"for _ in range({times}):  # it does not fail in every run", *(f"    {line}" for line in body)]
-    dies = guards or finding.oracle in ("crash", "hang")
+    dies = guards or finding.oracle in (CRASH.name, HANG.name)
     yield from _docstring(regression, declaration, needs_gpu=needs_gpu)
     yield from runs.before_all
     is_written = _WRITTEN_BEGINS in runs.kernel
@@ -275,7 +276,7 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
         yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
     if dies:
         yield "faulthandler.enable()"
-    if finding.oracle == "hang":
+    if finding.oracle == HANG.name:
         yield f"faulthandler.dump_traceback_later({_HANGS_S}, exit=True)"
     if "unpack" in named:
         yield from UNPACK
@@ -332,9 +333,9 @@ def _judged(
                 *(f"    {'    ' if within else ''}{line}" for line in calls),
             ],
         )
-    if finding.oracle == "red_zone":
+    if finding.oracle == RED_ZONE.name:
         return [*_FENCED, *_ALLOCATING], _watching(run, calls)
-    if finding.oracle == "determinism":
+    if finding.oracle == DETERMINISM.name:
         kept, names = _several(run.results), _several(run.names)
         bits = f"[part.contiguous().view(-1).view(torch.uint8).clone() for part in {kept}]"
         return (

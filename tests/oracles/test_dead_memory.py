@@ -49,9 +49,7 @@ def test_a_number_of_tokens_that_the_result_does_not_show_is_not_told() -> None:
     assert of_memory.words(len(of_memory.out) - 1).startswith(
         "512 or more tokens past the end of the sequence take weight"
     )
-    assert {of_memory.words(i) for i in range(len(of_memory.out))} >= {
-        "2 tokens past the end of the sequence take weight (read from memory that holds no token)"
-    }
+    assert any(of_memory.words(i).startswith("2 tokens past the end") for i in range(len(of_memory.out)))
 
 
 def test_tail_of_a_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:

@@ -136,7 +136,6 @@ STILL_READ_WORDS = {
         "failure.kind.partition(' ')[0] in _REFUSALS",
         "failure.kind.partition(' ')",
     },
-    "attnfuzz.campaign.triage.explanation": {"failure.message.endswith(f'; {line}')"},
     "attnfuzz.judging.guard_naming": {"failure.kind.startswith('raised cuda:')"},
     "attnfuzz.judging.judge": {"failure.kind not in ('lse', 'output_lse')"},
     "attnfuzz.report.repro": {"finding.kind == LEAK"},

@@ -37,6 +37,7 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_al
 from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
 from attnfuzz.identity.relatives import nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
+from attnfuzz.oracles.registry import DETERMINISM, EXCEPTION, HANG, UNWRITTEN
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
@@ -233,7 +234,7 @@ class Investigation:
             return
         if (bug := self._known.predicting(self._first, flaky=True)) is not None:
             raise _SameBug(bug)
-        named = next((failure for failure in confirmation.failures if failure.oracle == "determinism"), None)
+        named = next((failure for failure in confirmation.failures if failure.oracle == DETERMINISM.name), None)
         if named is not None:
             self._step_to(self._first.as_(self._first.case, named))
 
@@ -270,7 +271,7 @@ class Investigation:
         needed = certain(frozenset.intersection(*(one.features for one in alike)))
         if not aspects(needed) and aspects(certain(now.features)):
             needed = certain(now.features)  # it slipped from one bug to another, which must not explain both
-        if not self._is_flaky and not now.preceding and now.failure.oracle != "hang":
+        if not self._is_flaky and not now.preceding and now.failure.oracle != HANG.name:
             needed = needs_of(now, needed, self._known, self._run_relative)
         return needed | {NEEDS_PRECEDING} if now.preceding else needed
 
@@ -282,7 +283,7 @@ class Investigation:
         try:
             self._minimise()
             self._shrink_preceding()
-            if before.failure.oracle == "hang":
+            if before.failure.oracle == HANG.name:
                 if self._now is not before and not self._still_hangs():
                     self._step_back(before)
             elif self._is_flaky or not still_fails_afresh(self._now, self._retries):
@@ -352,7 +353,7 @@ class Investigation:
                 failure = self._retries.after(self._now.preceding, case, patience="short", afresh=self._afresh)
             except OutOfTime as cut:
                 raise _CutOff from cut
-            self._hangs += failure is not None and failure.oracle == "hang"
+            self._hangs += failure is not None and failure.oracle == HANG.name
             if failure is not None and self._is_alike(self._now.as_(case, failure)):
                 return True
         return False
@@ -377,7 +378,7 @@ class Investigation:
     def _still_hangs(self) -> bool:
         """Whether the minimal case hangs for longer than it had while shrinking, too."""
         failure = self._retries.after(self._now.preceding, self._now.case, patience="longest")
-        if failure is None or failure.oracle != "hang":
+        if failure is None or failure.oracle != HANG.name:
             return False
         self._step_to(self._now.as_(self._now.case, failure))
         return True
@@ -470,14 +471,14 @@ class Investigation:
         now = self._now
         if limits.keys() == {"lse"}:
             return self._has_no_natural_lse(declared)
-        refuses = now.failure.oracle == "exception"
+        refuses = now.failure.oracle == EXCEPTION.name
         is_kept = False
         for kept, left_out in trial_of(now.declaration, limits, now.case):
             failure = self._failure_of(now.declaration, left_out)
             if failure is None or (refuses and not is_refusal(failure)):
                 return False
             before = self._failure_of(declared, kept)
-            is_kept |= before is None or (refuses and before.oracle != "exception")
+            is_kept |= before is None or (refuses and before.oracle != EXCEPTION.name)
         return is_kept
 
     def _has_no_natural_lse(self, declared: Declaration) -> bool:
@@ -490,7 +491,7 @@ class Investigation:
             if self._failure_of(alone, case) is not None:
                 continue
             failure = self._failure_of(natural, case)
-            if declared.supports.lse == "none" and (failure is None or failure.oracle != "unwritten"):
+            if declared.supports.lse == "none" and (failure is None or failure.oracle != UNWRITTEN.name):
                 return False
             if self._failure_of(declared, case) is not None:
                 return False
