@@ -24,7 +24,7 @@ def why_no_script(oracle: str) -> str:
     if found.shows_in_a_script:
         return ""
     if found.is_own:
-        return f"a script compares results, and {oracle} is the word of the kernel's own file: use attnfuzz replay"
+        return f"{oracle} is an oracle of the kernel's own file, and a script compares results: use attnfuzz replay"
     if found is SANITIZER:
         return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
     return f"{oracle} compares runs on several inputs, and a script holds only those of the case: use attnfuzz replay"
