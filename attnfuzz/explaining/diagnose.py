@@ -22,6 +22,7 @@ from attnfuzz.explaining.merges import OF_MERGES, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
+from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
@@ -108,7 +109,7 @@ _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
 _OF_SEVERAL_PLACES = frozenset({"another_page", "another_query", "another_row", "block_table", "head_map"})
 """Mistakes of which each row may be wrong in another way: none fits by chance."""
-_MOST_NUMBERS = 1 << 21
+_MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 4
 _SAME = 1e-6
@@ -186,10 +187,10 @@ def _diagnose(
         found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
     runs = [_Rows(other, poison, compared) for other, compared in itertools.islice(nearby(), _MOST_NEIGHBOURS)]
-    found = Survivors(rows)
+    found = Survivors(rows, decided=True)
     telling = max(runs, key=lambda run: run.told_by, default=rows)
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
-        other = Survivors(telling)
+        other = Survivors(telling, decided=True)
         other.ask(rows)
         found = other if other.causes and other.runs_alike else found
     for run in runs:
@@ -261,7 +262,10 @@ def _spread(every: Sequence[T], most: int) -> Sequence[T]:
 class Survivors:
     """The mistakes that give all wrong rows seen so far; fewer with each run that is asked."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _Rows, *, decided: bool = False) -> None:
+        """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about."""
+        self._decided = decided
+        self._is_near = False
         self._borne_out = self._alike = 0
         self._unexplained = 0
         self.causes: tuple[Cause, ...] = ()
@@ -280,9 +284,9 @@ class Survivors:
         if all(isinstance(row, AttentionRow) for row in wrong):
             rounded = _rounded(rows, wrong, right)
             self.maybe = rounded.perhaps()
-            roundings = rounded.exactly()
+            roundings = rounded.exactly(of_few=self._decided)
             if not (roundings or found):
-                roundings = rounded.nearly()
+                roundings, self._is_near = rounded.nearly(), True
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
         if len({tuple(row.expected.tolist()) for row in wrong}) >= _ENOUGH_ROWS:
@@ -359,7 +363,7 @@ class Survivors:
         said = ", or ".join(words)
         if len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
             said += f" ({rule})"
-        return said if self._borne_out else f"perhaps {said}"
+        return said if self._borne_out and not self._is_near else f"perhaps {said}"
 
 
 def _key(one: Cause) -> Key:
@@ -379,6 +383,7 @@ def _makers(row: AveragedRow, mistakes: Iterable[str] | None = None) -> list[Mak
 def _matched(row: AveragedRow, mistakes: Iterable[str] | None = None) -> dict[Key, Match]:
     found: dict[Key, Match] = {}
     for maker in _makers(row, mistakes):
+        run_is_over()  # that it takes a while is not the kernel's doing
         for match in matches(row, maker.made(row)):
             found.setdefault(_key(match.cause), match)
     return found

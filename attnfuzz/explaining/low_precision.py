@@ -87,7 +87,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
-        yield from _weights_of_another_type(row)
+        yield from _weights_of_fewer_bits(row)
         for name in ("float16", "bfloat16"):
             yield from _sums_rounded(row, name, _rounding_to(name))
     else:
@@ -95,7 +95,7 @@ def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
         rounded = _rounding_to(name)
         yield from _scores_rounded(row, name, rounded, copies=not one_copy)
         yield _sum_of_rounded_weights(row, name, rounded)
-        yield from _weights_of_another_type(row)
+        yield from _weights_of_fewer_bits(row)
         yield from _weights_rounded(row, name, rounded)
         yield from _sums_rounded(row, name, rounded)
         yield from _tiles_rounded(row, name, rounded)
@@ -196,15 +196,15 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[R
     )
 
 
-def _weights_of_another_type(row: AttentionRow) -> Iterator[Rounding]:
-    """One of 16 bits that is not the case's, or of 8: a cast that somebody wrote for the models at hand."""
+def _weights_of_fewer_bits(row: AttentionRow) -> Iterator[Rounding]:
+    """Of 16 bits, the case's or not, or of 8: a cast that somebody wrote for the models at hand."""
     _, lse = row_weights(row.case, row.row, row.head, row.scores)
     total = (lse - _top(row)).exp()
     for name in ("float16", "bfloat16", "float8_e5m2"):
-        if name != row.case.dtype:
-            words = f"weights are rounded to {name} before they are multiplied with V"
-            ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]
-            yield _rounding("weights_rounded", f"weights in {name}", words, ways)
+        numerics = {"probabilities": "input"} if name == row.case.dtype else {}
+        words = f"weights are rounded to {name} before they are multiplied with V"
+        ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]
+        yield _rounding("weights_rounded", f"weights in {name}", words, ways, numerics)
 
 
 def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rounding:

@@ -12,7 +12,7 @@ import msgspec
 
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.sequences import with_lengths
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 from attnfuzz.problems.repeated import plain_values
 
@@ -35,7 +35,12 @@ def neighbours(case: Case) -> Iterator[Case]:
 
 def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
-    for one in (*_told_by_numbers(case), *_of_another_window(case), *_of_other_lengths(case)):
+    for one in (
+        *_told_by_numbers(case),
+        *_of_another_window(case),
+        *_of_more_queries(case),
+        *_of_other_lengths(case),
+    ):
         if one is not None and (encoded := encode_case(one)) not in seen:
             seen.add(encoded)
             yield one
@@ -50,6 +55,17 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
     for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """Some query tokens more in each sequence that has any."""
+    if isinstance(case, VarlenCase):
+        lengths = tuple(
+            length + 7 if count else length for length, count in zip(case.seq_lens, case.query_lens, strict=True)
+        )
+        counts = tuple(count + 2 if count else 0 for count in case.query_lens)
+        seed = (case.values.seed + _SEEDS[1]) % (1 << 32)
+        yield changed(case, seq_lens=lengths, query_lens=counts, values=plain_values(case, seed))
 
 
 def _of_another_window(case: AttentionCase) -> Iterator[AttentionCase | None]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.reference import row_log_weights
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
@@ -228,6 +228,8 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
             (0.0, "K and V masked to zero, the score not to -inf", "zeros"),
             (row.poison, "read from memory that holds no token", "dead memory"),
         ):
+            if not math.isfinite(number):  # it would give NaN, as much else does
+                continue
             dot = torch.tensor([row.case.scale * number * float(row.q.sum())], dtype=torch.float64, device="cpu")
             cap = row.case.variant.soft_cap
             score = float(dot if cap is None else cap * torch.tanh(dot / cap))
@@ -542,7 +544,7 @@ def displaced(row: AttentionRow) -> Iterator[Family]:
     """Results that lie where they would if each sequence had as many query tokens as a padded batch gives it."""
     case = row.case
     counts = [len(case.rows_of(seq)) for seq in range(case.num_seqs)]
-    if max(counts) < 2 or case.num_seqs < 2:
+    if case.num_seqs < 2 or not has_query_lens(case.problem):
         return
     given = getattr(case, "max_query_len", max(counts))
     strides: dict[str, int] = {}

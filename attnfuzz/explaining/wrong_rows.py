@@ -20,6 +20,7 @@ from torch import Tensor
 from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Rounding, roundings
 from attnfuzz.explaining.mistakes import REFUTED, Beside, Key
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.problems.reference import row_log_weights, row_weights
 from attnfuzz.verdict import Cause
 
@@ -94,13 +95,16 @@ class WrongRows:
         different = {(tuple(row.expected.tolist()), tuple(row.got.tolist())): row for row in self.rows}
         return sum(map(_wrong_numbers, different.values())) >= _TELLING
 
-    def exactly(self) -> tuple[Cause, ...]:
+    def exactly(self, *, of_few: bool = False) -> tuple[Cause, ...]:
         """The roundings that give each wrong row, to within its error bound, and leave right rows right.
+
+        ``of_few``: of few numbers as well, which some of thirty mistakes give by chance.
 
         Those that leave least open of the errors go first: a part of what a design rounds gives nearly the same where
         the other part matters less, and other cases tell.
         """
-        ordered = sorted(self._exact, key=lambda rounding: self._left_by(rounding.name))
+        found = self._of_any_numbers if of_few else self._exact
+        ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
         return tuple(map(self._as_cause, ordered))
 
     def nearly(self) -> tuple[Cause, ...]:
@@ -153,13 +157,19 @@ class WrongRows:
 
     @cached_property
     def _exact(self) -> Sequence[Rounding]:
-        found = self._fitting(_is_exact)
-        if self._is_nothing:
-            found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
+        found = self._of_any_numbers
         if not self.is_telling:
             accounting = {rounding.name for rounding in self._fitting(_accounts_for)}
             found = [one for one in found if one.cause in _OF_FEW_NUMBERS or one.name in accounting]
             found.sort(key=lambda rounding: rounding.name not in accounting)
+        return found
+
+    @cached_property
+    def _of_any_numbers(self) -> list[Rounding]:
+        """However few there are."""
+        found = list(self._fitting(_is_exact))
+        if self._is_nothing:
+            found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
         if any(rounding.cause == OF_EMPTY_ROWS for rounding in found) and self._is_wrong_of_high_scores:
             found = [rounding for rounding in found if rounding.cause != OF_EMPTY_ROWS]
         return [rounding for rounding in found if rounding.name not in self._refuted(self.others)]
@@ -201,6 +211,7 @@ class WrongRows:
         return list(zip(*map(self._replay, self.rows), strict=True))
 
     def _replay(self, row: AttentionRow) -> Iterator[Rounding]:
+        run_is_over()  # that it takes a while is not the kernel's doing
         for rounding in roundings(row, one_copy=self.one_copy):
             if rounding.cause == OF_EMPTY_ROWS or not self.beside_empty:
                 yield rounding
