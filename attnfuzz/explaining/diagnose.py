@@ -339,7 +339,7 @@ class Survivors:
         for key, match in _matched(row, mistakes).items():
             said.setdefault(key, match.cause)
             said.setdefault((key[0], _ANYHOW), msgspec.structs.replace(match.cause, way=_ANYHOW))
-        self.causes = tuple(said.get(_key(one), one) for one in self.causes)
+        self.causes = tuple(said.get(_key(one)) or (one if one.rounding else _elsewhere(one)) for one in self.causes)
 
     @property
     def runs_alike(self) -> int:
@@ -364,6 +364,11 @@ class Survivors:
         if len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
             said += f" ({rule})"
         return said if self._borne_out and not self._is_near else f"perhaps {said}"
+
+
+def _elsewhere(one: Cause) -> Cause:
+    """A cause of which the row at hand says nothing, with words on the one that does."""
+    return msgspec.structs.replace(one, words=f"in a similar case, {one.words}", tokens=())
 
 
 def _key(one: Cause) -> Key:

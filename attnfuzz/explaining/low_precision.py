@@ -203,7 +203,9 @@ def _weights_of_fewer_bits(row: AttentionRow) -> Iterator[Rounding]:
     for name in ("float16", "bfloat16", "float8_e5m2"):
         numerics = {"probabilities": "input"} if name == row.case.dtype else {}
         words = f"weights are rounded to {name} before they are multiplied with V"
-        ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, _rounding_to(name))]
+        rounded = _rounding_to(name)
+        ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, rounded)]
+        ways.append((rounded((row.log_weights - lse).exp()) @ row.v, lse))  # once they are divided by their sum
         yield _rounding("weights_rounded", f"weights in {name}", words, ways, numerics)
 
 

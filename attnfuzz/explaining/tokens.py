@@ -65,6 +65,7 @@ def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
     length, every = row.num_tokens, range(row.num_tokens)
     yield "the last token", tuple(every[-1:])
     yield "the first token", tuple(every[:1])
+    yield "the token before the last", tuple(every[-2:-1])
     first = row.first_seen
     if first:
         yield "the first token of the window", (first,)

@@ -271,7 +271,8 @@ def _is_given(row: AttentionRow, rounding: Rounding) -> bool:
     if not bool(finite.all()):
         return bool((is_right & _same_where_not_finite(beside.replayed, beside.got)).any())
     is_right &= beside.missed[:, worst] <= _UNEXPLAINED * beside.error[worst]
-    return bool((is_right & (beside.unexplained <= _UNEXPLAINED)).any())
+    unexplained = torch.minimum(beside.unexplained, _as_stored(row, rounding).beside(row).unexplained)
+    return bool((is_right & (unexplained <= _UNEXPLAINED)).any())
 
 
 def _accounts_for(row: AttentionRow, rounding: Rounding) -> bool:
@@ -279,8 +280,12 @@ def _accounts_for(row: AttentionRow, rounding: Rounding) -> bool:
     numbers = min(len(torch.unique(row.v, dim=1)[0]), _directions(row))
     if not row.is_finite or numbers < _ENOUGH_NUMBERS:
         return False
-    stored = replace(rounding, out=rounding.out.to(row.dtype).double())
-    return bool((stored.beside(row).unexplained <= _ACCOUNTED).any())
+    return bool((_as_stored(row, rounding).beside(row).unexplained <= _ACCOUNTED).any())
+
+
+def _as_stored(row: AttentionRow, rounding: Rounding) -> Rounding:
+    """With outputs of the type in which they are returned, whose last bit is part of small errors."""
+    return replace(rounding, out=rounding.out.to(row.dtype).double())
 
 
 def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
