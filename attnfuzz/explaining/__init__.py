@@ -1,8 +1,8 @@
 """What a wrong result points to: mistakes are replayed on a row, of one run or of measured weights, and told in words.
 
-A `row` is what one query token and head average. `mistakes` are families of wrong results that follow from its scores
-and values (`tokens`, `formulas`, `low_precision`, `merges`), and the fit that picks one. `diagnose` names the mistake
-behind a failed comparison, from that one run.
+A `row` is what one query token and head average. `mistakes` says what a mistake gives of one, and which give what came
+out; `tokens`, `formulas`, `merges` and `low_precision` make them. `diagnose` replays all of them on the wrong rows of a
+run, and has `neighbours` of the case decide which is told.
 
 `explain` makes further runs. Attention is linear in V: with basis vectors for V, the output is the weight that each
 place of the cache was given (`weights`). That is a row as well (`measured_row`), on which the same mistakes are
