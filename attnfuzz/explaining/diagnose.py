@@ -115,6 +115,8 @@ _MOST_RIGHT = 4
 _SAME = 1e-6
 _ENOUGH_ROWS = 4
 """Wrong rows unlike each other of one run, all of which one mistake does not give by chance."""
+_MOST_IN_PASSING = 3
+"""Wrong rows of a case that nobody looks into yet: most show a bug that is known."""
 _MOST_OF_NEIGHBOUR = 3
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
@@ -266,6 +268,7 @@ class Survivors:
         """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about."""
         self._decided = decided
         self._is_near = False
+        self._is_finite = False
         self._borne_out = self._alike = 0
         self._unexplained = 0
         self.causes: tuple[Cause, ...] = ()
@@ -274,14 +277,17 @@ class Survivors:
         self._start(rows)
 
     def _start(self, rows: _Rows) -> None:
-        wrong, right = rows.wrong(), rows.right()
+        most = (MOST_ROWS, _MOST_RIGHT) if self._decided else (_MOST_IN_PASSING, 1)
+        wrong, right = rows.wrong(most[0]), rows.right(most[1])
         if not wrong:
             return
+        self._is_finite = any(map(_has_numbers, wrong))
         found = _given_by_all(wrong)
         refuted = _refuted_by(right, found)
         found = {key: one for key, one in found.items() if key not in refuted} or found
+        exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         roundings: tuple[Cause, ...] = ()
-        if all(isinstance(row, AttentionRow) for row in wrong):
+        if all(isinstance(row, AttentionRow) for row in wrong) and (self._decided or not exact):
             rounded = _rounded(rows, wrong, right)
             self.maybe = rounded.perhaps()
             roundings = rounded.exactly(of_few=self._decided)
@@ -291,7 +297,6 @@ class Survivors:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
         if len({tuple(row.expected.tolist()) for row in wrong}) >= _ENOUGH_ROWS:
             self._borne_out += 1
-        exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         self.causes = (*roundings, *(match.cause for match in (exact or found.values())))
 
     def ask(self, rows: _Rows) -> None:
@@ -320,6 +325,7 @@ class Survivors:
                 return
             self._borne_out += 1
             self._alike += 1
+            self._is_finite |= any(map(_has_numbers, wrong))
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
             refuted |= _rounded(rows, [], right).refuted(roundings)
         self._refuted |= refuted
@@ -348,22 +354,32 @@ class Survivors:
 
     @property
     def believed(self) -> tuple[Cause, ...]:
-        """Those that are left, unless more runs have spoken against all of them than for one."""
-        return self.causes if self._unexplained <= self._borne_out else ()
+        """Those that are left, unless more runs have spoken against all of them than for one.
+
+        Nearly anything that overflows gives NaN: that nothing but NaN was seen bears out no one of them.
+        """
+        is_doubted = self._decided and not self._is_finite
+        return () if is_doubted or self._unexplained > self._borne_out else self.causes
 
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing."""
-        words = list(dict.fromkeys(one.words for one in self.believed))
-        mistakes = {one.mistake for one in self.believed}
+        is_sure = self._borne_out and not self._is_near and self._is_finite
+        believed = self.causes if self._unexplained <= self._borne_out else ()
+        words = list(dict.fromkeys(one.words for one in believed))
+        mistakes = {one.mistake for one in believed}
         if len(words) > MOST_TOLD and len(mistakes) == 1:
             words = [IN_GENERAL[mistake] for mistake in mistakes if mistake in IN_GENERAL]
         if not 0 < len(words) <= MOST_TOLD:
             return ""
-        rules = {one.rule for one in self.believed}
+        rules = {one.rule for one in believed}
         said = ", or ".join(words)
         if len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
             said += f" ({rule})"
-        return said if self._borne_out and not self._is_near else f"perhaps {said}"
+        return said if is_sure else f"perhaps {said}"
+
+
+def _has_numbers(row: AveragedRow) -> bool:
+    return bool(row.got.isfinite().all())
 
 
 def _elsewhere(one: Cause) -> Cause:
