@@ -420,15 +420,21 @@ def given_by_all(rows: Sequence[AveragedRow]) -> tuple[Cause, ...]:
 def _given_by_all(wrong: Sequence[AveragedRow]) -> dict[Key, Match]:
     """The mistakes that give all these rows, as they are told of the first that tells anything."""
     first, *others = sorted(wrong, key=_says_little)
-    every = found = _matched(first)
-    for row in others:
-        found = {key: match for key, match in found.items() if key in _kept_by(row, found)} if found else found
-    if found:
+    every = _matched(first)
+    if found := _kept_by_all(others, every):
         return found
     anyhow = {(mistake, _ANYHOW): match for (mistake, _), match in every.items() if mistake in _OF_SEVERAL_PLACES}
-    for row in others:
-        anyhow = {key: match for key, match in anyhow.items() if key in _kept_by(row, anyhow)} if anyhow else anyhow
-    return {key: Match(msgspec.structs.replace(match.cause, way=_ANYHOW), match.left) for key, match in anyhow.items()}
+    return {
+        key: Match(msgspec.structs.replace(match.cause, way=_ANYHOW), match.left)
+        for key, match in _kept_by_all(others, anyhow).items()
+    }
+
+
+def _kept_by_all(rows: Iterable[AveragedRow], found: dict[Key, Match]) -> dict[Key, Match]:
+    for row in rows:
+        kept = _kept_by(row, found) if found else set()
+        found = {key: match for key, match in found.items() if key in kept}
+    return found
 
 
 def _says_little(row: AveragedRow) -> tuple[bool, bool, int]:

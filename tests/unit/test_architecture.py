@@ -136,6 +136,7 @@ STILL_READ_WORDS = {
         "failure.kind.partition(' ')[0] in _REFUSALS",
         "failure.kind.partition(' ')",
     },
+    "attnfuzz.explaining.accesses": {"failure.kind != failure.tensor"},
     "attnfuzz.judging.guard_naming": {"failure.kind.startswith('raised cuda:')"},
     "attnfuzz.judging.judge": {"failure.kind not in ('lse', 'output_lse')"},
     "attnfuzz.report.repro": {"finding.kind == LEAK"},
