@@ -60,17 +60,9 @@ def regression(length: int, **changes: Any) -> Regression:
     )
 
 
-HOME = os.environ.get("HOME", "")
-
-
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A kernel that is wrong for more than 8 tokens, and a folder for regressions.
-
-    Where tests run in this process they have the executors of all: these are lent in this environment only.
-    """
-    monkeypatch.setenv("HOME", HOME)
-    monkeypatch.delenv("USERPROFILE", raising=False)
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A kernel that is wrong for more than 8 tokens, and a folder for regressions."""
     pytester.makepyprojecttoml(PROJECT)
     (pytester.path / "kernels.py").write_text(KERNEL, encoding="utf-8")
     (pytester.path / "saved").mkdir()
@@ -97,7 +89,7 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
     save(project, "saved/gone.json", regression(9, kernel="kernels.py:drop_a_token"))
     elsewhere = FindingRecord(oracle="graph_replay", message="the bits must be equal")  # seen on a GPU only
     save(project, "saved/elsewhere.json", regression(8, finding=elsewhere))
-    result = project.runpytest_inprocess("-v")
+    result = project.runpytest_subprocess("-v")
     assert outcomes(result.stdout.str()) == {
         f"saved/open.json::{TARGET}": "XFAIL",
         f"saved/repaired.json::{TARGET}": "FAILED",
@@ -127,16 +119,16 @@ def test_bundled_kernels_are_tested_only_where_that_is_wanted(project: pytest.Py
     """The tests of every project would test kernels of attnfuzz, and fail with them."""
     project.makepyprojecttoml(PROJECT.replace('on = ["*"]\n', ""))
     save(project, "saved/open.json", regression(9))
-    assert outcomes(project.runpytest_inprocess("-v").stdout.str()) == {f"saved/open.json::{TARGET}": "XFAIL"}
+    assert outcomes(project.runpytest_subprocess("-v").stdout.str()) == {f"saved/open.json::{TARGET}": "XFAIL"}
 
 
 def test_parallel_run_from_another_folder(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of pytest-xdist would collect other tests than each other, or not find a kernel's file."""
-    project.makepyprojecttoml(PROJECT.replace('on = ["*"]\n', ""))  # one test: each worker that has one imports torch
     save(project, "saved/open.json", regression(9))
+    save(project, "saved/fixed.json", regression(8, status="fixed"))
     monkeypatch.chdir(project.mkdir("elsewhere"))
     result = project.runpytest_subprocess("-n", "2", "--rootdir", str(project.path), str(project.path / "saved"))
-    result.assert_outcomes(xfailed=1)
+    result.assert_outcomes(passed=5, xfailed=1)
 
 
 def test_only_regression_files_in_the_folder_are_collected(project: pytest.Pytester) -> None:
@@ -145,7 +137,7 @@ def test_only_regression_files_in_the_folder_are_collected(project: pytest.Pytes
     project.mkdir("saved/deeper")
     save(project, "saved/deeper/below.json", regression(9))
     save(project, "saved/other.json", '{"format": "something else"}')
-    result = project.runpytest_inprocess("--collect-only", "-q")
+    result = project.runpytest_subprocess("--collect-only", "-q")
     result.stdout.fnmatch_lines(["no tests collected*"])
 
 
@@ -163,7 +155,7 @@ def test_only_regression_files_in_the_folder_are_collected(project: pytest.Pytes
 def test_invalid_file_is_one_sentence(project: pytest.Pytester, content: Regression | str, sentence: str) -> None:
     """A damaged file would end in a traceback, or worse, be passed over."""
     save(project, "saved/bad.json", content)
-    result = project.runpytest_inprocess()
+    result = project.runpytest_subprocess()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([sentence])
     assert "Traceback" not in result.stdout.str()
