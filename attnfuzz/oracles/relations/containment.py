@@ -22,6 +22,7 @@ finite, which is why cases hold finite numbers only, and references and error bo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +161,10 @@ def _further(declaration: Declaration, case: AttentionCase, contents: Contents) 
 
     if declaration.supports.infinite_scores:
         laws += _of_infinite_scores(declaration, place, run)
+    is_torchs_own = case.dtype == "bfloat16" and contents.values.k.device.type == "cpu" and _products_leak()
     for name, number in _numbers(case):
+        if name == "K" and is_torchs_own:
+            continue
         reading = [row for row in place.readers(place.position) if name == "V" or case.row_lens[row] > place.position]
         kept = place.everywhere_but(reading)
         if bool(kept.any()):
@@ -179,6 +183,18 @@ def _further(declaration: Declaration, case: AttentionCase, contents: Contents) 
         return next((found for law in laws if (found := _objection(case, law, runs, one, others)) is not None), None)
 
     return FurtherRuns(runs, compare)
+
+
+@functools.cache
+def _products_leak() -> bool:
+    """Whether torch's own product of bfloat16 matrices gives NaN in a row beside one that holds NaN.
+
+    With tiles of bfloat16 (AMX) numbers are multiplied in pairs: where the inner size is odd, the last of
+    a row goes with the first of the next row, times 0. Seen with torch 2.11 and 2.13.
+    """
+    rows = torch.ones(17, 17, dtype=torch.bfloat16, device="cpu")
+    rows[16] = math.nan
+    return bool((rows @ torch.ones(17, 16, dtype=torch.bfloat16, device="cpu"))[:16].isnan().any())
 
 
 def _numbers(case: AttentionCase) -> tuple[tuple[str, float], tuple[str, float]]:

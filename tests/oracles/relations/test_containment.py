@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import msgspec
@@ -154,6 +155,22 @@ def test_what_is_not_finite_and_leaks_or_counts(bug: str, plant: Any) -> None:
     assert (failure.oracle, failure.kind) == ("containment", kind), failure.message
     rule = "the row is an empty one" if kind == "only scores of -inf" else "the bits must be equal"
     assert failure.message.endswith(rule)
+
+
+@pytest.mark.parametrize("is_torchs", [True, False])
+def test_what_torchs_own_product_does_is_not_the_kernels_fault(
+    is_torchs: bool, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some processors each eager kernel would be accused of what a product of bfloat16 matrices does there."""
+
+    def spread(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        spoilt = out.isnan().any()
+        return out.masked_fill(spoilt, math.nan), lse
+
+    monkeypatch.setattr(sys.modules["attnfuzz.oracles.relations.containment"], "_products_leak", lambda: is_torchs)
+    case = msgspec.structs.replace(DENSE, dtype="bfloat16", values=Values(keys="fine", values="normal", seed=4))
+    failure = contained(plant(after=spread), case)
+    assert (failure is not None and "in K" in failure.message) is not is_torchs
 
 
 def test_a_token_on_a_shared_page_that_one_sequence_has_not_reached(plant: Any) -> None:
