@@ -359,7 +359,7 @@ def test_exponential_without_maximum(plant: Any, dense: DenseDecodeCase, failure
     failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
     assert failure.kind == "out:nan"
     assert "exp overflows float32 at 88.7: the maximum, " in failure.message
-    assert failure.cause == "maximum_not_subtracted"
+    assert "; perhaps " in failure.message  # where nothing but NaN was seen
 
 
 def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
@@ -368,7 +368,7 @@ def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: An
     failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
     assert failure.kind == "out:nan"
     assert "exp underflows float32: the maximum, -1287, is not subtracted from the scores" in failure.message
-    assert failure.cause == "maximum_not_subtracted"
+    assert "; perhaps " in failure.message  # where nothing but NaN was seen
 
 
 def of_each_tile(scores: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ def test_maximum_that_is_not_kept(plant: Any, dense: DenseDecodeCase, failure_of
     failure = failure_of(planted, case)
     assert failure.kind == "out:nan"
     assert "the maximum is that of each tile, not the largest so far" in failure.message
-    assert failure.cause == "maximum_not_kept"
+    assert "; perhaps " in failure.message  # where nothing but NaN was seen
 
 
 def beside_tiles(scores: Tensor) -> Tensor:
