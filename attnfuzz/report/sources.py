@@ -178,6 +178,7 @@ def _names_imported(root: Path, tree: ast.Module) -> Iterator[tuple[Path, set[st
         place = Path(*str(node.module).split("."))
         for alias in node.names:
             if (root / (module := (place / alias.name).with_suffix(".py"))).is_file():
+                # ``attributes`` holds only those whose value is an ``ast.Name``, which mypy cannot see.
                 of_it = (one for one in attributes if one.value.id == (alias.asname or alias.name))  # type: ignore[attr-defined]
                 yield module, {one.attr for one in of_it}
             else:
