@@ -15,6 +15,7 @@ __all__ = [
     "IDENTIFYING_CAUSES",
     "MOST_PLACES",
     "NARROW_OFFSETS",
+    "OTHER_STRIDES",
     "PAST_THE_END",
     "REPLACED",
     "RESULT",
@@ -50,9 +51,12 @@ RESULT = "result"
 """The kind of "exception" where attnfuzz objects to what a kernel returned, and the kernel itself to nothing."""
 
 NARROW_OFFSETS = "narrow_offsets"
+OTHER_STRIDES = "other_strides"
+"""The cause of "red_zone" where a result lies where the strides of another tensor put it."""
 IDENTIFYING_CAUSES = frozenset(
     {
         NARROW_OFFSETS,
+        OTHER_STRIDES,
         "converted",
         "cut_off",
         "exponential_rounded",

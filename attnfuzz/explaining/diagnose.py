@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
-from attnfuzz.explaining.merges import OF_MERGES, empty_sides, merged_row
+from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
@@ -113,6 +113,8 @@ _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 4
 _SAME = 1e-6
+_OF_STORING = 1.5
+"""Times the largest error of storing a right result: below it, which mistake comes nearer is chance."""
 _ENOUGH_ROWS = 4
 """Wrong rows unlike each other of one run, all of which one mistake does not give by chance."""
 _MOST_IN_PASSING = 3
@@ -167,6 +169,7 @@ def _diagnose(
     index: tuple[int, ...],
     nearby: Callable[[], Iterable[Compared]] | None,
 ) -> Diagnosis:
+    run_is_over()  # what follows takes a while where much is wrong, and is not the kernel's doing
     case = reference.case
     if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
         return Diagnosis()
@@ -210,9 +213,9 @@ class _Rows:
         self.case: Any = reference.case
         self.comparisons = comparisons
         self._poison = poison
-        mask = _is_wrong(comparisons)
-        self._wrong = mask.nonzero().tolist()
-        self._right = (~mask).nonzero().tolist()
+        is_wrong, is_asked = _rows_where(comparisons, lambda one: one.ratio > 1), _rows_where(comparisons, _is_asked)
+        self._wrong = is_wrong.nonzero().tolist()
+        self._right = (~is_wrong & is_asked).nonzero().tolist()
 
     def of(self, case: AttentionCase, place: Place) -> AttentionRow:
         held = poison_value(getattr(torch, case.kv_dtype), self._poison)
@@ -248,8 +251,9 @@ class _Rows:
     def _rows(self, places: Sequence[Sequence[int]], most: int) -> list[AveragedRow]:
         """None of so many numbers that replaying all mistakes would take seconds: shrinking comes first."""
         if isinstance(self.case, MergeStatesCase):
-            found = [merged_row(self.reference, self.comparisons, row, head) for row, head in places]
-            return list(_spread([row for row in found if not row.is_empty], most))
+            is_empty = both_sides_empty(self.reference.values)
+            with_tokens = [(row, head) for row, head in places if not is_empty[row, head]]
+            return [merged_row(self.reference, self.comparisons, *place) for place in _spread(with_tokens, most)]
         case: AttentionCase = self.case
         most_keys = _MOST_NUMBERS // (case.head_size + case.value_size)
         with_keys = [(row, head) for row, head in places if 0 < case.row_lens[row] <= most_keys]
@@ -488,16 +492,21 @@ def _of_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -
     return Diagnosis(words)
 
 
-def _is_wrong(comparisons: list[Comparison]) -> Tensor:
-    """Whether anything of a row and a head is beyond its bound."""
-    wrong = torch.zeros((), dtype=torch.bool, device="cpu")
+def _rows_where(comparisons: list[Comparison], holds: Callable[[Comparison], Tensor]) -> Tensor:
+    """Whether something holds of any element of a row and a head."""
+    found = torch.zeros((), dtype=torch.bool, device="cpu")
     for one in comparisons[:2]:
-        beyond = one.ratio.cpu() > 1
+        mask = holds(one).cpu()
         if one.name.endswith("lse") and one.axes[0] == "head":
-            beyond = beyond.mT
+            mask = mask.mT
         if one.name in ("out", "output", "lse", "output_lse"):
-            wrong = wrong | (beyond if beyond.dim() == 2 else beyond.any(-1))
-    return wrong
+            found = found | (mask if mask.dim() == 2 else mask.any(-1))
+    return found
+
+
+def _is_asked(one: Comparison) -> Tensor:
+    """Where there is a right result: not in rows that read NaN."""
+    return ~one.expected.isnan()
 
 
 def past_the_end_within_bounds(
@@ -514,7 +523,11 @@ def past_the_end_within_bounds(
     row = row_of(reference, case, comparisons, number, head, held)
     if not bool(row.got.isfinite().all()):
         return None
-    missed = float((row.got - row.expected).abs().max())
+    errors = (row.got - row.expected).abs()
+    as_stored = torch.finfo(row.dtype).eps / 2 * row.expected.abs()
+    if bool((errors <= _OF_STORING * as_stored).all()):
+        return None  # the nearest number that can be stored says nothing of what lies beside it
+    missed = float(errors.max())
     for family in tokens.past_the_end(row):
         others = (row.got - family.out).abs().amax(-1).nan_to_num(torch.inf)
         if float(others.min()) < missed / 2:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.formulas import lse_bases
@@ -25,7 +25,7 @@ from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
-__all__ = ["OF_MERGES", "MeasuredMerge", "MergedRow", "empty_sides", "merged_row", "read_merged_row"]
+__all__ = ["OF_MERGES", "MeasuredMerge", "MergedRow", "both_sides_empty", "empty_sides", "merged_row", "read_merged_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,16 @@ class MergedRow(AveragedRow):
         """The states' outputs; what lies beside an LSE of -inf counts for nothing."""
         return torch.where(self.lses.isneginf()[:, None], 0.0, self.outputs)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether both of its states are."""
-        return bool(self.lses.isneginf().all())
-
 
 def natural_lses(states: LogicalStates) -> Float64[Tensor, "2 num_tokens num_q_heads"]:
     """Of prefix and suffix, -inf where they are empty, on the CPU."""
     lses = torch.stack([getattr(states, f"{side}_lse").double().cpu() for side in SIDES])
     return torch.where(lses.isinf(), -torch.inf, lses * (math.log(2) if states.lse_base2 else 1.0))
+
+
+def both_sides_empty(states: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads"]:
+    """The rows that are a merge of nothing."""
+    return natural_lses(states).isneginf().all(0)
 
 
 def merged_row(reference: Reference, comparisons: Sequence[Comparison], token: int, head: int) -> MergedRow:

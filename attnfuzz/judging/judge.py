@@ -27,15 +27,17 @@ from attnfuzz.oracles.own import OwnOracle
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, runs_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.symptoms import Symptoms
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
+from attnfuzz.values.tokens import values_on
 from attnfuzz.verdict import Failure, Relations, Timing, Verdict
 
 __all__ = ["BatchLost", "Judging", "judge", "judge_many"]
@@ -48,6 +50,9 @@ _OF_BOTH_RUNS: Mapping[OracleName, Check] = {
     name: one.load() for name, one in registry.KNOWN.items() if one.code and not one.is_relation
 }
 """Those that need no further runs, where nothing is wrong. The most specific cause comes first."""
+
+_TOLD_OF_A_RUN = frozenset({"accuracy", "dead_memory"})
+"""Which of them say what a wrong run of a relation, judged by itself, points to."""
 
 _IMAGE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 30
@@ -260,9 +265,47 @@ class _Judge:
         """
         try:
             failure = relation.check(trial if verdict.failure is None else trial.without_lse())
+            failure = self._as_seen_alone(trial, relation, failure)
         except KernelRaised as raised:
             return self._relation_raised(verdict, relation.name, raised)
         return _after(verdict, relation.name, failure)
+
+    def _as_seen_alone(self, trial: Trial, relation: Relation, failure: Failure | None) -> Failure | None:
+        """`failure`, with what is wrong with a run of the `relation` by itself, and the mistakes that give that.
+
+        Nothing follows where each run is within its bounds: then it is only beside another one that it is wrong.
+        Raises `KernelRaised` where the process is lost.
+        """
+        if failure is None or failure.causes:
+            return failure
+        for changed in runs_of(relation, trial):
+            reference = Reference(
+                trial.kernel.declaration,
+                changed.case,
+                device=trial.device,
+                tolerance=self.tolerance,
+                values=None if changed.values is None else values_on(changed.values, trial.device),
+            )
+            alone = Trial(
+                trial.kernel,
+                changed.case,
+                device=trial.device,
+                tolerance=self.tolerance,
+                reference=reference,
+                placement=changed.placement,
+                inquire=trial.inquire,
+                compile_clock=trial.compile_clock,
+            )
+            try:
+                found = self._most_specific(alone)
+            except KernelRaised as raised:
+                if raised.fatal:
+                    raise
+                return failure  # it has objected to something else, which no longer shows
+            if found is not None and found.causes and found.oracle in _TOLD_OF_A_RUN:
+                told = f"{changed.words}, {found.message}"
+                return msgspec.structs.replace(failure, causes=found.causes, details=(*failure.details, told))
+        return failure
 
     def _relation_raised(self, verdict: Verdict, relation: OracleName, raised: KernelRaised) -> Verdict:
         """`verdict`, and an objection of `relation`: by itself the case does not raise.
@@ -371,7 +414,12 @@ class _Judge:
             raised = batch.raised(entry)
             if raised is not None and (changed.values is not None or raised.is_a(KeyboardInterrupt)):
                 return self._relation_raised(verdict, asked.relation.name, raised)
-        return _after(verdict, asked.relation.name, _objection(further, batch, case, asked.entries))
+        failure = _objection(further, batch, case, asked.entries)
+        try:
+            failure = self._as_seen_alone(batch.trial(case), asked.relation, failure)
+        except KernelRaised as raised:
+            return self._relation_raised(verdict, asked.relation.name, raised)
+        return _after(verdict, asked.relation.name, failure)
 
 
 def _compares_runs(oracle: OracleName) -> bool:

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Shaped, UInt8
+from jaxtyping import Bool, Int64, Shaped, UInt8
 from torch import Tensor
 
-from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
+from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, holds_prefill, prefill_
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import strided_layout
@@ -26,6 +26,7 @@ __all__ = [
     "Violation",
     "Where",
     "aligned",
+    "element_offsets",
     "span",
     "violations",
 ]
@@ -61,6 +62,16 @@ class Cursor:
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last one, gaps between included."""
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def element_offsets(
+    shape: tuple[int, ...], strides: tuple[int, ...], *, device: torch.device
+) -> Int64[Tensor, "..."]:
+    """How far each element lies from the first one, in elements."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    for size, stride in zip(shape, strides, strict=True):
+        found = found.unsqueeze(-1) + stride * torch.arange(size, device=device)
+    return found
 
 
 def aligned(offset: int) -> int:
@@ -219,6 +230,20 @@ class Arena:
                 else:
                     bits(expected).copy_(torch.where(region.where, bits(region.tensor), bits(expected)))
         return list(zip(self._chunks, snapshots, strict=True))
+
+    def written_from(self, name: str) -> frozenset[int]:
+        """Where output `name` and what lies around it were written, in elements from its first one.
+
+        Elements that still hold the pre-fill were not; nor is there anything where the arena holds no such output.
+        """
+        region = next((one for one in self.regions if one.name == name and one.role == "output"), None)
+        if region is None:
+            return frozenset()
+        chunk, expected = self.compared()[region.chunk]
+        size = region.tensor.dtype.itemsize
+        stray = (chunk != expected).view(-1, size).any(1).nonzero().flatten() - region.start // size
+        own = element_offsets(tuple(region.tensor.shape), region.tensor.stride(), device=self.device)
+        return frozenset(own[~holds_prefill(region.tensor, self.prefill)].tolist()) | frozenset(stray.tolist())
 
     def on_host(self, copy: Callable[[Shaped[Tensor, "..."]], Shaped[Tensor, "..."]] = Tensor.cpu) -> "Arena":
         """The arena as it is now, in copies that `copy` makes of its chunks; itself if it is on the host."""

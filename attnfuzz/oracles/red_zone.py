@@ -1,12 +1,13 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
-from attnfuzz.memory.arena import Violation, violations
+from attnfuzz.memory.arena import Violation, element_offsets, violations
 from attnfuzz.oracles import registry
+from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.wording import element, plural, shape_of
 from attnfuzz.trials.comparison import place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import Cause, Failure
+from attnfuzz.verdict import OTHER_STRIDES, Cause, Failure
 
 __all__ = ["check"]
 
@@ -17,7 +18,7 @@ def check(trial: Trial) -> Failure | None:
         if damaged:
             found = [*violations(seen.given), *violations(seen.allocated)]
             first, *others = sorted(found, key=_rank)
-            displaced = _displaced(trial, seen, first)
+            displaced = _displaced(trial, seen, first) or _by_other_strides(seen, first)
             return Failure(
                 oracle=registry.RED_ZONE.name,
                 kind=_kind(first),
@@ -51,6 +52,28 @@ def _displaced(trial: Trial, seen: Observation, stray: Violation) -> tuple[Cause
             own, there = (element(name, part.axes[:1], (at,)) for at in (row, index[0]))
             words = f"what belongs at {own} lies at {there}, and is missing at its own place"
             return (Cause(mistake="displaced", way=name, words=words),)
+    return ()
+
+
+def _by_other_strides(seen: Observation, stray: Violation) -> tuple[Cause, ...]:
+    """The cause, if a result was written just where the strides of another tensor, or none at all, would put it."""
+    region = next((one for one in seen.given.regions if one.name == stray.name), None)
+    if stray.where == "inside" or stray.role != "output" or region is None or not region.tensor.numel():
+        return ()
+    out = region.tensor
+    shape, own = tuple(out.shape), out.stride()
+    others = {
+        f"the strides of {one.name}": one.tensor.stride()
+        for one in seen.given.regions
+        if one.tensor.dim() == out.dim() and one.tensor.shape[:-1] == shape[:-1]
+    }
+    others["the strides of a contiguous tensor"] = strided_layout(shape, "contiguous", out.dtype.itemsize).strides
+    written = seen.given.written_from(stray.name)
+    for words, strides in others.items():
+        offsets = element_offsets(shape, strides, device=out.device)
+        if strides != own and written == frozenset(offsets.flatten().tolist()):
+            told = f"{stray.name} is written with {words}"
+            return (Cause(mistake=OTHER_STRIDES, way=f"{stray.name}: {words}", words=told),)
     return ()
 
 

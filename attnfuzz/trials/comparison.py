@@ -108,7 +108,12 @@ class Comparison:
 class Reference:
     """Logical values, expected result and bound of a case, each computed once and not before it is needed."""
 
-    def __init__(self, declaration: Declaration, case: Case, *, device: str, tolerance: Tolerance) -> None:
+    def __init__(
+        self, declaration: Declaration, case: Case, *, device: str, tolerance: Tolerance, values: Any = None
+    ) -> None:
+        """`values`: those on `device`, if not those that are drawn for the case."""
+        if values is not None:
+            self.values = values
         self.declaration = declaration
         self.case = case
         self.device = device

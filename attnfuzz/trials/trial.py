@@ -14,6 +14,7 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, holds_prefill
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
@@ -34,6 +35,7 @@ class Trial:
         device: str,
         tolerance: Tolerance,
         reference: Reference | None = None,
+        placement: Placement | None = None,
         twice: bool = True,
         guard: Guard | None = None,
         wait: bool = True,
@@ -42,12 +44,13 @@ class Trial:
     ) -> None:
         """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
 
-        `guard`: see `second`. `inquire`: whether neighbouring cases are asked what is behind a failure. `wait` and
+        `placement`: where the live elements go, if not where the case says. `guard`: see `second`. `inquire`: whether neighbouring cases are asked what is behind a failure. `wait` and
         `compile_clock`: see `observe`.
         """
         self.kernel = kernel
         self.case = case
         self.device = device
+        self.placement = placement
         self.twice = twice
         self.guard = guard
         self.wait = wait
@@ -237,6 +240,7 @@ class Trial:
             device=self.device,
             poison=poison,
             prefill=prefill,
+            placement=self.placement,
             wait=self.wait,
             compile_clock=self.compile_clock,
         )

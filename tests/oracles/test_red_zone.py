@@ -74,6 +74,29 @@ def test_write_into_the_gaps_of_a_strided_output(plant: Any, dense: Case, failur
     assert (failure.oracle, failure.kind) == ("red_zone", "write between out")
 
 
+@pytest.mark.parametrize(
+    ("strides", "kind", "words"),
+    [
+        ({"out": "outer_gap"}, "write between out", "out is written with the strides of q"),
+        ({"q": "outer_gap"}, "write after out", "out is written with the strides of q"),
+        ({"q": "padded_rows", "out": "outer_gap"}, "write after out", "out is written with the strides of q"),
+    ],
+)
+def test_a_result_in_the_places_of_another_tensors_elements(
+    strides: Any, kind: str, words: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """One bug would be told twice: where the output has gaps that q has not, and the other way round."""
+    case = msgspec.structs.replace(dense, seq_lens=(3, 4), strides=strides)
+
+    def as_q_lies(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        inputs.out.as_strided(out.shape, inputs.q.stride()).copy_(out)
+        return inputs.out, lse
+
+    failure = failure_of(plant(after=as_q_lies), case)
+    assert (failure.oracle, failure.kind, failure.cause) == ("red_zone", kind, "other_strides")
+    assert failure.details[0] == words
+
+
 @pytest.mark.parametrize("name", ["q", "k", "seq_lens"])
 def test_modified_input(name: str, plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
     """A kernel could change its inputs, which the next layer of a model still needs."""

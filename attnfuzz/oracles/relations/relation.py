@@ -33,6 +33,7 @@ __all__ = [
     "one_by_one",
     "results_of",
     "run_on",
+    "runs_of",
     "unequal_bits",
     "where_bits_differ",
 ]
@@ -208,6 +209,15 @@ class Relation:
     def name(self) -> OracleName:
         """That of its oracle."""
         return self.oracle.name
+
+
+def runs_of(relation: Relation, trial: Trial) -> Sequence[Changed]:
+    """What the relation makes of the trial's case; nothing where it makes runs of another kind."""
+    if relation.further is None:
+        return ()
+    contents = Contents(trial.reference.values_on(trial.device), None)
+    wanted = relation.further(trial.kernel.declaration, trial.case, contents)
+    return () if wanted is None else wanted.runs
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

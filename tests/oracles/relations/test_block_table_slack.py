@@ -60,6 +60,26 @@ def test_a_mask_that_lets_a_little_through(full_pages: PagedDecodeCase) -> None:
     assert any(line.startswith("unused entries were ") and "of sequence 0" in line for line in failure.details)
 
 
+def test_what_a_run_shows_by_itself_is_told(plant: Any, full_pages: PagedDecodeCase) -> None:
+    """That NaN x 0 is NaN would be told as two bugs, by the memory and by the table that lead to it."""
+
+    def whole_table(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        pages = inputs.block_table[seq].clamp(min=0).long()
+        k, v = (cache[pages, :, kv_head].flatten(0, 1).float() for cache in (inputs.k_cache, inputs.v_cache))
+        dead = (torch.arange(len(k)) >= n)[:, None]
+        return k.masked_fill(dead, -1e9), v
+
+    pages = Pages(padding="zero", spare_blocks=2, extra_columns=2)
+    values = msgspec.structs.replace(full_pages.values, keys="equal")
+    case = msgspec.structs.replace(full_pages, seq_lens=(8, 8), pages=pages, values=values)
+    kernel = plant("paged_decode", tokens=whole_table, score=lambda scores: scores.where(scores.abs() < 1e3, -torch.inf))
+    failure = judge(kernel, case, device="cpu", relations=NAMES).failure
+    assert failure is not None
+    assert failure.oracle == "block_table_slack"
+    assert failure.cause == "read_without_weight"
+    assert failure.details[-1].endswith("with small numbers the result is right, but 0 x NaN is NaN: mask the load")
+
+
 @pytest.mark.parametrize("padding", ["zero", "wrong_page", "garbage"])
 def test_correct_kernels_do_not_notice(padding: Any, plant: Any, paged: PagedDecodeCase) -> None:
     """A false alarm: an entry that is in use was changed."""

@@ -181,7 +181,7 @@ def test_a_token_on_a_shared_page_that_one_sequence_has_not_reached(plant: Any) 
     assert failure.kind == "inf in V"
     assert "out[seq 1, head 2" in failure.message
     assert "token 5 of sequence 2, KV head 1" in failure.message
-    assert failure.details[-1] == "only rows that read KV head 1 of a sequence that has this token may show it"
+    assert "only rows that read KV head 1 of a sequence that has this token may show it" in failure.details
     assert contained(kernel, msgspec.structs.replace(SHARED, pages=Pages())) is None
 
 
@@ -285,6 +285,22 @@ def test_a_key_that_leaks_across_the_batch(plant: Any) -> None:
     assert failure.kind == "nan in K"
     assert "out[seq 1" in failure.message or "out[seq 0, head 0" in failure.message
     assert failure.details[-1] == "only rows that read KV head 1 of sequence 0 may show it"
+
+
+def test_a_leak_has_the_mistake_that_gives_it(plant: Any) -> None:
+    """A head that reads another one's keys would be told twice: where these hold other numbers, and where NaN."""
+
+    def of_another_head(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        return inputs.k[seq, :n, -1].float(), inputs.v[seq, :n, kv_head]
+
+    kernel = plant(tokens=of_another_head)
+    wrong = judge(kernel, DENSE, device="cpu", relations=()).failure
+    assert wrong is not None
+    one_token = msgspec.structs.replace(DENSE, seq_lens=(1,), values=Values(keys="equal", values="normal"))
+    leak = contained(kernel, one_token)
+    assert leak is not None
+    assert (wrong.oracle, leak.oracle) == ("accuracy", "containment")
+    assert {one.mistake for one in wrong.causes} & {one.mistake for one in leak.causes}
 
 
 def test_a_mask_that_is_added(plant: Any) -> None:
