@@ -25,7 +25,15 @@ from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
-__all__ = ["OF_MERGES", "MeasuredMerge", "MergedRow", "both_sides_empty", "empty_sides", "merged_row", "read_merged_row"]
+__all__ = [
+    "OF_MERGES",
+    "MeasuredMerge",
+    "MergedRow",
+    "both_sides_empty",
+    "empty_sides",
+    "merged_row",
+    "read_merged_row",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

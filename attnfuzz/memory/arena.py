@@ -64,9 +64,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def element_offsets(
-    shape: tuple[int, ...], strides: tuple[int, ...], *, device: torch.device
-) -> Int64[Tensor, "..."]:
+def element_offsets(shape: tuple[int, ...], strides: tuple[int, ...], *, device: torch.device) -> Int64[Tensor, "..."]:
     """How far each element lies from the first one, in elements."""
     found = torch.zeros((), dtype=torch.int64, device=device)
     for size, stride in zip(shape, strides, strict=True):

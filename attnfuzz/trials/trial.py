@@ -44,8 +44,8 @@ class Trial:
     ) -> None:
         """`reference`: if it is known, on the device where runs are looked at. `twice`: whether there is a second run.
 
-        `placement`: where the live elements go, if not where the case says. `guard`: see `second`. `inquire`: whether neighbouring cases are asked what is behind a failure. `wait` and
-        `compile_clock`: see `observe`.
+        `placement`: where the live elements go, if not where the case says. `guard`: see `second`. `inquire`: whether
+        neighbouring cases are asked what is behind a failure. `wait` and `compile_clock`: see `observe`.
         """
         self.kernel = kernel
         self.case = case
