@@ -83,10 +83,10 @@ def _of_other_lengths(case: AttentionCase) -> Iterator[AttentionCase | None]:
     page = max(case.page_size, 1)
     steps: tuple[Callable[[int], int], ...] = (
         lambda length: length + 1,
+        lambda length: max(length, _LONG),
         lambda length: length + 5,
         lambda length: max(length, 2 * page + 1),
         lambda length: length - 1,
-        lambda length: max(length, _LONG),
         lambda length: length // 2,
         lambda length: 1,
     )

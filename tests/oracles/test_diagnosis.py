@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -86,6 +87,43 @@ def test_overlapping_tiles(plant: Any, long_paged: PagedDecodeCase, failure_of: 
     case = msgspec.structs.replace(long_paged, seq_lens=(50,))
     message = failure_of(plant("paged_decode", score=doubled(15, 30, 45)), case).message
     assert "(the first token of each 15 but the first)" in message
+
+
+def unseen(tokens_of: Callable[[int], range]) -> Any:
+    """Step ``score``: of so many tokens, these have no weight, unless they are all there are."""
+
+    def mask(scores: Tensor) -> Tensor:
+        chosen = list(tokens_of(len(scores)))
+        return scores if len(chosen) == len(scores) else without_all(scores, chosen)
+
+    return mask
+
+
+def without_all(scores: Tensor, chosen: list[int]) -> Tensor:
+    return scores.index_fill(0, torch.tensor(chosen, dtype=torch.int64), -torch.inf)
+
+
+BY_RULES = [
+    (lambda n: range(8, n, 8), "(the first token of each page but the first)"),
+    (lambda n: range(3, n, 8), "(token 3 of each page)"),
+    (lambda n: range(13, n, 8), "(token 5 of each page but the first)"),
+    (lambda n: range(2, n, 3), "(every third token, from token 2 on)"),
+    (lambda n: range(8, min(n, 16)), "(page number 1)"),
+    (lambda n: range(max(n - 3, 0), n), "(the last 3 tokens)"),
+    (lambda n: range(n // 4 * 4, n), "(what is left over of 4 equal parts)"),
+    (lambda n: range(18, n, 16), "(token 2 of each tile of 16 but the first)"),
+]
+
+
+@pytest.mark.parametrize(("tokens_of", "rule"), BY_RULES, ids=[rule for _, rule in BY_RULES])
+def test_the_rule_is_told_by_which_several_tokens_are_dropped(
+    tokens_of: Any, rule: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """A bug in the step from page to page would be told by the tokens of one case, as another bug in the next."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(43, 5))
+    message = failure_of(plant("paged_decode", score=unseen(tokens_of)), case).message
+    assert "dropped" in message
+    assert rule in message
 
 
 @pytest.mark.night
