@@ -104,6 +104,8 @@ IN_GENERAL = {
 
 OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 """Mistakes that read memory which is not the row's own."""
+_NO_WEIGHTS = OF_PLACES | {"another_tensor", "score_columns", "value_columns"}
+"""Mistakes of which measured weights say nothing: they go by what lies in dead memory, or by the values themselves."""
 
 _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
@@ -113,11 +115,11 @@ _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 4
 _SAME = 1e-6
-_ENOUGH_ROWS = 4
-"""Wrong rows unlike each other of one run, all of which one mistake does not give by chance."""
 _MOST_IN_PASSING = 3
 """Wrong rows of a case that nobody looks into yet: most show a bug that is known."""
 _MOST_OF_NEIGHBOUR = 3
+_ENOUGH_WEIGHTS = 4
+"""Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
 MOST_TOLD = 2
@@ -146,15 +148,17 @@ def diagnose(
     index: tuple[int, ...],
     *,
     nearby: Callable[[], Iterable[Compared]] | None = None,
+    weighed: Callable[[], Iterable[AttentionRow]] = tuple,
 ) -> Diagnosis:
     """What the wrong element `index` of `failed` points to.
 
     `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; where it
-    makes none, a mistake is told as what may be it. Without, nothing is told. A finding is not lost to a fault in here:
-    the fault is told then.
+    makes none, a mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the
+    case's tokens, which is asked for where these runs leave no single mistake. A finding is not lost to a fault in
+    here: the fault is told then.
     """
     try:
-        return _diagnose(reference, poison, comparisons, failed, index, nearby)
+        return _diagnose(reference, poison, comparisons, failed, index, nearby, weighed)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
 
@@ -166,6 +170,7 @@ def _diagnose(
     failed: Comparison,
     index: tuple[int, ...],
     nearby: Callable[[], Iterable[Compared]] | None,
+    weighed: Callable[[], Iterable[AttentionRow]],
 ) -> Diagnosis:
     case = reference.case
     if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
@@ -197,6 +202,9 @@ def _diagnose(
         found = other if other.causes and other.runs_alike else found
     for run in runs:
         found.ask(run)
+    if len({one.words for one in found.causes}) != 1 and found.weigh(list(weighed())):
+        for run in runs:
+            found.ask(run)
     found.retell(rows.at((number, head)))
     told = found.told()
     return Diagnosis("; ".join(filter(None, (beside, told))), found.believed, found.maybe)
@@ -295,8 +303,6 @@ class Survivors:
                 roundings, self._is_near = rounded.nearly(), True
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
-        if len({tuple(row.expected.tolist()) for row in wrong}) >= _ENOUGH_ROWS:
-            self._borne_out += 1
         self.causes = (*roundings, *(match.cause for match in (exact or found.values())))
 
     def ask(self, rows: _Rows) -> None:
@@ -332,6 +338,30 @@ class Survivors:
         self.causes = tuple(one for one in self.causes if _key(one) in kept)
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
+
+    def weigh(self, rows: Sequence[AttentionRow]) -> bool:
+        """Drop what the measured weights of the case contradict; true if only they tell what it is.
+
+        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right.
+        """
+        if not rows or not all(map(_has_numbers, rows)):
+            return False
+        wrong, right = [row for row in rows if not row.is_right], [row for row in rows if row.is_right]
+        given = {
+            key: match
+            for key, match in (_given_by_all(wrong) if wrong else {}).items()
+            if match.cause.mistake not in _NO_WEIGHTS
+        }
+        asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in _NO_WEIGHTS}
+        contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
+        self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
+        if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):
+            self._borne_out += 1
+        if self.causes or not given:
+            return False
+        self.causes = tuple(match.cause for match in given.values())
+        self._is_near, self._is_finite = False, True
+        return True
 
     def retell(self, row: AveragedRow | None) -> None:
         """Let the words be about ``row``, as far as a mistake says anything of it."""
