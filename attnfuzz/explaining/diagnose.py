@@ -33,6 +33,7 @@ from attnfuzz.verdict import PAST_THE_END, Cause
 __all__ = [
     "MAKERS",
     "MOST_TOLD",
+    "NO_WEIGHTS",
     "OF_PLACES",
     "Compared",
     "Diagnosis",
@@ -76,6 +77,7 @@ MAKERS: tuple[Maker, ...] = (
     _made(tokens.another_tensor, "another_tensor"),
     _made(tokens.displaced, "displaced_rows"),
     _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),
+    _made(tokens.weights_of_another_stride, "weights_misplaced"),
     _made(tokens.single_token, "single_token"),
 )
 """The list of mistakes with tokens, places and formulas, the likeliest first; `low_precision` has the roundings."""
@@ -98,13 +100,14 @@ IN_GENERAL = {
     "tokens_counted_twice": "tokens are counted twice",
     "tokens_dropped": "tokens are dropped",
     "values_dropped": "tokens have weight, but their V is left out",
+    "weights_misplaced": "weights are read from where those of others are stored",
     "window": "the window is wrong",
 }
 """What is told of a mistake where it is not known in which way it is made."""
 
 OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 """Mistakes that read memory which is not the row's own."""
-_NO_WEIGHTS = OF_PLACES | {"another_tensor", "score_columns", "value_columns"}
+NO_WEIGHTS = OF_PLACES | {"another_tensor", "score_columns", "value_columns"}
 """Mistakes of which measured weights say nothing: they go by what lies in dead memory, or by the values themselves."""
 
 _ANYHOW = "in ways of their own"
@@ -350,9 +353,9 @@ class Survivors:
         given = {
             key: match
             for key, match in (_given_by_all(wrong) if wrong else {}).items()
-            if match.cause.mistake not in _NO_WEIGHTS
+            if match.cause.mistake not in NO_WEIGHTS
         }
-        asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in _NO_WEIGHTS}
+        asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in NO_WEIGHTS}
         contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
         self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
         if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):

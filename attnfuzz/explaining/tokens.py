@@ -20,7 +20,7 @@ from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.reference import row_log_weights
+from attnfuzz.problems.reference import row_log_weights, row_weights
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
@@ -39,6 +39,7 @@ __all__ = [
     "slots_past_the_end",
     "through_the_table",
     "token_sets",
+    "weights_of_another_stride",
 ]
 
 _MAX_EXTRA = 512
@@ -128,6 +129,8 @@ def _of_unit(every: range, of: _Unit) -> Iterator[tuple[str, Positions]]:
     last = (length - 1) // size * size
     yield f"the last {unit}", tuple(every[last:])
     if length % size:
+        if length - last == 1:
+            yield f"the last {unit}, of one token", (last,)
         yield f"the last, partial {unit}", tuple(every[last:])
         yield f"every full {unit}", tuple(every[:last])
     else:
@@ -146,6 +149,8 @@ def _of_unit(every: range, of: _Unit) -> Iterator[tuple[str, Positions]]:
         yield f"{token} of each {unit} but the first", tuple(every[size + offset :: size])
         yield f"{token} of each {unit} but the last", tuple(every[offset:last:size])
         yield f"{token} of the last {unit}", tuple(every[last + offset : last + offset + 1])
+        if last:
+            yield f"{token} of the {unit} before the last", (last - size + offset,)
 
 
 def _ordinal(number: int) -> str:
@@ -536,6 +541,46 @@ def _other_tensors(row: AttentionRow) -> Iterator[Predicted]:
     for words, step in (("V is read one token behind its K", -1), ("V is read one token before its K", 1)):
         if row.num_tokens > 1:
             yield Predicted(*_attend(row, row.k, row.v.roll(step, 0)), words, words)
+
+
+_PADS = (1, 4, 8, 16, 32, 64)
+"""Columns that a plane of weights may have besides one for each token."""
+_MOST_HEADS = 128
+
+
+def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
+    """Weights of all query heads that are stored with one row stride and read with another.
+
+    Row r is then read r times the difference beside its place: from another head's weights, or from nobody's.
+    """
+    case, length = row.case, row.num_tokens
+    if not 1 < case.num_q_heads <= _MOST_HEADS:
+        return
+    rows = torch.stack([_weights_of(row, head) for head in range(case.num_q_heads)])
+    first, number = row.kv_head * case.gqa_ratio, row.head % case.gqa_ratio
+    found = []
+    for pad in _PADS:
+        for stored, read in ((length, length + pad), (length + pad, length)):
+            plane = torch.nn.functional.pad(rows, (0, stored - length)).flatten()
+            plane = torch.nn.functional.pad(plane, (0, len(rows) * pad))
+            starts = {first * stored + number * read: (number, " of its group"), row.head * read: (row.head, "")}
+            for at, (steps, of) in starts.items():
+                weights = plane[at : at + length]
+                if not torch.equal(weights, rows[row.head]):
+                    where = "behind" if read > stored else "before"
+                    words = (
+                        f"the weights of query head {row.head} are read {steps * pad} places {where} their own, "
+                        f"as if rows of weights{of} were {read} long, not {stored}"
+                    )
+                    found.append(Predicted(weights @ row.v, None, f"{pad} {where}{of}", words))
+    yield from family("weights_misplaced", found)
+
+
+def _weights_of(row: AttentionRow, head: int) -> Float64[Tensor, " seq_len"]:
+    """Of another head of the same query token."""
+    other = Query(case=row.case, row=row.row, head=head)
+    k = row.keys_of(row.seq, other.kv_head)[: row.num_tokens]
+    return row_weights(row.case, row.row, head, row.case.scale * (k @ row.values.q[row.row, head].double()))[0]
 
 
 def single_token(row: AttentionRow) -> Iterator[Family]:

@@ -126,6 +126,39 @@ def test_the_rule_is_told_by_which_several_tokens_are_dropped(
     assert rule in message
 
 
+def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Of two tokens with the same value either might be dropped, and nothing would be told where neighbours pass."""
+
+    def without_one_of_equals(scores: Tensor) -> Tensor:
+        return without_all(scores, [3]) if len(scores) > 5 and float(scores.max() - scores.min()) == 0 else scores
+
+    recipe = Values(keys="equal", values="integers", seed=0)
+    case = msgspec.structs.replace(dense, seq_lens=(12,), v_head_size=1, values=recipe)
+    supports = attnfuzz.Supports(lse="none")
+    kernel = plant(score=without_one_of_equals, supports=supports, after=lambda inputs, out, lse: out)
+    assert failure_of(kernel, case).message.endswith("); token 3 of sequence 0 is dropped")
+
+
+@pytest.mark.parametrize("pad", [8, 16])
+def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Each row of weights but the first would be told as numbers, though all are off by the same step."""
+
+    @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
+    def strided(inputs: Any) -> Tensor:
+        out, heads = torch.zeros_like(inputs.out), inputs.q.shape[1]
+        for seq, length in enumerate(inputs.seq_lens.tolist()):
+            k, v = (x[seq, :length].repeat_interleave(heads // x.shape[2], 1) for x in (inputs.k, inputs.v))
+            weights = (torch.einsum("hd,thd->ht", inputs.q[seq], k) * inputs.scale).softmax(-1)
+            plane = torch.nn.functional.pad(weights.flatten(), (0, heads * pad))
+            for head in range(heads if length else 0):
+                start = head * (length + pad)
+                out[seq, head] = plane[start : start + length] @ v[:, head]
+        return out
+
+    message = failure_of(strided, dense).message
+    assert f"{pad} places behind their own" in message or f"{3 * pad} places behind their own" in message
+
+
 @pytest.mark.night
 @pytest.mark.parametrize(("seq_lens", "block_size"), [((8192, 95), 1), ((3656,), 128), ((8192,), 256)])
 def test_long_sequences_without_a_cause(
