@@ -116,11 +116,12 @@ _OF_SEVERAL_PLACES = frozenset({"another_page", "another_query", "another_row", 
 """Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
-_MOST_RIGHT = 4
+_MOST_RIGHT = 16
 _SAME = 1e-6
 _MOST_IN_PASSING = 3
 """Wrong rows of a case that nobody looks into yet: most show a bug that is known."""
 _MOST_OF_NEIGHBOUR = 3
+_MOST_RIGHT_OF_NEIGHBOUR = 8
 _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _MOST_NEIGHBOURS = 10
@@ -205,7 +206,7 @@ def _diagnose(
         found = other if other.causes and other.runs_alike else found
     for run in runs:
         found.ask(run)
-    if len({one.words for one in found.causes}) != 1 and found.weigh(list(weighed())):
+    if not found.is_settled and found.weigh(list(weighed())):
         for run in runs:
             found.ask(run)
     found.retell(rows.at((number, head)))
@@ -294,8 +295,8 @@ class Survivors:
             return
         self._is_finite = any(map(_has_numbers, wrong))
         found = _given_by_all(wrong)
-        refuted = _refuted_by(right, found)
-        found = {key: one for key, one in found.items() if key not in refuted} or found
+        self._refuted = _refuted_by(right, found)
+        found = {key: one for key, one in found.items() if key not in self._refuted} or found
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         roundings: tuple[Cause, ...] = ()
         if all(isinstance(row, AttentionRow) for row in wrong) and (self._decided or not exact):
@@ -313,7 +314,7 @@ class Survivors:
 
         A run that none of them gives shows something else, and says nothing of this.
         """
-        wrong, right = rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_OF_NEIGHBOUR)
+        wrong, right = rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_RIGHT_OF_NEIGHBOUR)
         if not self.causes:
             if wrong and not self._borne_out:
                 self._start(rows)
@@ -341,6 +342,11 @@ class Survivors:
         self.causes = tuple(one for one in self.causes if _key(one) in kept)
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether one statement is left, which other runs have borne out."""
+        return self._borne_out > 0 and len({one.words for one in self.causes}) == 1
 
     def weigh(self, rows: Sequence[AttentionRow]) -> bool:
         """Drop what the measured weights of the case contradict; true if only they tell what it is.
@@ -395,7 +401,10 @@ class Survivors:
         return () if is_doubted or self._unexplained > self._borne_out else self.causes
 
     def told(self) -> str:
-        """The cause, if it is the only one left and has been borne out; else what may be it, or nothing."""
+        """The cause, if it is the only one left and has been borne out; else what may be it, or nothing.
+
+        What right rows speak against is so in some rows alone, whatever decides in which.
+        """
         is_sure = self._borne_out and not self._is_near and self._is_finite
         believed = self.causes if self._unexplained <= self._borne_out else ()
         words = list(dict.fromkeys(one.words for one in believed))
@@ -406,7 +415,9 @@ class Survivors:
             return ""
         rules = {one.rule for one in believed}
         said = ", or ".join(words)
-        if len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
+        if any(_key(one) in self._refuted for one in believed):
+            said += "" if any(one.tokens for one in believed) else ", though not always"
+        elif len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
             said += f" ({rule})"
         return said if is_sure else f"perhaps {said}"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnfuzz.explaining.places import Places, key_slots
 from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.row import AttentionRow, Query
-from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
+from attnfuzz.explaining.weights import EXACT_RUNS, MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
@@ -299,6 +299,8 @@ def weighed_rows(reruns: Reruns) -> list[AttentionRow]:
     """
     case, places = reruns.case, Places.of(reruns)
     if not isinstance(case, AttentionCase) or case.scores_read_values or not is_measurable(reruns, places):
+        return []
+    if places.count > EXACT_RUNS * case.value_size:  # sums of groups tell no mistake from another
         return []
     settle_keys(reruns)
     weights = measure(reruns, places)

@@ -126,6 +126,27 @@ def test_the_rule_is_told_by_which_several_tokens_are_dropped(
     assert rule in message
 
 
+def test_a_last_page_of_one_token_is_told_by_that_rule(
+    plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """Beside longer last pages, which are right, it would be told as the last token of any sequence."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(43, 17, 33))
+    lost = unseen(lambda n: range(n - 1, n) if n % 8 == 1 else range(0))
+    message = failure_of(plant("paged_decode", score=lost), case).message
+    assert message.endswith("is dropped (the last page, of one token)")
+
+
+def test_a_mistake_is_not_told_of_rows_that_are_right(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """A mistake under a condition would be told as one that is made in every row."""
+
+    def doubled_if_long(scores: Tensor) -> Tensor:
+        return 2 * scores if len(scores) % 2 else scores
+
+    case = msgspec.structs.replace(dense, seq_lens=(9, 12))
+    message = failure_of(plant(score=doubled_if_long), case).message
+    assert message.endswith("the scores are doubled, though not always")
+
+
 def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
     """Of two tokens with the same value either might be dropped, and nothing would be told where neighbours pass."""
 
@@ -133,7 +154,7 @@ def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDec
         return without_all(scores, [3]) if len(scores) > 5 and float(scores.max() - scores.min()) == 0 else scores
 
     recipe = Values(keys="equal", values="integers", seed=0)
-    case = msgspec.structs.replace(dense, seq_lens=(12,), v_head_size=1, values=recipe)
+    case = msgspec.structs.replace(dense, seq_lens=(10,), extra_rows=0, v_head_size=1, values=recipe)
     supports = attnfuzz.Supports(lse="none")
     kernel = plant(score=without_one_of_equals, supports=supports, after=lambda inputs, out, lse: out)
     assert failure_of(kernel, case).message.endswith("); token 3 of sequence 0 is dropped")
