@@ -33,6 +33,7 @@ from attnfuzz.verdict import PAST_THE_END, Cause
 __all__ = [
     "MAKERS",
     "MOST_TOLD",
+    "NO_WEIGHTS",
     "OF_PLACES",
     "Compared",
     "Diagnosis",
@@ -76,6 +77,7 @@ MAKERS: tuple[Maker, ...] = (
     _made(tokens.another_tensor, "another_tensor"),
     _made(tokens.displaced, "displaced_rows"),
     _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),
+    _made(tokens.weights_of_another_stride, "weights_misplaced"),
     _made(tokens.single_token, "single_token"),
 )
 """The list of mistakes with tokens, places and formulas, the likeliest first; `low_precision` has the roundings."""
@@ -98,12 +100,15 @@ IN_GENERAL = {
     "tokens_counted_twice": "tokens are counted twice",
     "tokens_dropped": "tokens are dropped",
     "values_dropped": "tokens have weight, but their V is left out",
+    "weights_misplaced": "weights are read from where those of others are stored",
     "window": "the window is wrong",
 }
 """What is told of a mistake where it is not known in which way it is made."""
 
 OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 """Mistakes that read memory which is not the row's own."""
+NO_WEIGHTS = OF_PLACES | {"another_tensor", "score_columns", "value_columns"}
+"""Mistakes of which measured weights say nothing: they go by what lies in dead memory, or by the values themselves."""
 
 _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
@@ -111,15 +116,16 @@ _OF_SEVERAL_PLACES = frozenset({"another_page", "another_query", "another_row", 
 """Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
-_MOST_RIGHT = 4
+_MOST_RIGHT = 16
 _SAME = 1e-6
 _OF_STORING = 1.5
 """Times the largest error of storing a right result: below it, which mistake comes nearer is chance."""
-_ENOUGH_ROWS = 4
-"""Wrong rows unlike each other of one run, all of which one mistake does not give by chance."""
 _MOST_IN_PASSING = 3
 """Wrong rows of a case that nobody looks into yet: most show a bug that is known."""
 _MOST_OF_NEIGHBOUR = 3
+_MOST_RIGHT_OF_NEIGHBOUR = 8
+_ENOUGH_WEIGHTS = 4
+"""Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
 MOST_TOLD = 2
@@ -148,15 +154,17 @@ def diagnose(
     index: tuple[int, ...],
     *,
     nearby: Callable[[], Iterable[Compared]] | None = None,
+    weighed: Callable[[], Iterable[AttentionRow]] = tuple,
 ) -> Diagnosis:
     """What the wrong element `index` of `failed` points to.
 
     `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; where it
-    makes none, a mistake is told as what may be it. Without, nothing is told. A finding is not lost to a fault in here:
-    the fault is told then.
+    makes none, a mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the
+    case's tokens, which is asked for where these runs leave no single mistake. A finding is not lost to a fault in
+    here: the fault is told then.
     """
     try:
-        return _diagnose(reference, poison, comparisons, failed, index, nearby)
+        return _diagnose(reference, poison, comparisons, failed, index, nearby, weighed)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
 
@@ -168,6 +176,7 @@ def _diagnose(
     failed: Comparison,
     index: tuple[int, ...],
     nearby: Callable[[], Iterable[Compared]] | None,
+    weighed: Callable[[], Iterable[AttentionRow]],
 ) -> Diagnosis:
     run_is_over()  # what follows takes a while where much is wrong, and is not the kernel's doing
     case = reference.case
@@ -200,6 +209,9 @@ def _diagnose(
         found = other if other.causes and other.runs_alike else found
     for run in runs:
         found.ask(run)
+    if not found.is_settled and found.weigh(list(weighed())):
+        for run in runs:
+            found.ask(run)
     found.retell(rows.at((number, head)))
     told = found.told()
     return Diagnosis("; ".join(filter(None, (beside, told))), found.believed, found.maybe)
@@ -287,8 +299,8 @@ class Survivors:
             return
         self._is_finite = any(map(_has_numbers, wrong))
         found = _given_by_all(wrong)
-        refuted = _refuted_by(right, found)
-        found = {key: one for key, one in found.items() if key not in refuted} or found
+        self._refuted = _refuted_by(right, found)
+        found = {key: one for key, one in found.items() if key not in self._refuted} or found
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         roundings: tuple[Cause, ...] = ()
         if all(isinstance(row, AttentionRow) for row in wrong) and (self._decided or not exact):
@@ -299,8 +311,6 @@ class Survivors:
                 roundings, self._is_near = rounded.nearly(), True
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
-        if len({tuple(row.expected.tolist()) for row in wrong}) >= _ENOUGH_ROWS:
-            self._borne_out += 1
         self.causes = (*roundings, *(match.cause for match in (exact or found.values())))
 
     def ask(self, rows: _Rows) -> None:
@@ -308,7 +318,7 @@ class Survivors:
 
         A run that none of them gives shows something else, and says nothing of this.
         """
-        wrong, right = rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_OF_NEIGHBOUR)
+        wrong, right = rows.wrong(_MOST_OF_NEIGHBOUR), rows.right(_MOST_RIGHT_OF_NEIGHBOUR)
         if not self.causes:
             if wrong and not self._borne_out:
                 self._start(rows)
@@ -336,6 +346,35 @@ class Survivors:
         self.causes = tuple(one for one in self.causes if _key(one) in kept)
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether one statement is left, which other runs have borne out."""
+        return self._borne_out > 0 and len({one.words for one in self.causes}) == 1
+
+    def weigh(self, rows: Sequence[AttentionRow]) -> bool:
+        """Drop what the measured weights of the case contradict; true if only they tell what it is.
+
+        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right.
+        """
+        if not rows or not all(map(_has_numbers, rows)):
+            return False
+        wrong, right = [row for row in rows if not row.is_right], [row for row in rows if row.is_right]
+        given = {
+            key: match
+            for key, match in (_given_by_all(wrong) if wrong else {}).items()
+            if match.cause.mistake not in NO_WEIGHTS
+        }
+        asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in NO_WEIGHTS}
+        contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
+        self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
+        if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):
+            self._borne_out += 1
+        if self.causes or not given:
+            return False
+        self.causes = tuple(match.cause for match in given.values())
+        self._is_near, self._is_finite = False, True
+        return True
 
     def retell(self, row: AveragedRow | None) -> None:
         """Let the words be about ``row``, as far as a mistake says anything of it."""
@@ -366,7 +405,10 @@ class Survivors:
         return () if is_doubted or self._unexplained > self._borne_out else self.causes
 
     def told(self) -> str:
-        """The cause, if it is the only one left and has been borne out; else what may be it, or nothing."""
+        """The cause, if it is the only one left and has been borne out; else what may be it, or nothing.
+
+        What right rows speak against is so in some rows alone, whatever decides in which.
+        """
         is_sure = self._borne_out and not self._is_near and self._is_finite
         believed = self.causes if self._unexplained <= self._borne_out else ()
         words = list(dict.fromkeys(one.words for one in believed))
@@ -377,7 +419,9 @@ class Survivors:
             return ""
         rules = {one.rule for one in believed}
         said = ", or ".join(words)
-        if len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
+        if any(_key(one) in self._refuted for one in believed):
+            said += "" if any(one.tokens for one in believed) else ", though not always"
+        elif len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
             said += f" ({rule})"
         return said if is_sure else f"perhaps {said}"
 

@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.explaining.diagnose import MOST_TOLD, given_by_all
+from attnfuzz.explaining.diagnose import MOST_TOLD, NO_WEIGHTS, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
-from attnfuzz.explaining.measured_row import MeasuredRow, Reading
+from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from
 from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
-from attnfuzz.explaining.places import Places, key_slots
+from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.row import AttentionRow, Query
@@ -131,7 +131,7 @@ class _Explaining:
         if self._is_unstable():
             return
         settle_keys(self.reruns)
-        if self.places.count > MAX_PLACES or self.places.count * self._num_rows > MAX_WEIGHTS:
+        if not is_measurable(self.reruns, self.places):
             self.lines.append(
                 f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to measure "
                 f"their weights (at most {MAX_PLACES} places, and {MAX_WEIGHTS} weights); shrink it first"
@@ -193,7 +193,7 @@ class _Explaining:
         """The mistakes that give the weights of all rows that were read, if these are one or two."""
         rows = [row for number in sorted(readings)[:MOST_ROWS] if (row := self._as_row(number)) is not None]
         if rows:
-            self.causes = given_by_all(rows)
+            self.causes = tuple(one for one in given_by_all(rows) if one.mistake not in NO_WEIGHTS)
             words = list(dict.fromkeys(one.words for one in self.causes))
             if 0 < len(words) <= MOST_TOLD:
                 yield ", or ".join(words)
@@ -240,11 +240,7 @@ class _Explaining:
     @functools.cached_property
     def _read_from(self) -> tuple[LogicalAttention, Tensor]:
         """Values on the host, and the key of every place, times its scale in an 8-bit cache."""
-        values = self._values
-        keys = key_slots(self.reruns.reset()).reshape(self.places.count, self.reruns.case.head_size).double().cpu()
-        if values.kv_scales is not None:
-            keys *= values.kv_scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
-        return values, keys
+        return self._values, read_from(self.reruns, self.places, self._values)
 
     @functools.cached_property
     def _values(self) -> Any:

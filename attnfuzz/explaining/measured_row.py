@@ -11,13 +11,25 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.explaining.places import Places
+from attnfuzz.explaining.places import Places, key_slots
+from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.row import AttentionRow, Query
-from attnfuzz.explaining.weights import Weights
+from attnfuzz.explaining.weights import EXACT_RUNS, MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
+from attnfuzz.values.tokens import values_on
 
-__all__ = ["Counts", "MeasuredRow", "Reading", "count_tokens", "counts_of"]
+__all__ = [
+    "Counts",
+    "MeasuredRow",
+    "Reading",
+    "count_tokens",
+    "counts_of",
+    "is_measurable",
+    "read_from",
+    "weighed_rows",
+]
 
 _MOST = 16
 _MOST_OF_NONE_ONCE = 3
@@ -275,3 +287,44 @@ class MeasuredRow(Query):
             poison=0.0,
             kv_scales=self.values.kv_scales,
         )
+
+
+_MOST_WRONG, _MOST_RIGHT = 16, 16
+
+
+def weighed_rows(reruns: Reruns) -> list[AttentionRow]:
+    """Rows with what the kernel gave to each token in place of an output, as far as that can be measured.
+
+    Raises what `Reruns.run` raises.
+    """
+    case, places = reruns.case, Places.of(reruns)
+    if not isinstance(case, AttentionCase) or case.scores_read_values or not is_measurable(reruns, places):
+        return []
+    if places.count > EXACT_RUNS * case.value_size:  # sums of groups tell no mistake from another
+        return []
+    settle_keys(reruns)
+    weights = measure(reruns, places)
+    wrong = set(weights.wrong_rows)
+    numbers = [n for n in range(case.num_rows * case.num_q_heads) if case.row_lens[n // case.num_q_heads]]
+    chosen = [n for n in numbers if n in wrong][:_MOST_WRONG] + [n for n in numbers if n not in wrong][:_MOST_RIGHT]
+    values = values_on(reruns.values, "cpu")
+    keys = read_from(reruns, places, values)
+    rows = (
+        MeasuredRow(**vars(Query.numbered(case, n)), places=places, weights=weights, values=values, keys=keys)
+        for n in chosen
+    )
+    return [row for measured in rows if (row := measured.diagnosable) is not None]
+
+
+def is_measurable(reruns: Reruns, places: Places) -> bool:
+    """Whether the weights of all rows are few enough for that."""
+    rows = reruns.case.num_rows * reruns.case.num_q_heads
+    return places.count <= MAX_PLACES and places.count * rows <= MAX_WEIGHTS
+
+
+def read_from(reruns: Reruns, places: Places, values: LogicalAttention) -> Float64[Tensor, "places head_size"]:
+    """The key of every place, times its scale in an 8-bit cache."""
+    keys = key_slots(reruns.reset()).reshape(places.count, reruns.case.head_size).double().cpu()
+    if values.kv_scales is not None:
+        keys *= values.kv_scales[0].repeat(places.count // places.shape[2])[:, None]
+    return keys

@@ -83,10 +83,10 @@ def _of_other_lengths(case: AttentionCase) -> Iterator[AttentionCase | None]:
     page = max(case.page_size, 1)
     steps: tuple[Callable[[int], int], ...] = (
         lambda length: length + 1,
+        lambda length: max(length, _LONG + (1 - _LONG) % (page if page <= _LONG // 2 else 1)),  # one on the last page
         lambda length: length + 5,
-        lambda length: max(length, 2 * page + 1),
+        lambda length: (length // (2 * page) * 2 + 1) * page + 1,  # one token on a page with an even number
         lambda length: length - 1,
-        lambda length: max(length, _LONG),
         lambda length: length // 2,
         lambda length: 1,
     )

@@ -320,11 +320,11 @@ def _nothing_read(row: MeasuredRow) -> Reading:
     has = "has" if len(seen) == 1 else "have"
     lse = row.weights.lse
     as_empty = lse is not None and _is_of_no_token(row, float(lse[row.number]))
-    why = "the sequence is treated as empty" if as_empty else f"{'it is' if len(seen) == 1 else 'all are'} dropped"
+    why = ": the sequence is treated as empty" if as_empty else ""
     top = float(row.scores(row.own).max())
     scores = f" (its largest score is {number(top)})" if abs(top) > 80 else ""
     total = weight(row.expected.sum())
-    return Reading(f"{tokens} {has} weight 0, expected {total}: {why}{scores}", ("no token has any weight",))
+    return Reading(f"{tokens} {has} weight 0, expected {total}{why}{scores}", ("no token has any weight",))
 
 
 def _is_of_no_token(row: MeasuredRow, lse: float) -> bool:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64
@@ -19,7 +20,7 @@ from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.reference import row_log_weights
+from attnfuzz.problems.reference import row_log_weights, row_weights
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
@@ -38,6 +39,7 @@ __all__ = [
     "slots_past_the_end",
     "through_the_table",
     "token_sets",
+    "weights_of_another_stride",
 ]
 
 _MAX_EXTRA = 512
@@ -45,62 +47,114 @@ _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
 _MOST_RANGES = 20
 TILES_OF_KEYS = (16, 32, 64, 128)
+_PARTS = (2, 3, 4, 8)
+"""Into which kernels split the keys of one sequence."""
+_STEPS = (2, 3, 4, 8)
+"""From one token to the next of a stride."""
+_MOST_AT_AN_END = 8
+_MOST_UNITS = 8
+"""Pages or tiles that are told by their numbers."""
 
 Keys = Float64[Tensor, "seq_len head_size"]
 Values = Float64[Tensor, "seq_len v_head_size"]
 Positions = tuple[int, ...]
 
 
-def _units(case: AttentionCase, length: int) -> Iterator[tuple[int, str]]:
-    """In what steps kernels go through so many keys."""
-    if 1 < case.page_size < length:
-        yield case.page_size, "page"
+class _Unit(NamedTuple):
+    """In what steps a kernel goes through keys, and the tokens of each that it may treat otherwise than the rest."""
+
+    size: int
+    name: str
+    offsets: Sequence[int]
+
+
+def _units(case: AttentionCase, length: int) -> Iterator[_Unit]:
+    """Also those longer than that: the first of them lies in the row as well."""
+    page = max(case.page_size, 1)
+    if page > 1:
+        yield _Unit(page, "page", range(page))
     for tile in TILES_OF_KEYS:
-        if tile < length and tile != case.page_size:
-            yield tile, f"tile of {tile}"
+        if tile != page:
+            yield _Unit(tile, f"tile of {tile}", range(tile))
+    for parts in _PARTS:
+        equal, of_pages = -(-length // parts), -(-length // page // parts) * page
+        for size, name in {of_pages: f"part of {parts}, in whole pages", equal: f"part of {parts}"}.items():
+            yield _Unit(size, name, sorted({0, size - 1}))
 
 
 def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
     """Tokens that a kernel may treat alike by mistake, by the rule that says which they are in any row."""
     length, every = row.num_tokens, range(row.num_tokens)
-    yield "the last token", tuple(every[-1:])
-    yield "the first token", tuple(every[:1])
-    yield "the token before the last", tuple(every[-2:-1])
+    yield "every token but the last", tuple(every[:-1])
+    yield "every token but the first", tuple(every[1:])
+    for which, end in _counted_from_the_ends(length):
+        yield f"the {which}", (end,)
+    for count in range(2, min(_MOST_AT_AN_END, length - 1) + 1):
+        yield f"the last {count} tokens", tuple(every[-count:])
+        yield f"the first {count} tokens", tuple(every[:count])
+    for step in (step for step in _STEPS if step != row.case.page_size):
+        for begin in range(min(step, length)):
+            yield f"every {_ordinal(step)} token, from token {begin} on", tuple(every[begin::step])
+    for parts in _PARTS:
+        if length % parts:
+            yield f"what is left over of {parts} equal parts", tuple(every[length // parts * parts :])
     first = row.first_seen
     if first:
         yield "the first token of the window", (first,)
         yield "every token of the window but the last", tuple(every[first:-1])
-    yield "every token but the last", tuple(every[:-1])
-    yield "every token but the first", tuple(every[1:])
-    for size, unit in _units(row.case, length):
-        last = (length - 1) // size * size
-        yield f"the last {unit}", tuple(every[last:])
-        if length % size:
-            yield f"the last, partial {unit}", tuple(every[last:])
-            yield f"every full {unit}", tuple(every[:last])
-        else:
-            yield f"the last {unit}, where that is full", tuple(every[last:])
-        yield f"the {unit} before the last", tuple(every[last - size : last])
-        yield f"the first {unit}", tuple(every[:size])
-        yield f"every {unit} but the first", tuple(every[size:])
-        yield f"every {unit} but the last", tuple(every[:last])
-        yield f"the first token of the last {unit}", (last,)
-        yield f"the first token of each {unit}", tuple(every[::size])
-        yield f"the first token of each {unit} but the first", tuple(every[size::size])
-        yield f"the last token of each {unit}", tuple(every[size - 1 :: size])
-        yield f"the last token of each {unit} but the last", tuple(every[size - 1 : last : size])
-        yield f"every second {unit}", tuple(t for t in every if t // size % 2)
-        yield f"every {unit} but each second one", tuple(t for t in every if not t // size % 2)
+    for unit in _units(row.case, length):
+        yield from _of_unit(every, unit)
+        size = unit.size
         if first % size:
-            yield f"the first, partial {unit} of the window", tuple(every[first : -(-first // size) * size])
+            yield f"the first, partial {unit.name} of the window", tuple(every[first : -(-first // size) * size])
         if first:
-            yield f"the first {unit} of the window", tuple(every[first : (first // size + 1) * size])
-        if unit == "page":
-            for offset in range(1, size - 1):
-                yield f"offset {offset} of each page", tuple(every[offset::size])
+            yield f"the first {unit.name} of the window", tuple(every[first : (first // size + 1) * size])
     for tile in TILES_OF_KEYS:  # where tiles overlap by one
         if tile - 1 < length:
             yield f"the first token of each {tile - 1} but the first", tuple(every[tile - 1 :: tile - 1])
+
+
+def _counted_from_the_ends(length: int) -> Iterator[tuple[str, int]]:
+    """Names of the tokens at both ends of so many."""
+    for number in range(min(_MOST_AT_AN_END, length)):
+        back = f"{_ordinal(number)} token before the last" if number > 1 else "token before the last"
+        yield back if number else "last token", length - 1 - number
+    if length:
+        yield "first token", 0
+
+
+def _of_unit(every: range, of: _Unit) -> Iterator[tuple[str, Positions]]:
+    """Whole pages or tiles, and the tokens that have the same place in each of them, or in all but one."""
+    length, (size, unit, offsets) = len(every), of
+    last = (length - 1) // size * size
+    yield f"the last {unit}", tuple(every[last:])
+    if length % size:
+        if length - last == 1:
+            yield f"the last {unit}, of one token", (last,)
+        yield f"the last, partial {unit}", tuple(every[last:])
+        yield f"every full {unit}", tuple(every[:last])
+    else:
+        yield f"the last {unit}, where that is full", tuple(every[last:])
+    yield f"the {unit} before the last", tuple(every[last - size : last])
+    yield f"the first {unit}", tuple(every[:size])
+    for number in range(1, min(last // size, _MOST_UNITS)):
+        yield f"{unit} number {number}", tuple(every[number * size : (number + 1) * size])
+    yield f"every {unit} but the first", tuple(every[size:])
+    yield f"every {unit} but the last", tuple(every[:last])
+    yield f"every second {unit}", tuple(t for t in every if t // size % 2)
+    yield f"every {unit} but each second one", tuple(t for t in every if not t // size % 2)
+    for offset in offsets[:length]:
+        token = "the last token" if offset == size - 1 else f"token {offset}" if offset else "the first token"
+        yield f"{token} of each {unit}", tuple(every[offset::size])
+        yield f"{token} of each {unit} but the first", tuple(every[size + offset :: size])
+        yield f"{token} of each {unit} but the last", tuple(every[offset:last:size])
+        yield f"{token} of the last {unit}", tuple(every[last + offset : last + offset + 1])
+        if last:
+            yield f"{token} of the {unit} before the last", (last - size + offset,)
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def _by_number(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
@@ -487,6 +541,46 @@ def _other_tensors(row: AttentionRow) -> Iterator[Predicted]:
     for words, step in (("V is read one token behind its K", -1), ("V is read one token before its K", 1)):
         if row.num_tokens > 1:
             yield Predicted(*_attend(row, row.k, row.v.roll(step, 0)), words, words)
+
+
+_PADS = (1, 4, 8, 16, 32, 64)
+"""Columns that a plane of weights may have besides one for each token."""
+_MOST_HEADS = 128
+
+
+def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
+    """Weights of all query heads that are stored with one row stride and read with another.
+
+    Row r is then read r times the difference beside its place: from another head's weights, or from nobody's.
+    """
+    case, length = row.case, row.num_tokens
+    if not 1 < case.num_q_heads <= _MOST_HEADS:
+        return
+    rows = torch.stack([_weights_of(row, head) for head in range(case.num_q_heads)])
+    first, number = row.kv_head * case.gqa_ratio, row.head % case.gqa_ratio
+    found = []
+    for pad in _PADS:
+        for stored, read in ((length, length + pad), (length + pad, length)):
+            plane = torch.nn.functional.pad(rows, (0, stored - length)).flatten()
+            plane = torch.nn.functional.pad(plane, (0, len(rows) * pad))
+            starts = {first * stored + number * read: (number, " of its group"), row.head * read: (row.head, "")}
+            for at, (steps, of) in starts.items():
+                weights = plane[at : at + length]
+                if not torch.equal(weights, rows[row.head]):
+                    where = "behind" if read > stored else "before"
+                    words = (
+                        f"the weights of query head {row.head} are read {steps * pad} places {where} their own, "
+                        f"as if rows of weights{of} were {read} long, not {stored}"
+                    )
+                    found.append(Predicted(weights @ row.v, None, f"{pad} {where}{of}", words))
+    yield from family("weights_misplaced", found)
+
+
+def _weights_of(row: AttentionRow, head: int) -> Float64[Tensor, " seq_len"]:
+    """Of another head of the same query token."""
+    other = Query(case=row.case, row=row.row, head=head)
+    k = row.keys_of(row.seq, other.kv_head)[: row.num_tokens]
+    return row_weights(row.case, row.row, head, row.case.scale * (k @ row.values.q[row.row, head].double()))[0]
 
 
 def single_token(row: AttentionRow) -> Iterator[Family]:

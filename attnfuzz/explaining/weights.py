@@ -26,7 +26,7 @@ from attnfuzz.trials.comparison import natural_lse
 from attnfuzz.trials.expectations import expectations
 from attnfuzz.values.tokens import token_table, values_on
 
-__all__ = ["MAX_PLACES", "MAX_WEIGHTS", "Groups", "Probe", "Weights", "measure", "probe", "settle_keys"]
+__all__ = ["EXACT_RUNS", "MAX_PLACES", "MAX_WEIGHTS", "Groups", "Probe", "Weights", "measure", "probe", "settle_keys"]
 
 _ONE = 64.0
 """The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
@@ -145,7 +145,7 @@ MAX_PLACES = 1 << 16
 MAX_WEIGHTS = 1 << 23
 """Of all rows. Beyond that a case takes too long: it is to be shrunk first."""
 
-_EXACT_RUNS = 24
+EXACT_RUNS = 24
 _GROUP_RUNS = 8
 _TINY = 1e-12
 _UNCERTAIN = 0.2
@@ -225,7 +225,7 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     empty = run_with(reruns, places, _NONE, _NONE)
     blank, lse = reruns.logical(empty)
     constant = blank.flatten(0, 1)
-    is_large = places.count > _EXACT_RUNS * reruns.case.value_size
+    is_large = places.count > EXACT_RUNS * reruns.case.value_size
     found, groups = (
         weigh_in_groups(reruns, places, constant) if is_large else (weigh_each(reruns, places, constant), None)
     )
@@ -265,7 +265,7 @@ def weigh_in_groups(
     factor = torch.where(sums.expected > sums.bound, sums.got / sums.expected, 1.0)
     usual = factor.median(-1, keepdim=True).values  # of a token that is missing all others have a share
     odd = ((sums.got - usual * sums.expected).abs() / (sums.bound + _TINY)).nan_to_num(torch.inf).amax(0)
-    chosen = odd.argsort(descending=True, stable=True)[: _EXACT_RUNS * size]
+    chosen = odd.argsort(descending=True, stable=True)[: EXACT_RUNS * size]
     chosen = chosen.sort().values
     expected = expected_weights(reruns, places)
     got, bound = expected * factor, expected * _UNCERTAIN + _TINY

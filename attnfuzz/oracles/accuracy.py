@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from attnfuzz.explaining.diagnose import Compared, diagnose
+from attnfuzz.explaining.measured_row import weighed_rows
 from attnfuzz.explaining.neighbours import neighbours
+from attnfuzz.explaining.reruns import Reruns
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, fits, run_on
 from attnfuzz.problems.supported import supports_case
@@ -26,7 +29,9 @@ def check(trial: Trial) -> Failure | None:
     if trial.symptoms.error_ratio <= 1:
         return None
     nearby = (lambda: _nearby(trial)) if trial.inquire else None
-    found = objection(trial.reference, trial.comparison, trial.first.poison, nearby=nearby)
+    found = objection(
+        trial.reference, trial.comparison, trial.first.poison, nearby=nearby, weighed=lambda: _weighed(trial)
+    )
     if found is None:  # it was beyond its bound when it was looked at first
         raise KernelRaised(ResultError(CHANGED), trial.first.poison, fatal=True)
     return found
@@ -38,13 +43,14 @@ def objection(
     poison: Fill,
     *,
     nearby: Callable[[], Iterable[Compared]] | None = None,
+    weighed: Callable[[], Iterable[AttentionRow]] = tuple,
 ) -> Failure | None:
     """As `check`, to results that somebody has; `nearby` makes none where no other runs can be made. See `diagnose`."""
     comparison = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if comparison is None:
         return None
     kind, index = _worst(comparison)
-    found = diagnose(reference, poison, comparisons, comparison, index, nearby=nearby)
+    found = diagnose(reference, poison, comparisons, comparison, index, nearby=nearby, weighed=weighed)
     tokens = found.causes[0].tokens if found.words and found.causes else ()
     is_base2 = bool(found.causes) and all(one.mistake == "lse_base2" for one in found.causes)
     return Failure(
@@ -79,6 +85,17 @@ def _nearby(trial: Trial) -> Iterator[Compared]:
         tolerance = trial.reference.tolerance
         reference = Reference(declaration, changed, device=trial.device, tolerance=tolerance)
         yield reference, compare(reference, seen)
+
+
+def _weighed(trial: Trial) -> list[AttentionRow]:
+    """Rows of the trial's case with measured weights; none of a kernel that raises where they are measured."""
+    reruns = Reruns(trial.kernel, trial.case, device=trial.device, is_over=lambda: False)
+    try:
+        return weighed_rows(reruns)
+    except KernelRaised as raised:
+        if raised.fatal:
+            raise
+        return []
 
 
 def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -86,6 +87,97 @@ def test_overlapping_tiles(plant: Any, long_paged: PagedDecodeCase, failure_of: 
     case = msgspec.structs.replace(long_paged, seq_lens=(50,))
     message = failure_of(plant("paged_decode", score=doubled(15, 30, 45)), case).message
     assert "(the first token of each 15 but the first)" in message
+
+
+def unseen(tokens_of: Callable[[int], range]) -> Any:
+    """Step ``score``: of so many tokens, these have no weight, unless they are all there are."""
+
+    def mask(scores: Tensor) -> Tensor:
+        chosen = list(tokens_of(len(scores)))
+        return scores if len(chosen) == len(scores) else without_all(scores, chosen)
+
+    return mask
+
+
+def without_all(scores: Tensor, chosen: list[int]) -> Tensor:
+    return scores.index_fill(0, torch.tensor(chosen, dtype=torch.int64), -torch.inf)
+
+
+BY_RULES = [
+    (lambda n: range(8, n, 8), "(the first token of each page but the first)"),
+    (lambda n: range(3, n, 8), "(token 3 of each page)"),
+    (lambda n: range(13, n, 8), "(token 5 of each page but the first)"),
+    (lambda n: range(2, n, 3), "(every third token, from token 2 on)"),
+    (lambda n: range(8, min(n, 16)), "(page number 1)"),
+    (lambda n: range(max(n - 3, 0), n), "(the last 3 tokens)"),
+    (lambda n: range(n // 4 * 4, n), "(what is left over of 4 equal parts)"),
+    (lambda n: range(18, n, 16), "(token 2 of each tile of 16 but the first)"),
+]
+
+
+@pytest.mark.parametrize(("tokens_of", "rule"), BY_RULES, ids=[rule for _, rule in BY_RULES])
+def test_the_rule_is_told_by_which_several_tokens_are_dropped(
+    tokens_of: Any, rule: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """A bug in the step from page to page would be told by the tokens of one case, as another bug in the next."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(43, 5))
+    message = failure_of(plant("paged_decode", score=unseen(tokens_of)), case).message
+    assert "dropped" in message
+    assert rule in message
+
+
+def test_a_last_page_of_one_token_is_told_by_that_rule(
+    plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """Beside longer last pages, which are right, it would be told as the last token of any sequence."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(43, 17, 33))
+    lost = unseen(lambda n: range(n - 1, n) if n % 8 == 1 else range(0))
+    message = failure_of(plant("paged_decode", score=lost), case).message
+    assert message.endswith("is dropped (the last page, of one token)")
+
+
+def test_a_mistake_is_not_told_of_rows_that_are_right(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """A mistake under a condition would be told as one that is made in every row."""
+
+    def doubled_if_long(scores: Tensor) -> Tensor:
+        return 2 * scores if len(scores) % 2 else scores
+
+    case = msgspec.structs.replace(dense, seq_lens=(9, 12))
+    message = failure_of(plant(score=doubled_if_long), case).message
+    assert message.endswith("the scores are doubled, though not always")
+
+
+def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Of two tokens with the same value either might be dropped, and nothing would be told where neighbours pass."""
+
+    def without_one_of_equals(scores: Tensor) -> Tensor:
+        return without_all(scores, [3]) if len(scores) > 5 and float(scores.max() - scores.min()) == 0 else scores
+
+    recipe = Values(keys="equal", values="integers", seed=0)
+    case = msgspec.structs.replace(dense, seq_lens=(10,), extra_rows=0, v_head_size=1, values=recipe)
+    supports = attnfuzz.Supports(lse="none")
+    kernel = plant(score=without_one_of_equals, supports=supports, after=lambda inputs, out, lse: out)
+    assert failure_of(kernel, case).message.endswith("); token 3 of sequence 0 is dropped")
+
+
+@pytest.mark.parametrize("pad", [8, 16])
+def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Each row of weights but the first would be told as numbers, though all are off by the same step."""
+
+    @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
+    def strided(inputs: Any) -> Tensor:
+        out, heads = torch.zeros_like(inputs.out), inputs.q.shape[1]
+        for seq, length in enumerate(inputs.seq_lens.tolist()):
+            k, v = (x[seq, :length].repeat_interleave(heads // x.shape[2], 1) for x in (inputs.k, inputs.v))
+            weights = (torch.einsum("hd,thd->ht", inputs.q[seq], k) * inputs.scale).softmax(-1)
+            plane = torch.nn.functional.pad(weights.flatten(), (0, heads * pad))
+            for head in range(heads if length else 0):
+                start = head * (length + pad)
+                out[seq, head] = plane[start : start + length] @ v[:, head]
+        return out
+
+    message = failure_of(strided, dense).message
+    assert f"{pad} places behind their own" in message or f"{3 * pad} places behind their own" in message
 
 
 @pytest.mark.night
