@@ -142,7 +142,7 @@ class Statistics:
     start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
     contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
     new counts. ``python``: where kernels run, if not in the driver's environment. ``oracles``: those that were asked
-    for by name, if any were.
+    for by name, if any were. ``first_case_s``: when the first case had been judged, in seconds since the command began.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -161,6 +161,7 @@ class Statistics:
     oracles: tuple[OracleName, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
+    first_case_s: float | None = None
 
     @classmethod
     def of_kernels(cls, declarations: Sequence[Declaration]) -> dict[str, KernelStatistics]:
@@ -171,6 +172,8 @@ class Statistics:
         """Add what a worker reported just now."""
         self.kernels[progress.kernel].add(progress)
         self.throughput.add(progress.device, self.elapsed_s(), progress.cases)
+        if progress.cases and self.first_case_s is None:
+            self.first_case_s = self.elapsed_s()
 
     def standing(self, found: Finding) -> Standing:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
