@@ -143,6 +143,8 @@ class Statistics:
     contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
     new counts. ``python``: where kernels run, if not in the driver's environment. ``oracles``: those that were asked
     for by name, if any were. ``first_case_s``: when the first case had been judged, in seconds since the command began.
+    ``asking``: of how many kernels it is not known yet what they take. ``compiling``: how many workers on a GPU have
+    judged no case yet, for which a kernel has to be compiled.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -162,6 +164,8 @@ class Statistics:
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
     first_case_s: float | None = None
+    asking: int = 0
+    compiling: int = 0
 
     @classmethod
     def of_kernels(cls, declarations: Sequence[Declaration]) -> dict[str, KernelStatistics]:
@@ -240,7 +244,8 @@ class CampaignResult:
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
     ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end;
-    ``never_returned``: why kernels were not searched that never gave a result.
+    ``never_returned``: why kernels were not searched that never gave a result. ``unsettled``: targets of kernels of
+    which it was not found out within the budget what they take: what failed was not looked into.
     """
 
     stop_reason: StopReason
@@ -256,6 +261,7 @@ class CampaignResult:
     missed: frozenset[str] = frozenset()
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     never_returned: Mapping[str, str] = field(default_factory=dict)
+    unsettled: tuple[str, ...] = ()
 
     @property
     def unreached(self) -> tuple[str, ...]:
@@ -328,6 +334,9 @@ was found before, and is forgotten. *Smaller*: a smaller case fails in the same 
 
 class Reporter:
     """Called by the coordinator, always from the same thread; this one says nothing."""
+
+    def waiting(self, what: str) -> None:
+        """What the campaign waits for before its first case; may be said again."""
 
     def started(self, statistics: Statistics) -> None:
         """The kernels are known and the workers start."""

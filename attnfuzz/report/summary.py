@@ -88,7 +88,8 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     and ``outside_contract`` says what of that it refuses. ``questions`` are the rest of it.
     ``not_runnable``: how many cases, which are not among the ``cases``, could not run on this device, by the reason.
     ``unbuilt``: how far a kernel had come that compiles itself; no more of it was searched. ``never_returned``: why one
-    was not searched that never gave a result."""
+    was not searched that never gave a result. ``unsettled``: it was not found out what it takes, and what failed was
+    not looked into."""
 
     name: str
     target: str
@@ -102,6 +103,7 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     not_runnable: dict[str, Count] = {}
     unbuilt: str = ""
     never_returned: str = ""
+    unsettled: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -157,6 +159,7 @@ def summarise(result: CampaignResult) -> Summary:
                 not_runnable=kernel.not_runnable,
                 unbuilt=result.unbuilt.get(target, ""),
                 never_returned=result.never_returned.get(target, ""),
+                unsettled=target in result.unsettled,
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
