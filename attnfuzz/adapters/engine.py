@@ -25,7 +25,7 @@ class Engine:
     """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with.
 
     ``written_for``: versions whose signatures they follow, where none of them has run yet. ``settled``: versions of
-    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`): adapters say all of that.
+    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`).
     """
 
     package: str
@@ -80,7 +80,7 @@ class Engine:
                 declared.declaration,
                 versions=versions,
                 calls=calls,
-                says_all=version in self.settled and not gpu_only,
+                is_settled=version in self.settled and not gpu_only,
             )
             return Kernel(call, declaration, plan=plan)
 

@@ -3,18 +3,20 @@
 Many kernels compile themselves when they are first called, some for minutes. So each kernel of the user is looked at
 in a process of its own, all at once: what it takes where it declares nothing is found out there (`infer`), and one that
 starts a compiler meanwhile is stopped, and left to be built beside the search. The search of a kernel begins with the
-first ordinary cases that it is right about, within no more than these have; it widens once all is known.
+first ordinary cases that it is right about, within no more than these have; it widens once all is known. Where more
+kernels are asked than there are cores, and no GPU does the work, a search would only hold that up, and waits.
 
 Builds are made one after the other, by one process: build tools that share a folder (FlashInfer's do) forget each
 other's results when they run at once. First comes what the simplest case of each kernel needs, then what those of
-other dtypes, head sizes and options do; a kernel is searched in what of it is built. Bundled kernels are Triton's to
-compile, and mean what they declare.
+other dtypes, head sizes and options do; a kernel is searched in what of it is built. Bundled kernels, and those
+of engines that are settled, are Triton's to compile, and mean what they declare.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -83,7 +85,7 @@ class _Looked:
 class Readiness:
     """Of the kernels of one campaign. A context manager: leaving it ends what is asked and built.
 
-    ``asks_all``: also kernels that say all there is to say. ``infers``: whether to find out what kernels of the
+    ``asks_all``: also kernels that are settled. ``infers``: whether to find out what kernels of the
     user take where they declare nothing; ``verifying`` as of `infer`. ``make_runner`` makes what builds, from a
     zygote of its own: executors that come from one wait for each other's compilers, and no hang of a search may
     pass for such a wait.
@@ -107,7 +109,11 @@ class Readiness:
         self._verifying = verifying
         self._asks_all = asks_all
         self._declarations = {one.target: one for one in declarations}
-        self._users = [one for one in declarations if not one.is_bundled or one.needs_preparing]
+        self._users = [
+            one
+            for one in declarations
+            if one.needs_preparing or not (one.is_bundled or (one.is_settled and not asks_all))
+        ]
         self.asking = {one.target for one in self._users}
         """Targets of the kernels of which it is not known yet what they take, or whether they are ready."""
         self._building: dict[str, _Building] = {}
@@ -170,6 +176,11 @@ class Readiness:
             self._thread.start()
 
     @property
+    def _has_cores_left(self) -> bool:
+        """Whether a search takes no time from finding out what kernels take, which it waits for with all that fails."""
+        return self._runner.device == "cuda" or len(self._users) <= cores()
+
+    @property
     def stage(self) -> str:
         """What is being found out, in words."""
         number = len(self._users)
@@ -186,19 +197,22 @@ class Readiness:
             self._listen()
         self._listen()
 
-    def wait_for_first(self, waiting: Callable[[str], None] = lambda what: None) -> None:
-        """Wait until there is a kernel to search, and say so. Raises KernelLoadError if none can be, with a sentence
-        for each."""
-        while not self.ready and not self._joining and self._thread is not None:
+    def wait_for_first(self, waiting: Callable[[str], None] = lambda what: None) -> float:
+        """Wait until there is a kernel to search, and say so; the seconds that went into asking what kernels take.
+
+        Raises KernelLoadError if none can be searched, with a sentence for each.
+        """
+        began, asked_s, is_over = time.monotonic(), 0.0, self._thread is None
+        while not self.ready and not self._joining and self._thread is not None and not is_over:
             waiting(self.stage)
             self._thread.join(_LOOK_EVERY_S)
+            asked_s = time.monotonic() - began if self.asking else asked_s
             is_over = not self._thread.is_alive()
             self._listen()
-            if is_over:
-                break
         if not self.ready and not self._joining:
             never = [f"{target} {why}" for target, why in self.never_returned.items()]
             raise KernelLoadError("\n".join([*never, *self._why_not.values()]))
+        return asked_s
 
     def take(self) -> list[Join]:
         """What can be searched that could not before."""
@@ -305,7 +319,7 @@ class Readiness:
             return False, None
 
         def begin(supports: Supports) -> None:
-            if not compilers.seen:
+            if not compilers.seen and self._has_cores_left:
                 least = msgspec.structs.replace(declaration, supports=supports)
                 self._told.put(Join(kernel=least, is_settled=False))
 
@@ -327,7 +341,7 @@ class Readiness:
             ):
                 return True, None
             found = None
-            if self._infers and not compilers.seen and (self._asks_all or not declaration.says_all):
+            if self._infers and not compilers.seen:
                 found = infer(
                     own,
                     declaration,

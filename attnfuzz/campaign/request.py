@@ -34,7 +34,7 @@ class CampaignRequest:
     user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors run, if not in the
     driver's environment. ``verifying``: it is about one kernel, of whose contract only what it refuses is left out,
     and where tensors lie (`infer`). ``asks_first``: what kernels take is found out before the search begins, not
-    beside it, of those that say all as well.
+    beside it, of those that are settled as well.
     """
 
     kernels: tuple[str, ...]

@@ -143,6 +143,7 @@ class Statistics:
     contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
     new counts. ``python``: where kernels run, if not in the driver's environment. ``oracles``: those that were asked
     for by name, if any were. ``first_case_s``: when the first case had been judged, in seconds since the command began.
+    ``asked_s``: how much of the budget was spent on what kernels take before any could be searched.
     ``asking``: of how many kernels it is not known yet what they take. ``compiling``: how many workers on a GPU have
     judged no case yet, for which a kernel has to be compiled.
     """
@@ -164,6 +165,7 @@ class Statistics:
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
     first_case_s: float | None = None
+    asked_s: float = 0.0
     asking: int = 0
     compiling: int = 0
 
@@ -221,7 +223,7 @@ class Statistics:
 
     def begin(self) -> None:
         """Cases can be judged from now on, if not before: nothing may postpone the end any more."""
-        self.deadline = min(self.deadline, time.monotonic() + self.budget_s)
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, self.budget_s - self.asked_s))
 
     def elapsed_s(self) -> float:
         """Seconds since the command began."""
@@ -229,7 +231,7 @@ class Statistics:
 
     def remaining_s(self) -> float:
         """Seconds of the budget that are left."""
-        return max(0.0, min(self.budget_s, self.deadline - time.monotonic()))
+        return max(0.0, min(self.budget_s - self.asked_s, self.deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)

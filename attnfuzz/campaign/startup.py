@@ -108,8 +108,9 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)
-        readiness.wait_for_first(reporter.waiting)
+        asked_s = readiness.wait_for_first(reporter.waiting)
         statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
+        statistics.asked_s = asked_s
         parts = request.resume.parts if request.resume is not None else 0
         pool.prepare(statistics.workers)
 

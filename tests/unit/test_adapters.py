@@ -156,13 +156,13 @@ def test_what_has_been_found_out_of_a_version_is_not_asked_again() -> None:
     """Each search would spend its first seconds on what an adapter says; or believe it of a version that is new."""
     version = installed("torch")
     assert version is not None
-    for settled, gpu_only, says_all in (((version,), False, True), (("1.0",), False, False)):
+    for settled, gpu_only, is_settled in (((version,), False, True), (("1.0",), False, False)):
         engine = attnfuzz.Engine("torch", tried=("1.0",), settled=settled)
         made = engine.kernel(
             "dense_decode", supports=attnfuzz.Supports(), needs={"softmax": ("torch:softmax",)}, gpu_only=gpu_only
         )(lambda i, *, softmax: i)
         assert isinstance(made, Kernel)
-        assert made.declaration.says_all == says_all
+        assert made.declaration.is_settled == is_settled
 
 
 def test_an_engine_that_states_it_in_another_way_is_told_of() -> None:

@@ -25,6 +25,7 @@ from attnfuzz.campaign.messages import (
     WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
+from attnfuzz.campaign.result import Statistics
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
@@ -172,6 +173,18 @@ class AskedReadiness(PretendedReadiness):
     def take(self) -> list[Join]:
         news, self.joins = self.joins, []
         return news
+
+
+def test_what_is_asked_before_the_search_counts() -> None:
+    """A person would wait for the budget, and for as long again before it."""
+    now = time.monotonic()
+    made = Statistics(
+        kernels={}, started=now, deadline=now + 1e3, budget_s=60.0, device="cpu", device_name="cpu", workers=1, seed=1
+    )
+    made.asked_s = 20.0
+    assert made.remaining_s() == 40.0
+    made.begin()
+    assert made.deadline == pytest.approx(time.monotonic() + 40.0, abs=5.0)
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
