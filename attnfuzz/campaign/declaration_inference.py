@@ -92,8 +92,8 @@ from attnfuzz.verdict import Failure, Verdict
 __all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
-_PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
-"""For all probes of a kernel. Builds may take as long as they need."""
+_PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}
+"""For all probes of a kernel, beside which it may be searched. Builds may take as long as they need."""
 _MOST_PROBES = 80
 """That the kernel answers; what is not known by then stays in the contract."""
 _MOST_REFUSALS = 320
