@@ -74,6 +74,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``versions``: of the packages that the kernel belongs to, where it is an engine's; ``calls``: the functions of the
     engine that it calls, as ``module:attribute``.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
+    ``is_settled``: it is an engine's, in Triton, and of what it leaves open it has been found out that it means the
+    default.
     ``oracles``: those that its file defines (`attnfuzz.oracle`).
     A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
     not be shown, or not be sent as JSON, and for what ``where`` names and cases of the problem do not have.
@@ -89,6 +91,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     versions: dict[str, str] = {}
     calls: tuple[str, ...] = ()
     needs_preparing: bool = False
+    is_settled: bool = False
     oracles: tuple[OracleName, ...] = ()
 
     def __post_init__(self) -> None:

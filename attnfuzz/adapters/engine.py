@@ -24,12 +24,14 @@ __all__ = ["Engine"]
 class Engine:
     """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with.
 
-    ``written_for``: versions whose signatures they follow, where none of them has run yet.
+    ``written_for``: versions whose signatures they follow, where none of them has run yet. ``settled``: versions of
+    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`).
     """
 
     package: str
     tried: tuple[str, ...]
     written_for: tuple[str, ...] = ()
+    settled: tuple[str, ...] = ()
 
     def kernel(
         self,
@@ -74,7 +76,12 @@ class Engine:
             version = installed(self.package)
             versions = {} if version is None else {self.package: version}
             calls = tuple(place for place, value in plan.needs.values() if _is_function(value))
-            declaration = msgspec.structs.replace(declared.declaration, versions=versions, calls=calls)
+            declaration = msgspec.structs.replace(
+                declared.declaration,
+                versions=versions,
+                calls=calls,
+                is_settled=version in self.settled and not gpu_only,
+            )
             return Kernel(call, declaration, plan=plan)
 
         return declare

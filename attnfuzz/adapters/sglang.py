@@ -27,7 +27,7 @@ __all__ = [
     "merge_state_v2",
 ]
 
-SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",))
+SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
 SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=(), written_for=("0.4.10",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 _CACHES: dict[str, Any] = {

@@ -31,7 +31,7 @@ __all__ = [
     "unified_attention_tree",
 ]
 
-VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",))
+VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",), settled=("0.33.0",))
 _OPS = ("vllm.v1.attention.ops", "vllm.attention.ops")
 
 
@@ -65,6 +65,7 @@ _UNIFIED_NUMERICS = attnfuzz.Numerics(dequantised="input")
     needs={"forward": _ops("triton_decode_attention:decode_attention_fwd")},
     supports=attnfuzz.Supports(**_CACHES, empty_sequences=False),
     options={"num_kv_splits": (4, 16)},
+    numerics=attnfuzz.Numerics(scores="input"),
 )
 def decode_attention(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
     """Split-K decode, `decode_attention_fwd`."""

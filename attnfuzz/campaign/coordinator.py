@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from contextlib import nullcontext
@@ -91,6 +92,9 @@ _HOUSEKEEPING_EVERY_S = 5.0
 _FORMATS_KEPT = 32
 """Of each kernel, for workers that start later."""
 _KILLS = ("SIGKILL", "SIGTERM")
+_LEAST_SEARCH_S = 5.0
+_MOST_LATE_S = 10.0
+"""How long a search may go on when its budget is spent, so that kernels are searched within what they take."""
 
 
 class Coordinator:
@@ -145,9 +149,12 @@ class Coordinator:
         self._troubles: list[str] = []
         self._heard_of: set[str] = set()
         self._in_trouble: set[int] = set()
+        self._compiling: set[int] = set()
         self._fail_fast_hit = False
         self._environment_fails = False
         self._stopping = False
+        self._settled_at: float | None = None if readiness is not None and readiness.asking else -math.inf
+        """When it became known what all kernels take; long ago, if that was never asked."""
         self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
         if request.resume is not None:
             self._resume(request.resume)
@@ -193,7 +200,12 @@ class Coordinator:
             troubles=tuple(self._troubles),
             signal=entered.first,
             unbuilt={} if self._readiness is None else self._readiness.unbuilt,
+            unsettled=self._unsettled if reason == "budget" else (),
         )
+
+    @property
+    def _unsettled(self) -> tuple[str, ...]:
+        return () if self._readiness is None else tuple(sorted(self._readiness.asking))
 
     def _reason_to_stop(self, interrupts: Interrupts) -> StopReason | None:
         if interrupts.count:
@@ -202,11 +214,19 @@ class Coordinator:
             return "fail_fast"
         if self._environment_fails:
             return "environment"
-        if self._statistics.remaining_s() <= 0:
+        if self._is_spent():
             return "budget"
         if self._workers.is_lost:
             return "environment" if self._lost_devices else "workers_lost"
         return None
+
+    def _is_spent(self) -> bool:
+        """Whether the budget is; where it was not known for long what kernels take, they are searched a little then."""
+        now, budget_ends = time.monotonic(), self._statistics.deadline
+        if self._settled_at is None:
+            return now >= budget_ends + _MOST_LATE_S
+        searched_until = self._settled_at + min(_LEAST_SEARCH_S, self._statistics.budget_s)
+        return now >= max(budget_ends, min(searched_until, budget_ends + _MOST_LATE_S))
 
     def _finish(self, interrupts: Interrupts) -> None:
         """Have the workers end, wait a little for what they still have to say, then end them."""
@@ -235,7 +255,7 @@ class Coordinator:
             return
         for number in started:
             self._in_trouble.discard(number)
-            partly = [one for one in self._joined.values() if one.built]
+            partly = [one for one in self._joined.values() if one.is_in_part]
             for message in (*partly, *self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
                 self._workers.send(number, message)
             for compiled in chain.from_iterable(self._compiled.values()):
@@ -254,7 +274,7 @@ class Coordinator:
             worker=number,
             num_workers=statistics.workers,
             seed=statistics.seed + (starts << 32) + ((request.resume.parts if request.resume is not None else 0) << 64),
-            kernels=tuple(one.kernel for one in self._joined.values() if not one.built),
+            kernels=tuple(one.kernel for one in self._joined.values() if not one.is_in_part),
             deadline=statistics.deadline,
             device=statistics.device,
             oracles=request.judging_oracles,
@@ -283,18 +303,31 @@ class Coordinator:
         """Have kernels searched that have become ready for it."""
         if self._readiness is None:
             return
-        for question, declaration in self._readiness.take_questions():
-            self._book.ask(question, declaration)
-        for unfinished in self._readiness.take_failures():
-            self._orphans.add(unfinished)
         for join in self._readiness.take():
             self._take_up(join)
+        for question, declaration in self._readiness.take_questions():
+            self._book.ask(question, declaration)
+        if failures := self._readiness.take_failures():
+            for unfinished in failures:
+                self._orphans.add(unfinished)
+            for number in self._workers.working[:1]:  # or the first that is started
+                self._hand_over(number)
+        self._statistics.asking = len(self._readiness.asking)
+        if not self._readiness.asking and self._settled_at is None:
+            self._settled_at = time.monotonic()
 
     def _take_up(self, join: Join) -> None:
         """Have a kernel searched as ``join`` says, and as what the search has found out of it."""
         target = join.kernel.target
+        if not join.is_settled:
+            self._joined[target] = join
+            self._workers.broadcast(join)
+            return
         kernel = with_declared(join.kernel, Supports(), adopting(Numerics(), self._adopted.get(target, {})))
+        known = self._joined.get(target)
         self._joined[target] = join = msgspec.structs.replace(join, kernel=kernel)
+        if known is None or not known.is_settled:
+            self._book.settle(kernel)
         self._kernels[target] = self._statistics.kernels[target].declaration = kernel
         self._workers.broadcast(join)
 
@@ -337,11 +370,17 @@ class Coordinator:
         match message:
             case Ready():
                 self._statistics.begin()
-                self._workers.send(number, Begin(deadline=self._statistics.deadline))
+                if self._statistics.device == "cuda":
+                    self._compiling.add(number)
+                    self._statistics.compiling = len(self._compiling)
+                late_s = 0.0 if self._settled_at is not None else _MOST_LATE_S
+                self._workers.send(number, Begin(deadline=self._statistics.deadline + late_s))
             case WorkerProgress():
                 self._statistics.add(message)
                 self._book.seen_again(message.known_by_finding)
                 self._workers.has_judged(number)
+                self._compiling.discard(number)
+                self._statistics.compiling = len(self._compiling)
             case FormatCompiled():
                 self._compiled[message.kernel].append(message)
                 self._workers.broadcast(message, but=number)
@@ -421,6 +460,7 @@ class Coordinator:
 
     def _lose(self, number: int, *, hung_up: bool = False) -> LastWords:
         last_words = self._workers.lose(number, hung_up=hung_up)
+        self._compiling.discard(number)
         for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
             if not self._stopping:

@@ -205,6 +205,10 @@ class Throughput:
             sums[device] += cases
         return {device: sums[device] / max(min(now_s, _RECENT_S), 1e-9) for device in self.counts}
 
+    def until(self, end_s: float) -> int:
+        """Cases of the intervals that end by then."""
+        return sum(sum(counts[: int(end_s / self.interval_s)]) for counts in self.counts.values())
+
     def _forget(self, now_s: float) -> None:
         while self.recent and self.recent[0][0] < now_s - _RECENT_S:
             self.recent.popleft()

@@ -92,8 +92,8 @@ from attnfuzz.verdict import Failure, Verdict
 __all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
-_PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
-"""For all probes of a kernel. Builds may take as long as they need."""
+_PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}
+"""For all probes of a kernel, beside which it may be searched. Builds may take as long as they need."""
 _MOST_PROBES = 80
 """That the kernel answers; what is not known by then stays in the contract."""
 _MOST_REFUSALS = 320
@@ -112,6 +112,15 @@ _STRICTER = ({"probabilities": "float32", "partials": "float32"}, {"row_sum": "f
 """Arithmetic that probes can tell from what is allowed undeclared. Where weights are not rounded, their sum is not."""
 _MOST_STRICT = 24
 """Further probes for that."""
+_LEAST: dict[str, Any] = {
+    "strides": "contiguous",
+    "lse": "none",
+    "empty_sequences": False,
+    "empty_state_lse": ("-inf",),
+    "padding_tokens": False,
+    "freed_pages": False,
+}
+"""Of `Supports`, what the least of kernels takes."""
 _MOST_OPTIONS = 3
 _SEEDS = (0, 1)
 _LONG = 600
@@ -302,16 +311,20 @@ def infer(
     *,
     is_over: Callable[[], bool] = lambda: False,
     verifying: bool = False,
+    stricter: bool = True,
+    begin: Callable[[Supports], None] = lambda supports: None,
 ) -> Inferred:
     """What the kernel takes, as far as its declaration leaves that open; nothing is probed any more once ``is_over``.
 
-    Raises what ``runner.judge`` raises.
+    ``stricter``: also what it rounds less than it may. ``begin`` is called early, with what is known of a kernel that
+    is right about ordinary cases: it takes that for certain, whatever else it will be found to take. Raises what
+    ``runner.judge`` raises.
     """
     if isinstance(declaration.problem, OpenProblem):  # its fields say what a case may have
         return Inferred(target=declaration.target, supports=declaration.supports, left_out=(), probes=0, works=True)
     probes = _Probes(runner, declaration, is_over)
-    inference = _Inference(probes, declaration, verifying)
-    inference.run()
+    inference = _Inference(probes, declaration, verifying, asks_stricter=stricter)
+    inference.run(begin)
     return Inferred(
         target=declaration.target,
         supports=inference.supports,
@@ -447,6 +460,7 @@ class _Inference:
     probes: _Probes
     declaration: Declaration
     verifying: bool = False
+    asks_stricter: bool = True
     supports: Supports = _UNDECLARED
     left_out: list[LeftOut] = field(default_factory=list)
     stricter: list[Stricter] = field(default_factory=list)
@@ -456,13 +470,16 @@ class _Inference:
     has_right_lse: bool = True
     _fails_in: str = ""
 
-    def run(self) -> None:
+    def run(self, begin: Callable[[Supports], None]) -> None:
         self.supports = self.declaration.supports
         has_pages = "block_table" in CASE_TYPES[self.declaration.problem].tensor_names
         if self.declaration.problem == "merge_states":
             self._find_merge()
         else:
             self._find_point()
+        if self.works and not self.is_even:
+            begin(self._least())
+        if self.declaration.problem != "merge_states":
             if not self.verifying:
                 self._numerics()
             if has_pages:
@@ -479,8 +496,17 @@ class _Inference:
             self._sizes("gqa_ratios", GQA_RATIOS, lambda ratio: ratio, (2, 8, 16, 3, 6))
         if has_pages:
             self._block_sizes()
-        if self.works and not self.verifying and self.declaration.problem != "merge_states":
+        if self.asks_stricter and self.works and not self.verifying and self.declaration.problem != "merge_states":
             self._stricter()
+
+    def _least(self) -> Supports:
+        """What a kernel takes that is right about ordinary cases: no more than these have, of all that is left open."""
+        least = {name: getattr(self.point, name) for name in _NOUNS} | _LEAST
+        if self.declaration.problem == "merge_states":  # its axes and logarithms are known
+            least["lse"] = self.supports.lse
+        return msgspec.structs.replace(
+            self.supports, **{name: value for name, value in least.items() if self._is_open(name)}
+        )
 
     def _is_open(self, name: str) -> bool:
         return self.declaration.supports.leaves_open(name)

@@ -200,6 +200,12 @@ class FindingBook:
         self._by_tag[finding.tag] = finding
         self._folder.adopt(finding)
 
+    def settle(self, kernel: Declaration) -> None:
+        """Hold findings of an earlier part of the campaign against ``kernel``, now that it is known what it takes."""
+        for finding in self.findings:
+            if finding.declaration is self._kernels[kernel.target]:
+                finding.declaration = kernel
+
     def pending(self) -> list[Unfinished]:
         """What workers are looking into, as far as they have got."""
         return [finding.unfinished() for finding in self._open.values()]

@@ -194,10 +194,20 @@ class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only
 
 
 class Join(msgspec.Struct, tag="join", frozen=True, kw_only=True):
-    """A kernel can be searched from now on: where it is ``built``, or everywhere if that is empty."""
+    """A kernel can be searched from now on: where it is ``built``, or everywhere if that is empty.
+
+    Unless ``is_settled``, it is still being found out what the kernel takes: ``kernel`` declares no more than is known
+    to be right, and cases that fail are judged again once all is known.
+    """
 
     kernel: Declaration
     built: tuple[Combination, ...] = ()
+    is_settled: bool = True
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether more of the kernel is to come."""
+        return bool(self.built) or not self.is_settled
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):

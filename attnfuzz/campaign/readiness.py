@@ -1,17 +1,22 @@
-"""When each kernel can be searched: at once, or once it is built. Torch-free.
+"""When each kernel can be searched: at once, in part, or once it is built. Torch-free.
 
 Many kernels compile themselves when they are first called, some for minutes. So each kernel of the user is looked at
 in a process of its own, all at once: what it takes where it declares nothing is found out there (`infer`), and one that
-starts a compiler meanwhile is stopped, and left to be built beside the search. Builds are made one after the other, by
-one process: build tools that share a folder (FlashInfer's do) forget each other's results when they run at once. First
-comes what the simplest case of each kernel needs, then what those of other dtypes, head sizes and options do; a kernel
-is searched in what of it is built. Bundled kernels are Triton's to compile, and mean what they declare.
+starts a compiler meanwhile is stopped, and left to be built beside the search. The search of a kernel begins with the
+first ordinary cases that it is right about, within no more than these have; it widens once all is known. Where more
+kernels are asked than there are cores, and no GPU does the work, a search would only hold that up, and waits.
+
+Builds are made one after the other, by one process: build tools that share a folder (FlashInfer's do) forget each
+other's results when they run at once. First comes what the simplest case of each kernel needs, then what those of
+other dtypes, head sizes and options do; a kernel is searched in what of it is built. Bundled kernels, and those
+of engines that are settled, are Triton's to compile, and mean what they declare.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,7 +39,7 @@ from attnfuzz.problems.combinations import alternatives
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supports import Combination
+from attnfuzz.problems.supports import Combination, Supports
 from attnfuzz.verdict import Failure, Verdict, ends_process
 
 __all__ = ["Readiness"]
@@ -43,7 +48,8 @@ _TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
 """Of a case that is run for what it builds, which itself has all the time it needs."""
 _MOST_BUILT = 32
 _MOST_TRIED = 8
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.05
+_GRACE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -67,12 +73,22 @@ class _Building:
         return self.declaration if found is None else with_declared(self.declaration, found.supports, found.numerics)
 
 
-class Readiness:
-    """Of the kernels of one campaign. A context manager: leaving it ends what is being built.
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """Whether a kernel ``is_ready``, and what it was found to take."""
 
-    ``infers``: whether to find out what kernels of the user take where they declare nothing; ``verifying`` as of
-    `infer`. ``make_runner`` makes what builds, from a zygote of its own: executors that come from one wait for each
-    other's compilers, and no hang of a search may pass for such a wait.
+    target: str
+    is_ready: bool
+    inferred: Inferred | None
+
+
+class Readiness:
+    """Of the kernels of one campaign. A context manager: leaving it ends what is asked and built.
+
+    ``asks_all``: also kernels that are settled. ``infers``: whether to find out what kernels of the
+    user take where they declare nothing; ``verifying`` as of `infer`. ``make_runner`` makes what builds, from a
+    zygote of its own: executors that come from one wait for each other's compilers, and no hang of a search may
+    pass for such a wait.
     """
 
     def __init__(
@@ -84,18 +100,26 @@ class Readiness:
         note: Callable[[str], None],
         infers: bool = True,
         verifying: bool = False,
+        asks_all: bool = False,
     ) -> None:
         self._runner = runner
         self._make_runner = make_runner
         self._note = note
         self._infers = infers
         self._verifying = verifying
+        self._asks_all = asks_all
         self._declarations = {one.target: one for one in declarations}
+        self._users = [
+            one
+            for one in declarations
+            if one.needs_preparing or not (one.is_bundled or (one.is_settled and not asks_all))
+        ]
+        self.asking = {one.target for one in self._users}
+        """Targets of the kernels of which it is not known yet what they take, or whether they are ready."""
         self._building: dict[str, _Building] = {}
-        self._late = frozenset[str]()
         self._inferred: dict[str, Inferred] = {}
-        self._told: queue.SimpleQueue[Join | str] = queue.SimpleQueue()
-        """What the thread that builds has to say: the reporter is not its own."""
+        self._told: queue.SimpleQueue[Join | _Looked | Inferred | str] = queue.SimpleQueue()
+        """What threads have to say that look at kernels and build them: the reporter is not theirs."""
         self._joining: list[Join] = []
         self._asked: list[tuple[LeftOut, Declaration]] = []
         self._failing: list[Unfinished] = []
@@ -114,9 +138,9 @@ class Readiness:
 
     @property
     def ready(self) -> list[Declaration]:
-        """The kernels that `look` found ready, each within its contract."""
-        left_out = self._late | self.never_returned.keys()
-        return [one for target, one in self._declarations.items() if target not in left_out]
+        """The kernels that nothing has to be found out of."""
+        users = {one.target for one in self._users}
+        return [one for target, one in self._declarations.items() if target not in users]
 
     @property
     def declarations(self) -> list[Declaration]:
@@ -142,48 +166,53 @@ class Readiness:
         told = roundings_told(found.numerics, numerics, "wrong", failure)
         self._inferred[target] = msgspec.structs.replace(found, numerics=numerics, left_out=(*found.left_out, *told))
 
-    def look(self) -> None:
-        """Find out which kernels are ready, and what those take."""
-        users = [one for one in self._declarations.values() if not one.is_bundled or one.needs_preparing]
-        with ThreadPoolExecutor(max(1, min(len(users), cores()))) as pool:
-            try:
-                looked = dict(zip((one.target for one in users), pool.map(self._look_at, users), strict=True))
-            except BaseException:  # an interrupt, say: the other threads need not go on
-                self._over.set()
-                raise
-        for target, (is_ready, inferred) in looked.items():
-            declaration = self._declarations[target]
-            if target in self.never_returned:
-                continue
-            if not is_ready:
-                to_build = _one_of_each(declaration)
-                self._building[target] = _Building(declaration, to_build, len(to_build))
-            elif inferred is not None:
-                self._learn(inferred)
-                self._declarations[target] = with_declared(declaration, inferred.supports, inferred.numerics)
-        self._late = frozenset(self._building)
-        self._listen()
+    def start(self) -> None:
+        """Find out in the background which kernels are ready and what those take, and build the others.
 
-    def start_building(self) -> None:
-        """Build what is not ready, in the background; `take` tells what has come of it."""
-        if self._building:
-            names = ", ".join(self._building)
-            verb = "compiles itself" if len(self._building) == 1 else "compile themselves"
-            self._note(f"{names} {verb}, and will be searched as far as that has come")
-            self._thread = threading.Thread(target=self._build, daemon=True)
+        `take` tells what has come of it.
+        """
+        if self._users:
+            self._thread = threading.Thread(target=self._find_out, daemon=True)
             self._thread.start()
 
-    def wait_for_first(self) -> None:
-        """Wait until there is a kernel to search. Raises KernelLoadError if none can be, with a sentence for each."""
-        if not self.ready and not self._building:
-            raise KernelLoadError("\n".join(f"{target} {why}" for target, why in self.never_returned.items()))
-        while not self.ready and not self._joining and self._thread is not None:
+    @property
+    def _has_cores_left(self) -> bool:
+        """Whether a search takes no time from finding out what kernels take, which it waits for with all that fails."""
+        return self._runner.device == "cuda" or len(self._users) <= cores()
+
+    @property
+    def stage(self) -> str:
+        """What is being found out, in words."""
+        number = len(self._users)
+        if not self.asking:
+            return f"building {', '.join(list(self._building))}"
+        kernels = next(iter(self._users)).target if number == 1 else f"{number} kernels"
+        done = f": {number - len(self.asking)} done" if number > 1 else ""
+        return f"asking {kernels} what {'it takes' if number == 1 else 'they take'}{done}"
+
+    def wait(self) -> None:
+        """Wait until it is known what each kernel takes that is ready."""
+        while self.asking and self._thread is not None:
             self._thread.join(_LOOK_EVERY_S)
+            self._listen()
+        self._listen()
+
+    def wait_for_first(self, waiting: Callable[[str], None] = lambda what: None) -> float:
+        """Wait until there is a kernel to search, and say so; the seconds that went into asking what kernels take.
+
+        Raises KernelLoadError if none can be searched, with a sentence for each.
+        """
+        began, asked_s, is_over = time.monotonic(), 0.0, self._thread is None
+        while not self.ready and not self._joining and self._thread is not None and not is_over:
+            waiting(self.stage)
+            self._thread.join(_LOOK_EVERY_S)
+            asked_s = time.monotonic() - began if self.asking else asked_s
             is_over = not self._thread.is_alive()
             self._listen()
-            if is_over and not self._joining:
-                never = [f"{target} {why}" for target, why in self.never_returned.items()]
-                raise KernelLoadError("\n".join([*never, *self._why_not.values()]))
+        if not self.ready and not self._joining:
+            never = [f"{target} {why}" for target, why in self.never_returned.items()]
+            raise KernelLoadError("\n".join([*never, *self._why_not.values()]))
+        return asked_s
 
     def take(self) -> list[Join]:
         """What can be searched that could not before."""
@@ -207,12 +236,30 @@ class Readiness:
                 said = self._told.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(said, Join):
-                self._joining.append(said)
-            else:
-                self._note(said)
+            match said:
+                case Join():
+                    self._joining.append(said)
+                case _Looked():
+                    self._take_in(said)
+                case Inferred():
+                    self._learn(said)
+                case str():
+                    self._note(said)
         if self._error is not None:
             raise self._error
+
+    def _take_in(self, looked: _Looked) -> None:
+        """Have a kernel searched that has been looked at, as far as it is ready."""
+        target, found = looked.target, looked.inferred
+        self.asking.discard(target)
+        if target in self.never_returned or not looked.is_ready:
+            return
+        declaration = self._declarations[target]
+        if found is not None:
+            self._learn(found)
+            declaration = with_declared(declaration, found.supports, found.numerics)
+        self._declarations[target] = declaration
+        self._joining.append(Join(kernel=declaration))
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +269,9 @@ class Readiness:
         if self._builder is not None:
             self._builder.zygote.close()  # which may be done while the thread waits for it
         if self._thread is not None:
+            self._thread.join(_GRACE_S)
+            if self._thread.is_alive():  # a kernel keeps it waiting
+                self._runner.zygote.close()
             self._thread.join()
 
     def _learn(self, inferred: Inferred) -> None:
@@ -234,12 +284,45 @@ class Readiness:
         ]
         if inferred.left_out:
             taken = f"what it was found to take, {inferred.searched}"
-            self._told.put(f"{inferred.target} is searched within {taken}; --pedantic searches everything")
+            self._note(f"{inferred.target} is searched within {taken}; --pedantic searches everything")
+
+    def _find_out(self) -> None:
+        """In the background: look at all kernels, then build those that are not ready."""
+        try:
+            with ThreadPoolExecutor(max(1, min(len(self._users), cores()))) as pool:
+                for _ in pool.map(self._look, self._users):
+                    pass
+        except BaseException as error:  # noqa: BLE001 - as of `_build`
+            if not self._over.is_set():
+                self._error = error
+            return
+        found = self._building
+        self._building = {one.target: found[one.target] for one in self._users if one.target in found}
+        if self._building and not self._over.is_set():
+            names = ", ".join(self._building)
+            verb = "compiles itself" if len(self._building) == 1 else "compile themselves"
+            self._told.put(f"{names} {verb}, and will be searched as far as that has come")
+            self._build()
+
+    def _look(self, declaration: Declaration) -> None:
+        if self._over.is_set():
+            return
+        is_ready, inferred = self._look_at(declaration)
+        if not is_ready and declaration.target not in self.never_returned:
+            to_build = _one_of_each(declaration)
+            self._building[declaration.target] = _Building(declaration, to_build, len(to_build))
+        self._told.put(_Looked(declaration.target, is_ready, inferred))
 
     def _look_at(self, declaration: Declaration) -> tuple[bool, Inferred | None]:
         """Whether the kernel is ready, and what it takes."""
         if declaration.needs_preparing:
             return False, None
+
+        def begin(supports: Supports) -> None:
+            if not compilers.seen and self._has_cores_left:
+                least = msgspec.structs.replace(declaration, supports=supports)
+                self._told.put(Join(kernel=least, is_settled=False))
+
         compilers = OwnCompilers()
         with self._runner.sibling() as own:
             own.give_up_builds(compilers)
@@ -264,6 +347,8 @@ class Readiness:
                     declaration,
                     is_over=lambda: compilers.seen or self._over.is_set(),
                     verifying=self._verifying,
+                    stricter=self._asks_all,
+                    begin=begin,
                 )
             if raised is not None and found is not None and not found.works and not compilers.seen:
                 self._never_returns(own, declaration, raised)
@@ -343,12 +428,14 @@ class Readiness:
             self._infer(runner, kernel, msgspec.structs.replace(kernel.declaration, supports=within))
 
     def _infer(self, runner: Runner, kernel: _Building, declaration: Declaration) -> None:
-        found = infer(runner, declaration, is_over=self._over.is_set, verifying=self._verifying)
+        found = infer(
+            runner, declaration, is_over=self._over.is_set, verifying=self._verifying, stricter=self._asks_all
+        )
         if not self._over.is_set():
             where = kernel.declaration.supports.where
             found = msgspec.structs.replace(found, supports=msgspec.structs.replace(found.supports, where=where))
             kernel.inferred = found
-            self._learn(found)
+            self._told.put(found)
 
 
 def _raised(verdict: Verdict) -> Failure | None:

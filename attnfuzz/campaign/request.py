@@ -33,7 +33,8 @@ class CampaignRequest:
     state of an interrupted campaign to go on with; ``trust`` is false where that alone names ``kernels``, and no
     user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors run, if not in the
     driver's environment. ``verifying``: it is about one kernel, of whose contract only what it refuses is left out,
-    and where tensors lie (`infer`).
+    and where tensors lie (`infer`). ``asks_first``: what kernels take is found out before the search begins, not
+    beside it, of those that are settled as well.
     """
 
     kernels: tuple[str, ...]
@@ -52,6 +53,7 @@ class CampaignRequest:
     against: Earlier | None = None
     python: Python | None = None
     verifying: bool = False
+    asks_first: bool = False
 
     @property
     def import_patience_s(self) -> float:

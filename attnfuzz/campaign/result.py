@@ -142,7 +142,10 @@ class Statistics:
     start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
     contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
     new counts. ``python``: where kernels run, if not in the driver's environment. ``oracles``: those that were asked
-    for by name, if any were.
+    for by name, if any were. ``first_case_s``: when the first case had been judged, in seconds since the command began.
+    ``asked_s``: how much of the budget was spent on what kernels take before any could be searched.
+    ``asking``: of how many kernels it is not known yet what they take. ``compiling``: how many workers on a GPU have
+    judged no case yet, for which a kernel has to be compiled.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -161,6 +164,10 @@ class Statistics:
     oracles: tuple[OracleName, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
+    first_case_s: float | None = None
+    asked_s: float = 0.0
+    asking: int = 0
+    compiling: int = 0
 
     @classmethod
     def of_kernels(cls, declarations: Sequence[Declaration]) -> dict[str, KernelStatistics]:
@@ -171,6 +178,8 @@ class Statistics:
         """Add what a worker reported just now."""
         self.kernels[progress.kernel].add(progress)
         self.throughput.add(progress.device, self.elapsed_s(), progress.cases)
+        if progress.cases and self.first_case_s is None:
+            self.first_case_s = self.elapsed_s()
 
     def standing(self, found: Finding) -> Standing:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
@@ -214,7 +223,7 @@ class Statistics:
 
     def begin(self) -> None:
         """Cases can be judged from now on, if not before: nothing may postpone the end any more."""
-        self.deadline = min(self.deadline, time.monotonic() + self.budget_s)
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, self.budget_s - self.asked_s))
 
     def elapsed_s(self) -> float:
         """Seconds since the command began."""
@@ -222,7 +231,7 @@ class Statistics:
 
     def remaining_s(self) -> float:
         """Seconds of the budget that are left."""
-        return max(0.0, min(self.budget_s, self.deadline - time.monotonic()))
+        return max(0.0, min(self.budget_s - self.asked_s, self.deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +246,8 @@ class CampaignResult:
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
     ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end;
-    ``never_returned``: why kernels were not searched that never gave a result.
+    ``never_returned``: why kernels were not searched that never gave a result. ``unsettled``: targets of kernels of
+    which it was not found out within the budget what they take: what failed was not looked into.
     """
 
     stop_reason: StopReason
@@ -253,6 +263,7 @@ class CampaignResult:
     missed: frozenset[str] = frozenset()
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     never_returned: Mapping[str, str] = field(default_factory=dict)
+    unsettled: tuple[str, ...] = ()
 
     @property
     def unreached(self) -> tuple[str, ...]:
@@ -325,6 +336,9 @@ was found before, and is forgotten. *Smaller*: a smaller case fails in the same 
 
 class Reporter:
     """Called by the coordinator, always from the same thread; this one says nothing."""
+
+    def waiting(self, what: str) -> None:
+        """What the campaign waits for before its first case; may be said again."""
 
     def started(self, statistics: Statistics) -> None:
         """The kernels are known and the workers start."""

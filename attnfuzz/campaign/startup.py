@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,19 @@ from attnfuzz.campaign.request import CampaignRequest, asked_of, needs_save_fold
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
 from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
-from attnfuzz.campaign.workers import PROBE_KERNEL, ProbeLoad, WorkerChoice, WorkerProcess, by_formula, calibrate, cores
+from attnfuzz.campaign.workers import (
+    PROBE_KERNEL,
+    ProbeLoad,
+    WorkerChoice,
+    WorkerPool,
+    WorkerProcess,
+    by_formula,
+    calibrate,
+    cores,
+)
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
-from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
+from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus, likely_device
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.own import OracleError
@@ -60,10 +70,16 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
         JournalFolder(state_folder) as journal,
-        Runner(device=request.device, python=python, **_ways(request)) as runner,
         ExitStack() as entered,
     ):
+        scratch = _scratch()
+        entered.callback(scratch.remove)
+        pool = entered.enter_context(WorkerPool(scratch.path))
+        reporter.waiting("loading torch")
+        likely = partial(pool.prepare, _likely_workers(request))
+        runner = entered.enter_context(Runner(device=request.device, python=python, meanwhile=likely, **_ways(request)))
         _ = runner.environment  # asked while the process that tells is not shared with code under test
+        reporter.waiting(f"loading {' '.join(request.kernels)}")
         with _saying_what_is_imported(request, reporter):
             declarations = _load_asked(runner, request)
         _check_oracles(request.oracles, declarations)
@@ -83,20 +99,23 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
                 note=reporter.note,
                 infers=not request.pedantic,
                 verifying=request.verifying,
+                asks_all=request.asks_first,
             )
         )
-        readiness.look()
+        readiness.start()
+        if request.asks_first:
+            readiness.wait()
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)
-        readiness.start_building()
-        readiness.wait_for_first()
+        asked_s = readiness.wait_for_first(reporter.waiting)
         statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
+        statistics.asked_s = min(asked_s, request.budget_s / 2)  # else a short budget would end before the search
         parts = request.resume.parts if request.resume is not None else 0
-        scratch = _scratch()
+        pool.prepare(statistics.workers)
 
         def launch(setup: Setup) -> WorkerProcess:
-            return WorkerProcess(setup, runner.zygote, scratch.path)
+            return pool.launch(setup, runner.zygote)
 
         coordinator = Coordinator(
             request,
@@ -112,7 +131,6 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         result = coordinator.run(interrupts)
         result = replace(result, inferred=readiness.inferred, never_returned=readiness.never_returned)
         journal.keep = coordinator.has_lost_device
-        scratch.remove()
     if state_file.has_state:
         left = format_duration(statistics.remaining_s())
         where = [] if python is None else ["--python", str(python)]
@@ -183,6 +201,13 @@ def load(runner: Runner, targets: Sequence[str], *, within: Path | None = None) 
 def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]:
     """As `load`, and prepared, so that no process does it again."""
     return runner.prepare(load(runner, targets))
+
+
+def _likely_workers(request: CampaignRequest) -> int:
+    """About as many as will be wanted."""
+    if request.workers is not None:
+        return request.workers
+    return by_formula(cores(), find_gpus() if likely_device(request.device) == "cuda" else ()).workers
 
 
 def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> WorkerChoice:

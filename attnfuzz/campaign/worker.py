@@ -67,6 +67,8 @@ __all__ = ["WorkerLoop", "main", "work"]
 _MOST_TOGETHER = 64
 _WAIT_FOR_BATCH_S = 1.0
 _MAX_DEATH_SEARCHES = 3
+_KEPT_OF_A_SYMPTOM = 4
+"""Failing cases of a kernel of which it is not known yet what it takes."""
 
 
 class WorkerLoop:
@@ -112,6 +114,8 @@ class WorkerLoop:
         self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
         self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(most_together))
         self._early: list[Unfinished] = []
+        self._provisional: dict[str, Declaration] = {}
+        self._to_judge_again: defaultdict[str, list[FailingCase]] = defaultdict(list)
         self._pipeline = Pipeline(judge.together)
         self._death_searches: Counter[str] = Counter()
         self._stopped = False
@@ -163,6 +167,10 @@ class WorkerLoop:
             within = msgspec.structs.replace(declaration.supports, where=join.built)
             declaration = msgspec.structs.replace(declaration, supports=within)
         self._kernels[target] = declaration
+        if not join.is_settled:
+            self._provisional[target] = declaration
+        elif target in self._provisional:
+            self._drawn[target][:0] = [failing.case for failing in self._to_judge_again.pop(target, ())]
         self._failures.adopted(target, declaration.numerics)
         if self._formats is not None:
             self._formats.joins(declaration)
@@ -173,7 +181,7 @@ class WorkerLoop:
     def _defer(self, unfinished: Unfinished) -> None:
         """Look into a failure that a worker which was lost had met."""
         declaration = self._kernels.get(unfinished.kernel)
-        if declaration is None:  # it is still being built
+        if declaration is None or self._is_provisional(declaration):  # it is still being built, or asked what it takes
             self._early.append(unfinished)
             return
         case, preceding = unfinished.cases(declaration.problem)
@@ -264,6 +272,8 @@ class WorkerLoop:
             self._sizes[target].went_wrong()
             before, lost = self._judge.history.of(batch.declaration), self._judge.lost
             failed = self._judge_alone(batch.declaration, batch.cases)
+            if self._is_provisional(batch.declaration):
+                lost = None
             if not failed and not self._find_death(batch.declaration, before) and lost is not None:
                 self._failures.doubt(FailingCase(batch.declaration, batch.cases[-1], lost, tuple(batch.cases[:-1])))
             return
@@ -329,8 +339,27 @@ class WorkerLoop:
 
     def _weigh(self, failing: FailingCase, seconds: float) -> None:
         self._read_mail()
-        if not self._stopped:
+        if self._is_provisional(failing.declaration):
+            self._keep_for_later(failing)
+        elif not self._stopped:
             self._failures.weigh(failing, seconds)
+
+    def _is_provisional(self, declaration: Declaration) -> bool:
+        """Whether it says no more than was known before all was that the kernel takes."""
+        return declaration is self._provisional.get(declaration.target)
+
+    def _keep_for_later(self, failing: FailingCase) -> None:
+        """Have a case judged again once it is known what its kernel takes, and rounds on purpose.
+
+        A few of each symptom do.
+        """
+        target = failing.declaration.target
+        if self._kernels[target] is not failing.declaration:  # it has become known meanwhile
+            self._drawn[target].append(failing.case)
+            return
+        kept = self._to_judge_again[target]
+        if sum(one.symptom == failing.symptom for one in kept) < _KEPT_OF_A_SYMPTOM:
+            kept.append(failing)
 
     def _look_into_failures(self) -> None:
         """Find out about each failing case that waits; of a campaign that was stopped, one more is reported."""
@@ -358,7 +387,9 @@ def main(arguments: list[str]) -> int:
     channel_fd, broker_fd = (int(argument) for argument in arguments)
     channel = Channel(socket.socket(fileno=channel_fd), msgspec.json.Decoder(ToWorker))
     try:
-        setup, *mail = channel.receive(_SETUP_WAIT_S)
+        while not (received := channel.receive(_SETUP_WAIT_S)):
+            pass  # the kernels are still being imported; of a coordinator that has ended, receive tells
+        setup, *mail = received
         if not isinstance(setup, Setup):
             raise TypeError(f"the first message is {setup!r}; it must be a Setup")
         work(setup, mail, channel, socket.socket(fileno=broker_fd))

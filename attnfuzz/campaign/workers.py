@@ -45,6 +45,7 @@ __all__ = [
     "StartWorker",
     "WorkerChoice",
     "WorkerHandle",
+    "WorkerPool",
     "WorkerProcess",
     "Workers",
     "by_formula",
@@ -385,10 +386,11 @@ class StartWorker(Protocol):
 class WorkerProcess:
     """``python -m attnfuzz.campaign.worker`` in a session of its own, so that Ctrl-C is the coordinator's to handle.
 
-    A thread lends it connections to the zygote, so that nobody else waits while a zygote that died starts again.
+    Until it is told to `begin` it imports what it needs. From then on a thread lends it connections to the zygote, so
+    that nobody else waits while a zygote that died starts again.
     """
 
-    def __init__(self, setup: Setup, zygote: Zygote, scratch: Path) -> None:
+    def __init__(self, scratch: Path) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
         mine, channel = socket.socketpair()
         self._broker, broker = socket.socketpair()
@@ -404,12 +406,17 @@ class WorkerProcess:
                 start_new_session=True,
             )
         self.channel = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
-        self._lender = threading.Thread(target=lend_connections, args=(zygote, self._broker), daemon=True)
+        self._lender: threading.Thread | None = None
+
+    def begin(self, setup: Setup, zygote: Zygote) -> None:
+        """Have it search. Raises OSError where there is no thread left for it."""
+        lender = threading.Thread(target=lend_connections, args=(zygote, self._broker), daemon=True)
         try:
-            self._lender.start()
+            lender.start()
         except RuntimeError as error:  # "can't start new thread"
             self.kill()
             raise OSError(errno.EAGAIN, str(error)) from error
+        self._lender = lender
         with contextlib.suppress(ChannelClosed):  # it has ended already: noticed when it is listened to
             self.channel.send(setup)
 
@@ -434,7 +441,7 @@ class WorkerProcess:
         self.channel.close()
         with contextlib.suppress(OSError):  # the worker hung up first
             self._broker.shutdown(socket.SHUT_RDWR)
-        if self._lender.ident is not None:
+        if self._lender is not None:
             self._lender.join(_LENDER_WAIT_S)
         self._broker.close()
         end = self._log.seek(0, os.SEEK_END)
@@ -442,6 +449,37 @@ class WorkerProcess:
         tail = only_printable(self._log.read().decode(errors="backslashreplace")).strip()
         self._log.close()
         return LastWords(tail, signal_name(status) if status is not None else None)
+
+
+class WorkerPool:
+    """Worker processes, of which some import what they need while nothing can be told to them yet. A context manager.
+
+    ``scratch`` is a folder for what they keep while they run.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._idle: list[WorkerProcess] = []
+
+    def prepare(self, number: int) -> None:
+        """Have so many, and no more. What the system has no room for now is started when it is launched, or never."""
+        while len(self._idle) > number:
+            self._idle.pop().kill()
+        with contextlib.suppress(OSError):
+            while len(self._idle) < number:
+                self._idle.append(WorkerProcess(self._scratch))
+
+    def launch(self, setup: Setup, zygote: Zygote) -> WorkerProcess:
+        """A worker that does as ``setup`` says. Raises OSError."""
+        process = self._idle.pop() if self._idle else WorkerProcess(self._scratch)
+        process.begin(setup, zygote)
+        return process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.prepare(0)
 
 
 _MAX_REASON_BYTES = 1 << 14

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from attnfuzz.bench.kernels.measurements import L2State, Mode
 from attnfuzz.bench.kernels.shapes import SUITES
@@ -85,6 +87,43 @@ def throughput(
     bench.print_throughput(console, rows)
     results = [row.measured.result for row in rows if row.measured is not None]
     return Outcome(judged=sum(one.statistics.cases for one in results), failed=any(one.fails for one in results))
+
+
+@command.command(epilog=KERNEL_HELP)
+@_KERNELS
+@_DEVICE
+@click.option("--budget", default="60s", show_default=True, help="Of each campaign.")
+@click.option("--workers", default="auto", show_default=True)
+@click.option("--seed", default="1", show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=2, show_default=True, help="Only the first has to compile all.")
+@click.option("--command", "started_by", help="What starts another attnfuzz, to compare with.")
+def campaigns(
+    kernels: tuple[str, ...],
+    device: str,
+    budget: str,
+    workers: str,
+    seed: str,
+    runs: int,
+    started_by: str | None,
+) -> Outcome:
+    """What a person sees in the first minute of `attnfuzz explore KERNELs`, with nothing compiled and then again.
+
+    Seconds from the start of the command to its first line, its first case and each finding; cases in the first 60.
+    """
+    from attnfuzz.bench.first_minute import measure_first_minutes
+    from attnfuzz.report import bench
+    from attnfuzz.report.terminal import make_console
+
+    console = make_console()
+    asked = [*kernels, "--budget", budget, "--workers", workers, "--seed", seed, "--device", device]
+    measured = []
+    try:
+        for one in measure_first_minutes(asked, command=shlex.split(started_by or ""), runs=runs):
+            bench.print_first_minute(console, one)
+            measured.append(one)
+    except (OSError, RuntimeError, msgspec.MsgspecError) as error:
+        raise Refusal(str(error)) from error
+    return Outcome(judged=sum(one.summary.cases for one in measured))
 
 
 @command.command(epilog=KERNEL_HELP)

@@ -45,6 +45,7 @@ def command(kernel: str, budget: float, device: str, seed: int) -> Outcome:
             save_folder=Path(scratch) / "found",
             device=device,
             seed=seed,
+            asks_first=True,
         )
         result = run_campaign(request, Reporter(), state_folder=Path(scratch))
         if not result.statistics.cases and not result.findings and result.interrupted_by is None:

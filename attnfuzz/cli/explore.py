@@ -67,7 +67,11 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
     help="Also search attention over two parts by KERNEL, merged by MERGE; repeatable.",
 )
 @click.option(
-    "--budget", callback=duration, default="60s", show_default=True, help="Time to search, start-up not included."
+    "--budget",
+    callback=duration,
+    default="60s",
+    show_default=True,
+    help="Time to search, start-up not included; up to 10 s more until it is known what kernels take.",
 )
 @click.option(
     "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
@@ -121,11 +125,12 @@ def command(
 ) -> Outcome:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent.
 
-    What a kernel of yours takes is found out first, where it declares nothing (see attnfuzz declare), and only that is
-    searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something is found,
-    but for what a declaration ends, and for what --against knows; 2 if something could not be judged: a kernel, or any
-    case by an --oracle that was asked for. With --shard each machine has a seed of its own, made of the one given.
-    Several --python share the budget; then what is found in one of these environments is run in the others.
+    What a kernel of yours takes is found out meanwhile, where it declares nothing (see attnfuzz declare), and only
+    that is searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something
+    is found, but for what a declaration ends, and for what --against knows; 2 if something could not be judged: a
+    kernel, or any case by an --oracle that was asked for. With --shard each machine has a seed of its own, made of
+    the one given. Several --python share the budget; then what is found in one of these environments is run in the
+    others.
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import CampaignRequest

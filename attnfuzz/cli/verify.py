@@ -80,6 +80,7 @@ def command(
                 fail_fast=True,
                 pedantic=pedantic,
                 verifying=True,
+                asks_first=True,
             )
             result = run_campaign(request, Reporter(), state_folder=Path(scratch))
             outcome = outcome_of(result)

@@ -127,7 +127,7 @@ def _private_folder() -> PrivateFolder:
 
 
 class Zygote:
-    """A running zygote, for any number of executors and threads of this process. Made by `Zygote.start`."""
+    """A zygote, for any number of executors and threads of this process. Made by `Zygote.start`."""
 
     def __init__(self, start_process: Callable[[], ZygoteProcess], max_restarts: int) -> None:
         self._start_process = start_process
@@ -135,7 +135,7 @@ class Zygote:
         self._lock = threading.Lock()
         self._closed = False
         self._given_up: str | None = None
-        self._ready_at = 0.0
+        self._ready_at: float | None = None
         self._deaths_in_a_row = 0
         self.restarts = 0
         self._launch()
@@ -150,8 +150,9 @@ class Zygote:
         startup_timeout_s: float = 120.0,
         max_restarts: int = 3,
         python: Path | None = None,
+        wait: bool = True,
     ) -> Self:
-        """Start a zygote and wait until it has imported everything.
+        """Start a zygote and wait until it has imported everything; or else whoever connects to it first waits.
 
         `service` is `module:attribute` or `path/to/file.py:attribute`; it is loaded in the zygote and instantiated in
         each executor. On "cpu" Triton interprets its kernels and no GPU is visible. A zygote that dies is started
@@ -168,18 +169,32 @@ class Zygote:
             startup_timeout_s=startup_timeout_s,
             python=python,
         )
-        return cls(start_process, max_restarts)
+        zygote = cls(start_process, max_restarts)
+        if wait:
+            zygote.await_ready()
+        return zygote
 
     @property
     def pid(self) -> int:
         """The zygote's process ID."""
         return self._zygote.process.pid
 
+    def await_ready(self) -> None:
+        """Wait until everything is imported; `ExecutorUnavailable` if that fails. What has failed is ended."""
+        try:
+            with self._lock:
+                self._check_usable()
+                self._await_imports()
+        except BaseException:
+            self.close()
+            raise
+
     def connect(self) -> socket.socket:
         """A new control connection, to a zygote started anew if need be; `ExecutorUnavailable` once too often."""
         with self._lock:
             while True:
                 self._check_usable()
+                self._await_imports()
                 if (connection := self._zygote.connect()) is not None:
                     return connection
                 self._restart()
@@ -214,21 +229,21 @@ class Zygote:
             raise ExecutorUnavailable(self._given_up)
 
     def _launch(self) -> None:
-        """Start a zygote; again if it is killed before it is ready."""
         if (no_proc := why_no_proc()) is not None:
             raise ExecutorUnavailable(no_proc)
-        while True:
-            try:
-                self._zygote = zygote = self._start_process()
-            except OSError as error:
-                raise ExecutorUnavailable(
-                    f"the zygote cannot be started ({error}); free memory, process IDs or room for temporary files"
-                ) from error
-            try:
-                failure = zygote.await_ready()
-            except BaseException:
-                zygote.stop()
-                raise
+        self._ready_at = None
+        try:
+            self._zygote = self._start_process()
+        except OSError as error:
+            raise ExecutorUnavailable(
+                f"the zygote cannot be started ({error}); free memory, process IDs or room for temporary files"
+            ) from error
+
+    def _await_imports(self) -> None:
+        """Wait for the zygote's imports; it is started again if it is killed before they are done."""
+        while self._ready_at is None:
+            zygote = self._zygote
+            failure = zygote.await_ready()
             if failure is None:
                 self._ready_at = time.monotonic()
                 return
@@ -238,11 +253,12 @@ class Zygote:
                 self._given_up = failure
                 raise ExecutorUnavailable(failure)
             self._count_death(failure)
+            self._launch()
 
     def _restart(self) -> None:
         log = self._zygote.log_tail()
         self._zygote.stop()
-        if time.monotonic() - self._ready_at > _SETTLED_S:
+        if self._ready_at is not None and time.monotonic() - self._ready_at > _SETTLED_S:
             self._deaths_in_a_row = 0
         self._count_death(log)
         self._launch()

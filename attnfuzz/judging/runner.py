@@ -1,6 +1,6 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -76,6 +76,7 @@ class Runner:
         python: Path | None = None,
         watching: bool = False,
         import_patience_s: float = LOAD_TIMEOUT_S,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
@@ -84,7 +85,8 @@ class Runner:
         `service=SERVICE` and for `device`; the caller closes it. `prepared`: targets of kernels that another runner has
         prepared. `python`: the interpreter of executors, see `Zygote.start`; of a `zygote` it is what that was started
         with. `watching`: kernels fail that replace what judges or times them (`JudgeRequest.watched`).
-        `import_patience_s`: how long the import of a kernel may do nothing. Raises `ExecutorUnavailable`, also for
+        `import_patience_s`: how long the import of a kernel may do nothing. `meanwhile` is called while torch is
+        imported where executors come from. Raises `ExecutorUnavailable`, also for
         "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
@@ -100,6 +102,8 @@ class Runner:
         self._python = python
         self._watching = watching
         self.zygote = zygote or self._start_zygote(likely_device(device))
+        if meanwhile is not None:
+            meanwhile()
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
         self._kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
@@ -366,7 +370,7 @@ class Runner:
         self.close()
 
     def _start_zygote(self, device: Device) -> Zygote:
-        return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS, python=self._python)
+        return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS, python=self._python, wait=False)
 
     def _new_executor(self) -> Executor:
         try:

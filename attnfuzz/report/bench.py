@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.bench.endurance import Endurance
+from attnfuzz.bench.first_minute import FirstMinute
 from attnfuzz.bench.kernels.measurements import STATES, MachineReply, Report, Result, State
 from attnfuzz.bench.kernels.run import versions_text
 from attnfuzz.bench.throughput import Measured, MeasuredCampaign, Setting
@@ -22,6 +23,7 @@ __all__ = [
     "BenchProgress",
     "options_text",
     "print_endurance",
+    "print_first_minute",
     "print_machine",
     "print_report",
     "print_row",
@@ -85,6 +87,26 @@ def print_endurance(console: Console, endured: Endurance) -> None:
     for stray in endured.strays:
         console.print(Text(f"found on a healthy kernel: {stray}", style="bold red"))
     console.print(Text(f"memory of the processes beside them (MiB), in tenths of the time: {_tenths(endured)}"))
+
+
+def print_first_minute(console: Console, measured: FirstMinute) -> None:
+    """One campaign as a person saw it, as soon as it has ended."""
+    summary = measured.summary
+    first_case = "never" if summary.first_case_s is None else f"{summary.first_case_s:.1f} s"
+    first_line = "never" if measured.first_line_s is None else f"{measured.first_line_s:.1f} s"
+    console.print(
+        Text(
+            f"{'compiled before' if measured.warm else 'nothing compiled'}, on {summary.device}: "
+            f"first line {first_line}, first case {first_case}, {summary.first_minute:,} cases in 60 s, "
+            f"{summary.cases:,} in all, {100 * summary.compiling:.0f}% of the time compiling, over after "
+            f"{measured.wall_s:.1f} s"
+        ),
+        soft_wrap=True,
+    )
+    for seen_s, shrunk_s, target, cause in measured.found:
+        shrunk = "not shrunk" if shrunk_s is None else f"shrunk after {shrunk_s:.1f} s"
+        console.print(Text(f"   {seen_s:6.1f} s  {target}  {cause} ({shrunk})"), soft_wrap=True)
+    console.file.flush()
 
 
 def _tenths(endured: Endurance) -> str:

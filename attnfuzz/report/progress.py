@@ -24,6 +24,7 @@ __all__ = ["LineReporter", "LiveReporter", "describe", "panel", "status_line"]
 
 _EVERY_S = 5.0
 _SMALLER_EVERY_S = 2.0
+_STAGE_EVERY_S = 0.5
 
 
 def status_line(statistics: Statistics) -> str:
@@ -32,6 +33,7 @@ def status_line(statistics: Statistics) -> str:
 
 
 def _facts(statistics: Statistics) -> Iterator[str]:
+    yield from _waited_for(statistics)
     yield f"{count(statistics.cases, 'case')} ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
     yield f"largest error/bound {largest_ratio(statistics):.3g}"
     yield found_so_far(statistics)
@@ -40,6 +42,15 @@ def _facts(statistics: Statistics) -> Iterator[str]:
     if statistics.restarts:
         yield restarts_of(statistics)
     yield f"{format_duration(statistics.remaining_s())} left"
+
+
+def _waited_for(statistics: Statistics) -> Iterator[str]:
+    """What keeps some workers, or some kernels, from having cases."""
+    if statistics.asking:
+        takes = "it takes" if statistics.asking == 1 else "they take"
+        yield f"asking {count(statistics.asking, 'kernel')} what {takes}"
+    if statistics.compiling:
+        yield f"{count(statistics.compiling, 'worker')} compiling"
 
 
 def describe(what: str, finding: Finding, *, message: bool = True) -> str:
@@ -56,6 +67,13 @@ class LineReporter(Reporter):
         self._console = console
         self._last = time.monotonic()
         self._last_smaller = 0.0
+        self._waited_for: tuple[float, str] = (0.0, "")
+
+    def waiting(self, what: str) -> None:
+        said_at, said = self._waited_for
+        if what != said and time.monotonic() - said_at >= _STAGE_EVERY_S:
+            self._waited_for = time.monotonic(), what
+            self.note(what)
 
     def started(self, statistics: Statistics) -> None:
         why = f" ({statistics.why_so_many})" if statistics.why_so_many else ""
@@ -150,6 +168,7 @@ def _effort(statistics: Statistics) -> Iterator[str]:
 
 
 def _insight(statistics: Statistics) -> Iterator[str]:
+    yield from _waited_for(statistics)
     yield found_so_far(statistics)
     yield f"largest error/bound {largest_ratio(statistics):.3g}"
     if pairs := sum(pairs_met(kernel.coverage) for kernel in statistics.kernels.values()):

@@ -33,6 +33,8 @@ __all__ = [
     "write_summary",
 ]
 
+_MINUTE_S = 60.0
+
 
 class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One finding. Times are seconds since the command began; ``shrunk_s`` is null if shrinking was cut off,
@@ -86,7 +88,8 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     and ``outside_contract`` says what of that it refuses. ``questions`` are the rest of it.
     ``not_runnable``: how many cases, which are not among the ``cases``, could not run on this device, by the reason.
     ``unbuilt``: how far a kernel had come that compiles itself; no more of it was searched. ``never_returned``: why one
-    was not searched that never gave a result."""
+    was not searched that never gave a result. ``unsettled``: it was not found out what it takes, and what failed was
+    not looked into."""
 
     name: str
     target: str
@@ -100,12 +103,15 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     not_runnable: dict[str, Count] = {}
     unbuilt: str = ""
     never_returned: str = ""
+    unsettled: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on,
     ``too_few`` says of which too few were judged, and ``idle_oracles`` are those that were asked for by name and apply
-    to no case that was drawn. ``environments`` are those that kernels ran in, where any were named.
+    to no case that was drawn. ``first_case_s``: when the first case had been judged, and ``first_minute``: how many had
+    been 60 seconds after the command began; ``compiling``: the part of the workers' time that went into compiling
+    kernels. ``environments`` are those that kernels ran in, where any were named.
 
     Kernels, and findings of each, are in the order of all reports: the worst first."""
 
@@ -115,6 +121,9 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cases: int
     device: str
     kernels: tuple[KernelSummary, ...]
+    first_case_s: float | None = None
+    first_minute: int = 0
+    compiling: float = 0.0
     unreached: tuple[str, ...] = ()
     too_few: tuple[str, ...] = ()
     idle_oracles: tuple[OracleName, ...] = ()
@@ -150,9 +159,13 @@ def summarise(result: CampaignResult) -> Summary:
                 not_runnable=kernel.not_runnable,
                 unbuilt=result.unbuilt.get(target, ""),
                 never_returned=result.never_returned.get(target, ""),
+                unsettled=target in result.unsettled,
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
+        first_case_s=None if statistics.first_case_s is None else round(statistics.first_case_s, 3),
+        first_minute=statistics.throughput.until(_MINUTE_S),
+        compiling=round(statistics.share_compiling(), 3),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
         too_few=sentences_of(result.too_few),
         idle_oracles=result.idle_oracles,

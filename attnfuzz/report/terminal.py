@@ -131,6 +131,9 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
     yield from (f"{target} {why}" for target, why in result.never_returned.items())
     if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
         yield _unreached(result, unreached)
+    if result.unsettled:
+        takes = "it takes" if len(result.unsettled) == 1 else "they take"
+        yield f"{', '.join(result.unsettled)}: what {takes} was not found out{_more_time(result)}"
     yield from sentences_of(result.too_few)
     for oracle in result.idle_oracles:
         cases = count(result.statistics.cases, "case")
@@ -153,7 +156,11 @@ def _unreached(result: CampaignResult, unreached: Sequence[str]) -> str:
 def _remedy(result: CampaignResult) -> str:
     """More time helps only where that ran out, and nothing else kept cases from being judged."""
     kept = result.troubles or any(result.statistics.kernels[target].not_runnable for target in result.unreached)
-    return "; raise --budget" if result.stop_reason == "budget" and not kept else ""
+    return "" if kept else _more_time(result)
+
+
+def _more_time(result: CampaignResult) -> str:
+    return "; raise --budget" if result.stop_reason == "budget" else ""
 
 
 def verdict_sentence(result: CampaignResult) -> str:

@@ -15,6 +15,7 @@ import attnfuzz
 from attnfuzz.adapters import engines, module_of
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Absent, Kernel, KernelLoadError, load_kernels
+from attnfuzz.environment import installed
 from attnfuzz.problems.cases import DenseDecodeCase
 
 ENGINE = """
@@ -149,6 +150,19 @@ def test_what_a_kernel_supports_may_be_what_its_engine_states() -> None:
     )
     assert isinstance(made, Kernel)
     assert made.declaration.supports.head_sizes == (len("softmax"),)
+
+
+def test_what_has_been_found_out_of_a_version_is_not_asked_again() -> None:
+    """Each search would spend its first seconds on what an adapter says; or believe it of a version that is new."""
+    version = installed("torch")
+    assert version is not None
+    for settled, gpu_only, is_settled in (((version,), False, True), (("1.0",), False, False)):
+        engine = attnfuzz.Engine("torch", tried=("1.0",), settled=settled)
+        made = engine.kernel(
+            "dense_decode", supports=attnfuzz.Supports(), needs={"softmax": ("torch:softmax",)}, gpu_only=gpu_only
+        )(lambda i, *, softmax: i)
+        assert isinstance(made, Kernel)
+        assert made.declaration.is_settled == is_settled
 
 
 def test_an_engine_that_states_it_in_another_way_is_told_of() -> None:

@@ -25,10 +25,12 @@ from attnfuzz.campaign.messages import (
     WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
+from attnfuzz.campaign.result import Statistics
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.supports import Supports
 from tests.unit.scripted_workers import FAILURE, KERNEL, Worker, campaign, closes, finds, raw, waits
 
 
@@ -116,6 +118,7 @@ class PretendedReadiness:
     unbuilt: ClassVar = {KERNEL.target: "half of it is built"}
 
     def __init__(self) -> None:
+        self.asking: set[str] = set()
         self.is_built = False
         self.told = 0
 
@@ -152,6 +155,65 @@ def test_workers_hear_of_what_is_built_whenever_they_start(tmp_path: Path) -> No
     part = Join(kernel=KERNEL, built=({"head_size": (16,)},))
     assert heard == [part, part, None]
     assert result.unbuilt == {KERNEL.target: "half of it is built"}
+
+
+class AskedReadiness(PretendedReadiness):
+    """A kernel of which it is not known what it takes until `settle`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking = {KERNEL.target}
+        least = msgspec.structs.replace(KERNEL, supports=Supports(strides="contiguous"))
+        self.joins = [Join(kernel=least, is_settled=False)]
+
+    def settle(self) -> None:
+        self.joins.append(Join(kernel=KERNEL))
+        self.asking.clear()
+
+    def take(self) -> list[Join]:
+        news, self.joins = self.joins, []
+        return news
+
+
+def test_what_is_asked_before_the_search_counts() -> None:
+    """A person would wait for the budget, and for as long again before it."""
+    now = time.monotonic()
+    made = Statistics(
+        kernels={}, started=now, deadline=now + 1e3, budget_s=60.0, device="cpu", device_name="cpu", workers=1, seed=1
+    )
+    made.asked_s = 20.0
+    assert made.remaining_s() == 40.0
+    made.begin()
+    assert made.deadline == pytest.approx(time.monotonic() + 40.0, abs=5.0)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_the_budget_waits_a_little_until_it_is_known_what_kernels_take(
+    is_settled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short search would end before anything that failed was looked into, or a long one hours late."""
+    monkeypatch.setattr(coordinator, "_MOST_LATE_S", 20.0 if is_settled else 0.5)
+    readiness = AskedReadiness()
+    deadlines: list[float] = []
+    started: list[Worker] = []
+
+    def script(worker: Worker) -> None:
+        worker.say(Ready())
+        begin = worker.hear(Begin)
+        assert isinstance(begin, Begin)
+        deadlines.append(begin.deadline - time.monotonic())
+        time.sleep(0.3)  # longer than the budget
+        if is_settled:
+            readiness.settle()
+            while Join(kernel=KERNEL) not in worker.heard:
+                worker.hear(Join)
+        waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=0.2, readiness=cast(Readiness, readiness), started=started)
+    assert started[0].setup.kernels == ()
+    assert deadlines[0] > (20.0 if is_settled else 0.5)
+    assert result.stop_reason == "budget"
+    assert result.unsettled == (() if is_settled else (KERNEL.target,))
 
 
 def test_a_finding_is_followed_to_its_smallest_case(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_worker_without_a_thread_to_serve_it_ends(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(subprocess, "Popen", Noted)
     setup = Setup(worker=0, num_workers=1, seed=1, kernels=(KERNEL,), deadline=0.0, device="cpu", oracles=())
     with pytest.raises(BlockingIOError, match="can't start new thread"):  # the type of EAGAIN
-        WorkerProcess(setup, cast(Zygote, None), tmp_path)
+        WorkerProcess(tmp_path).begin(setup, cast(Zygote, None))
     (pid,) = started
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -17,6 +17,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.verdict import Failure
@@ -481,3 +482,20 @@ def test_declare_tells_of_bugs_and_declares_none_away(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"supports=attnfuzz.{as_call('Supports', SPLITS.declared())}," in done.stdout
     assert "which no declaration ends" in done.stdout
+
+
+@pytest.mark.parametrize("kernel", ["eager_split_decode", "textbook_merge", "takes_everything"])
+def test_a_search_may_begin_with_what_is_known_first(runner: Runner, kernel: str) -> None:
+    """It would wait for all that a kernel takes, or begin with what it does not take."""
+    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
+    known: list[Supports] = []
+    found = infer(runner, declaration, begin=known.append)
+    (least,) = known
+    cases = [simplest_case(declaration.problem, least, declaration.options)]
+    assert all(supports_case(found.supports, declaration.options, case) for case in cases)
+    assert all(
+        runner.judge(msgspec.structs.replace(declaration, supports=least), case).failure is None for case in cases
+    )
+    assert (least.strides, least.empty_sequences) == ("contiguous", False)
+    assert least.dtypes is not None
+    assert len(least.dtypes) == 1

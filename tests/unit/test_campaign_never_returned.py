@@ -24,7 +24,8 @@ def looked_at(runner: Runner, *names: str, infers: bool = True) -> Readiness:
     readiness = Readiness(
         runner, declarations, make_runner=lambda: pytest.fail("nothing is built"), note=lambda text: None, infers=infers
     )
-    readiness.look()
+    readiness.start()
+    readiness.wait()
     return readiness
 
 
@@ -58,7 +59,7 @@ def test_what_was_meant_is_told(runner: Runner, name: str, said: str, remedy: st
     (why,) = readiness.never_returned.values()
     assert why.startswith(f"never returned a result{said}")
     assert why.endswith(remedy)
-    assert readiness.ready == []
+    assert readiness.take() == []
     with pytest.raises(KernelLoadError, match=f"{name} never returned a result"):
         readiness.wait_for_first()
 
@@ -69,8 +70,8 @@ def test_whatever_it_raises_and_others_are_searched(runner: Runner) -> None:
     readiness = looked_at(runner, "leaves", "fine")
     (why,) = readiness.never_returned.values()
     assert why.startswith("never returned a result: SystemExit: 3")
-    assert [one.name for one in readiness.ready] == ["fine"]
     readiness.wait_for_first()
+    assert [one.kernel.name for one in readiness.take() if one.is_settled] == ["fine"]
 
 
 @pytest.mark.parametrize("name", ["sometimes", "lse_of_long_elsewhere"])
@@ -78,7 +79,7 @@ def test_a_kernel_that_fails_in_some_cases_has_a_bug(runner: Runner, name: str) 
     """A misspelt name on one path of a kernel would never be found."""
     readiness = looked_at(runner, name, infers=False)
     assert readiness.never_returned == {}
-    assert [one.name for one in readiness.ready] == [name]
+    assert [one.kernel.name for one in readiness.take() if one.is_settled] == [name]
 
 
 @pytest.mark.parametrize("name", ["swapped", "in_float64", "flattened"])
@@ -86,7 +87,7 @@ def test_a_result_of_another_kind_is_a_finding(runner: Runner, name: str) -> Non
     """`verify` would say of a wrong solution that it could not be judged."""
     readiness = looked_at(runner, name)
     assert readiness.never_returned == {}
-    assert [one.name for one in readiness.ready] == [name]
+    assert [one.kernel.name for one in readiness.take() if one.is_settled] == [name]
 
 
 @pytest.mark.night

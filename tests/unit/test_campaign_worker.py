@@ -15,6 +15,7 @@ from attnfuzz.campaign.messages import (
     Minimised,
     Smaller,
     Stop,
+    ToWorker,
     Unconfirmed,
     Unfinished,
     WorkerProgress,
@@ -22,6 +23,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.identity.bug import Bug, tag_of
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
 from attnfuzz.problems.features import SEVERAL_HEADS
+from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
@@ -289,4 +291,38 @@ def test_what_a_lost_worker_was_at_waits_until_its_kernel_is_built() -> None:
     case = DenseDecodeCase(num_q_heads=3, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
     unfinished = Unfinished(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=WRONG)
     bench = Bench(grouped, kernels=(), mail=[unfinished, Join(kernel=KERNEL)], enough=after(Found)).run()
+    assert bytes(bench.of(Found)[0].case) == encode_case(case)
+
+
+def test_what_fails_before_it_is_known_what_a_kernel_takes_is_judged_again() -> None:
+    """A convention, told as a finding; or a bug that is met in the first seconds, lost."""
+    least = msgspec.structs.replace(KERNEL, supports=Supports(strides="contiguous", lse="none"))
+    early = Join(kernel=least, is_settled=False)
+    waiting = Bench(grouped, kernels=(), mail=[early], most_cases=200).run()
+    assert waiting.of(Found) == []
+    failed = next(case for case in waiting.judged if isinstance(case, DenseDecodeCase) and grouped(case))
+
+    def settles(sent: list[msgspec.Struct]) -> bool:
+        if failed in bench.judged and not settled:
+            settled.append(Join(kernel=KERNEL))
+            bench.mail.extend(settled)
+        return after(Minimised)(sent)
+
+    settled: list[Join] = []
+    bench = Bench(grouped, kernels=(), mail=[early], enough=settles)
+    bench.run()
+    assert bytes(bench.of(Found)[0].case) == encode_case(failed)
+
+    settled_differently = Bench(lambda case: None, kernels=(), mail=[early, Join(kernel=KERNEL)], most_cases=200).run()
+    assert settled_differently.of(Found) == []
+
+
+def test_what_a_lost_worker_was_at_waits_until_it_is_known_what_its_kernel_takes() -> None:
+    """A resumed campaign would shrink it within the least that the kernel takes, and tell another bug."""
+    case = DenseDecodeCase(num_q_heads=3, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
+    unfinished = Unfinished(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=WRONG)
+    least = msgspec.structs.replace(KERNEL, supports=Supports(lse="none"))
+    early: list[ToWorker] = [unfinished, Join(kernel=least, is_settled=False)]
+    assert Bench(grouped, kernels=(), mail=list(early), most_cases=50).run().of(Found) == []
+    bench = Bench(grouped, kernels=(), mail=[*early, Join(kernel=KERNEL)], enough=after(Found)).run()
     assert bytes(bench.of(Found)[0].case) == encode_case(case)

@@ -60,7 +60,7 @@ def refused(*arguments: object, cwd: Path) -> str:
     """The sentence with which ``attnfuzz`` refuses, checked to be one."""
     run = attnfuzz(*arguments, cwd=cwd)
     assert run.returncode == 2, run.stderr
-    assert run.stdout == ""
+    assert all(line.startswith("loading ") for line in run.stdout.splitlines()), run.stdout
     assert run.stderr.startswith("Error: ")
     assert run.stderr.count("\n") == 1, run.stderr
     return run.stderr

@@ -49,6 +49,29 @@ def test_restarts_do_not_add_up_over_a_long_life(monkeypatch: pytest.MonkeyPatch
             assert zygote.restarts == restarts
 
 
+def test_a_zygote_that_is_not_waited_for_is_ready_for_whoever_connects(tmp_path: Path) -> None:
+    """What needs no torch would wait for its import; or an executor would find nobody there."""
+    go = tmp_path / "go"
+    service = tmp_path / "slow.py"
+    source = Path(SERVICES).read_text()
+    service.write_text(f"{source}\nwhile not Path({str(go)!r}).exists(): time.sleep(0.001)\n")
+    with Zygote.start(service=f"{service}:Rogue", preload=(), wait=False) as zygote:
+        go.touch()
+        with Executor(zygote) as executor:
+            assert call(executor, "echo", 1) == 1
+
+
+def test_a_zygote_that_fails_tells_whoever_connects(tmp_path: Path) -> None:
+    """A missing library would be waited for, or be taken for a kernel's death."""
+    service = tmp_path / "broken.py"
+    service.write_text("raise ImportError('no such GPU library')")
+    with (
+        Zygote.start(service=f"{service}:Rogue", preload=(), wait=False) as zygote,
+        pytest.raises(ExecutorUnavailable, match="no such GPU library"),
+    ):
+        zygote.connect()
+
+
 def kill_when_it_starts(old_pid: int, zygote: Zygote) -> None:
     """Wait for another process than ``old_pid``, and kill it before it can be ready."""
     while zygote.pid == old_pid:

@@ -91,8 +91,20 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
                 "findings": [],
             },
         ],
+        "compiling": 0.0,
         "unreached": ["other"],
     }
+
+
+def test_how_a_campaign_began_is_told(tmp_path: Path) -> None:
+    """Nobody could see in a CI whether its minutes go into cases."""
+    result = a_result()
+    statistics = result.statistics
+    for at_s in (59.0, 61.0):
+        statistics.started = time.monotonic() - at_s
+        statistics.add(WorkerProgress(kernel=KERNEL.target, cases=5, seconds=2.0, compile_s=1.0, max_error_ratio=0.5))
+    document = written(result, tmp_path)
+    assert (round(document["first_case_s"]), document["first_minute"], document["compiling"]) == (59, 5, 0.333)
 
 
 def test_what_was_cut_off_or_not_saved_is_null(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
+from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.progress import LineReporter, LiveReporter
+from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
 from attnfuzz.verdict import Failure
 
@@ -204,6 +205,45 @@ def test_plain_progress_comes_every_five_seconds_and_not_more_often(monkeypatch:
         now[0] += 0.25
         reporter.progress(made)
     assert output(console).count("cases (") == 2
+
+
+def test_what_is_waited_for_is_said_at_once_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks stuck for the seconds in which torch is imported and kernels are asked what they take."""
+    console = a_console()
+    now = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reporter = LineReporter(console)
+    for done in range(8):
+        reporter.waiting(f"asking 17 kernels what they take: {done} done")
+        reporter.waiting(f"asking 17 kernels what they take: {done} done")
+        now[0] += 0.25
+    said = output(console).splitlines()
+    assert said == [f"asking 17 kernels what they take: {done} done" for done in (0, 2, 4, 6)]
+
+
+def test_what_keeps_kernels_from_having_cases_is_told() -> None:
+    """ "34s: 0 cases" does not say whether there will ever be any."""
+    made = statistics()
+    made.asking, made.compiling = 1, 12
+    assert "asking 1 kernel what it takes, 12 workers compiling, " in status_line(made)
+    made.asking, made.compiling = 2, 0
+    assert "asking 2 kernels what they take, " in status_line(made)
+    made.asking = 0
+    assert "asking" not in status_line(made)
+    assert "compiling" not in status_line(made)
+
+
+def test_a_kernel_of_which_is_not_known_what_it_takes_is_named() -> None:
+    """Nothing found would be taken for its word."""
+    made = statistics()
+    result = CampaignResult(
+        stop_reason="budget", elapsed_s=60.0, statistics=made, findings=(), unsettled=tuple(made.kernels)
+    )
+    console = a_console()
+    print_result(console, result)
+    (target,) = made.kernels
+    assert f"{target}: what it takes was not found out; raise --budget" in output(console)
+    assert outcome_of(result).status == 2
 
 
 def test_events_of_every_kind_are_shown() -> None:
