@@ -370,7 +370,7 @@ def test_cases_survive_json_and_have_one_order() -> None:
     """A case would be another one in the executor than in the search, or two cases each be simpler than the other."""
     case = case_of(ROPE, num_tokens=9, head_size=64, slots="shuffled", seed=4)
     assert decode_case(ROPE, encode_case(case)) == case
-    assert features(case) == {"num_tokens>1", "head_size>16", "slots=shuffled"}
+    assert words(features(case)) == {"num_tokens>1", "head_size>16", "slots=shuffled"}
     again = msgspec.json.decode(msgspec.json.encode(ROPE), type=OpenProblem)
     assert again == ROPE
     assert again.case_type is ROPE.case_type
@@ -428,6 +428,7 @@ def test_the_example_of_the_page_finds_its_bug(tmp_path: Path) -> None:
 UNUSABLE = """
 import attnfuzz
 import torch
+from tests.unit.named_features import named, words
 
 
 class Doubled(attnfuzz.Problem):
