@@ -11,6 +11,7 @@ import msgspec
 
 from attnfuzz.campaign.environments import EnvironmentOutcome, difference
 from attnfuzz.campaign.messages import Unfinished, written
+from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
@@ -63,7 +64,7 @@ class Finding:
     path: Path | None = None
     known_as: Path | None = None
     replaces: Path | None = None
-    features: frozenset[str] = field(default_factory=frozenset)
+    features: frozenset[Feature] = field(default_factory=frozenset)
     preceding: tuple[Case, ...] = ()
     seen_after: tuple[Case, ...] = ()
     tag: str = ""
@@ -91,14 +92,14 @@ class Finding:
 
     def also_shows_as(self, other: Finding) -> None:
         """Note what ``other`` showed as, and what that stood for."""
-        features = tuple(sorted(telling(other.signature.features))) if other.shrunk_s is not None else ()
+        features = tuple(words_of(telling(other.signature.features))) if other.shrunk_s is not None else ()
         failure = other.failure
         its = Sight(oracle=failure.oracle, kind=failure.kind, message=failure.message, features=features)
         self.also = one_of_each((*self.also, its, *other.also))
 
-    def sights(self) -> Iterator[frozenset[str]]:
+    def sights(self) -> Iterator[frozenset[Feature]]:
         """The features of each bug that this finding has come to stand for."""
-        return (frozenset(sight.features) for sight in self.also)
+        return (frozenset(map(Feature.read, sight.features)) for sight in self.also)
 
     @property
     def symptom(self) -> Symptom:
@@ -111,7 +112,7 @@ class Finding:
         return Signature.of(self.declaration.target, self.failure, self._needed)
 
     @property
-    def _needed(self) -> frozenset[str]:
+    def _needed(self) -> frozenset[Feature]:
         return self.features or certain(failure_features(self.declaration, self.case, self.failure))
 
     @property
@@ -129,7 +130,7 @@ class Finding:
     def cause(self) -> str:
         """What the bug is called: the same in every campaign that comes down to the same."""
         named = self.failure.cause or self.failure.name
-        about = ", ".join(sorted(aspects(self.signature.features)))
+        about = ", ".join(words_of(aspects(self.signature.features)))
         return f"{named} [{about}]" if about else named
 
     @property
@@ -171,7 +172,7 @@ class Finding:
         failed, runs = (self.failed, self.runs) if self.is_flaky else (0, 0)
         record = FindingRecord.of(
             self.failure,
-            telling(self.signature.features),
+            words_of(telling(self.signature.features)),
             failed=failed,
             runs=runs,
             also=self.also,

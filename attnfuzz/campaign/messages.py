@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from attnfuzz.campaign.counts import WorkerProgress
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.identity.bug import Bug
@@ -261,7 +262,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     """
 
     finding: str
-    features: frozenset[str]
+    features: frozenset[Feature]
     bugs: tuple[Bug, ...]
     complete: bool
     same_as: str = ""

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.recipes import check_range
 from attnfuzz.problems.supports import OptionValue, as_written, check_option
@@ -39,12 +40,12 @@ Put = Callable[[C, Any], C | None]
 
 
 @functools.lru_cache(maxsize=4096)
-def number_traits(name: str, value: int) -> frozenset[str]:
+def number_traits(name: str, value: int) -> frozenset[Feature]:
     """What it is, what divides it, and on which side of each of a few limits it lies."""
-    found = {f"{name} is {value}"}
-    found.update(f"{name} is {'' if value % by == 0 else 'not '}a multiple of {by}" for by in _DIVISORS)
-    found.update(f"{name} {'>=' if value >= limit else '<'} {limit}" for limit in _LIMITS)
-    return frozenset(found)
+    found = [f" is {value}"]
+    found += (f" is {'' if value % by == 0 else 'not '}a multiple of {by}" for by in _DIVISORS)
+    found += (f" {'>=' if value >= limit else '<'} {limit}" for limit in _LIMITS)
+    return frozenset(Feature(name, one) for one in found)
 
 
 class Decides(Protocol):
@@ -73,12 +74,12 @@ class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Propose simpler values in place of ``value``."""
         return (yield from first_of(case, (put(case, simpler) for simpler in self.simpler(value))))
 
-    def features(self, name: str, value: Any) -> Iterator[str]:
-        """Names of what is away from the simplest value."""
+    def features(self, name: str, value: Any) -> Iterator[Feature]:
+        """What is away from the simplest value."""
         del name, value
         yield from ()
 
-    def traits(self, name: str, value: Any) -> Iterator[str]:
+    def traits(self, name: str, value: Any) -> Iterator[Feature]:
         """What can be said of any value."""
         del name, value
         yield from ()
@@ -128,12 +129,12 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     def shrink(self, case: C, value: int, put: Put[C]) -> Proposal[C]:
         return (yield from lower_integer(case, value, self.low, put, likely=self.drawn))
 
-    def traits(self, name: str, value: int) -> Iterator[str]:
+    def traits(self, name: str, value: int) -> Iterator[Feature]:
         yield from number_traits(name, value)
 
-    def features(self, name: str, value: int) -> Iterator[str]:
+    def features(self, name: str, value: int) -> Iterator[Feature]:
         if value > self.low:
-            yield f"{name}>{self.low}"
+            yield Feature(name, f">{self.low}")
 
     def level(self, value: int) -> str:
         """Where it lies among those drawn, in a word."""
@@ -223,16 +224,16 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     def others(self, value: OptionValue) -> Iterator[OptionValue]:
         yield from (other for other in self.values if type(other) is not type(value) or other != value)
 
-    def traits(self, name: str, value: OptionValue) -> Iterator[str]:
-        yield f"{name} is {value}"
+    def traits(self, name: str, value: OptionValue) -> Iterator[Feature]:
+        yield Feature(name, f" is {value}")
 
-    def features(self, name: str, value: OptionValue) -> Iterator[str]:
+    def features(self, name: str, value: OptionValue) -> Iterator[Feature]:
         """Of numbers in ascending order, which smaller ones it exceeds: what two values have in common is one."""
         before = self.values[: self._place(value)]
         if self._are_ascending:
-            yield from (f"{name}>{smaller}" for smaller in before)
+            yield from (Feature(name, f">{smaller}") for smaller in before)
         elif before:
-            yield f"{name}={value}"
+            yield Feature(name, f"={value}")
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.values))
@@ -327,20 +328,20 @@ class Integers(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             nearby = ((*value[:i], near, *value[i + 1 :]) for near in self._each.others(one))
             yield from filter(self._fits, nearby)
 
-    def traits(self, name: str, value: tuple[int, ...]) -> Iterator[str]:
+    def traits(self, name: str, value: tuple[int, ...]) -> Iterator[Feature]:
         yield from number_traits(f"len({name})", len(value)) | number_traits(f"sum({name})", sum(value))
         for one in set(value):
             yield from number_traits(f"some {name}", one)
 
-    def features(self, name: str, value: tuple[int, ...]) -> Iterator[str]:
+    def features(self, name: str, value: tuple[int, ...]) -> Iterator[Feature]:
         if len(value) > self.least:
-            yield f"len({name})>{self.least}"
+            yield Feature(f"len({name})", f">{self.least}")
         if len(set(value)) > 1:
-            yield f"{name} differ"
+            yield Feature(name, " differ")
         if any(one > self.low for one in value):
-            yield f"some {name}>{self.low}"
+            yield Feature(f"some {name}", f">{self.low}")
         if self.low == 0 and 0 in value and self.simplest == ():
-            yield f"0 among {name}"
+            yield Feature(f"0 among {name}")
 
     def __str__(self) -> str:
         together = "" if self.total is None else f", {self.total} together"

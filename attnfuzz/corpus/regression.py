@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal
@@ -96,7 +96,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def of(
         cls,
         failure: Failure,
-        features: frozenset[str] = frozenset(),
+        features: Iterable[str] = (),
         *,
         failed: int = 0,
         runs: int = 0,
@@ -109,7 +109,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             message=failure.message,
             kind=failure.kind,
             details=failure.details,
-            features=tuple(sorted(features)),
+            features=tuple(features),
             failed=failed,
             runs=runs,
             tensor=failure.tensor,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from attnfuzz.cases.facets.facet import is_told_by_another
+from attnfuzz.cases.feature import Feature
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import aspects, case_features, needs_numbers, widened
 from attnfuzz.identity.relatives import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
@@ -94,7 +94,7 @@ def _is_cured_by(bug: Bug, suspect: FailingCase, run: _Runs) -> bool:
     return any(run(one) is None for one in asked)
 
 
-def needs_of(found: FailingCase, needed: frozenset[str], known: KnownBugs, run: Run) -> frozenset[str]:
+def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, run: Run) -> frozenset[Feature]:
     """What of ``needed`` the failure of ``found``, a smallest case, needs: a neighbour without the rest fails too.
 
     Besides, what only another case tells: that it passes with a value which kernels are often written for.
@@ -119,7 +119,7 @@ def needs_of(found: FailingCase, needed: frozenset[str], known: KnownBugs, run: 
             if other is not None and known.predicting(other) is None:
                 needed &= other.features
         # if the numbers matter, another value may pass since it has others
-        for feature in [] if needs_numbers(needed) else sorted(filter(is_told_by_another, found.features)):
+        for feature in [] if needs_numbers(needed) else sorted(one for one in found.features if one.role == "other"):
             if any(runs(case) is None for case in without(feature, declaration, found.case)):
                 needed |= {feature}
     except Unanswered:

@@ -14,16 +14,20 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from attnfuzz.cases.facets.sequences import RAGGED, SEVERAL_SEQUENCES
+from attnfuzz.cases.facets.states import ONE_EMPTY, SIDES_EMPTY
+from attnfuzz.cases.facets.storage import EXTRA_COLUMNS, strided
+from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.features import (
-    ANY_CASE,
     NEEDS_PRECEDING,
     aspects,
     case_features,
     certain,
     has_essentials,
     is_about,
+    of_last_digits,
     telling,
 )
 from attnfuzz.judging.leaks import LEAK
@@ -66,10 +70,10 @@ _OF_STATISTICS = (":size", ":lean")
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
 _COMPARE_RUNS = frozenset({"determinism", "call_sequence"})
-_SUPPLIED: dict[str, frozenset[str]] = {
-    "merge_laws": frozenset({"one state empty", "prefix empty", "suffix empty"}),
-    "batch_invariance": frozenset({"num_seqs>1", "ragged"}),
-    "block_table_slack": frozenset({"extra columns"}),
+_SUPPLIED: dict[str, frozenset[Feature]] = {
+    "merge_laws": frozenset({ONE_EMPTY, *SIDES_EMPTY}),
+    "batch_invariance": frozenset({SEVERAL_SEQUENCES, RAGGED}),
+    "block_table_slack": frozenset({EXTRA_COLUMNS}),
 }
 """What a relation's further runs have, whatever the case has."""
 _OF_ROUNDING = frozenset({"value_affinity", "batch_invariance"})
@@ -164,7 +168,7 @@ class FailingCase:
         return Symptom.of(self.declaration.target, self.failure)
 
     @property
-    def features(self) -> frozenset[str]:
+    def features(self) -> frozenset[Feature]:
         """What makes the case more than the simplest one, as far as the failure may need it."""
         return failure_features(self.declaration, self.case, self.failure)
 
@@ -182,7 +186,7 @@ class FailingCase:
         return msgspec.structs.replace(self.failure, message=message)
 
 
-def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:
+def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[Feature]:
     """What ``failure`` may need of ``case``."""
     if failure.oracle == "residuals" and isinstance(case, AttentionCase):  # it has other numbers of its own
         case = msgspec.structs.replace(case, values=plain_values(case, case.seed))
@@ -237,19 +241,19 @@ class Signature:
     """How a bug is named: its symptom, or the rounding that it is, with what its smallest case needs."""
 
     symptom: Symptom
-    features: frozenset[str]
+    features: frozenset[Feature]
 
     @classmethod
-    def of(cls, kernel: str, failure: Failure | FindingRecord, features: frozenset[str]) -> Signature:
+    def of(cls, kernel: str, failure: Failure | FindingRecord, features: frozenset[Feature]) -> Signature:
         """Of roundings, whose exact results depend on orders of summing, features would say nothing."""
         symptom = Symptom.of(kernel, failure)
         if failure.cause in IDENTIFYING_CAUSES:
-            return cls(Symptom(kernel, symptom.oracle, failure.cause), frozenset({ANY_CASE}))
-        return cls(symptom, frozenset({ANY_CASE}) if symptom.is_of_last_digits else features)
+            return cls(Symptom(kernel, symptom.oracle, failure.cause), frozenset())
+        return cls(symptom, of_last_digits(features) if symptom.is_of_last_digits else features)
 
     def __str__(self) -> str:
-        needed = ", ".join(sorted(telling(self.features))) or ANY_CASE
-        return f"{self.symptom.oracle}/{self.symptom.kind} [{needed}]"
+        needed = ", ".join(words_of(telling(self.features)))
+        return f"{self.symptom.oracle}/{self.symptom.kind}" + (f" [{needed}]" if needed else "")
 
 
 class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="known"):
@@ -271,7 +275,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     kernel: str
     oracle: OracleName
     kind: str
-    features: frozenset[str]
+    features: frozenset[Feature]
     mistakes: frozenset[str] = frozenset()
     perhaps: frozenset[str] = frozenset()
     results: frozenset[str] = frozenset()
@@ -282,7 +286,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     case: bytes = b""
 
     @classmethod
-    def shown_by(cls, kernel: str, said: Failure | FindingRecord, features: frozenset[str], **more: Any) -> Bug:
+    def shown_by(cls, kernel: str, said: Failure | FindingRecord, features: frozenset[Feature], **more: Any) -> Bug:
         """What an oracle tells by what it ``said``, of a case that has ``features``. ``more``: other fields."""
         symptom = Symptom.of(kernel, said)
         causes = [one.mistake for one in said.causes] if isinstance(said, Failure) else [said.cause]
@@ -290,7 +294,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             kernel=kernel,
             oracle=symptom.oracle,
             kind=symptom.kind,
-            features=features - {ANY_CASE} | ({f"strides:{said.tensor}"} if said.cause == _STRIDE else set()),
+            features=features | ({strided(said.tensor)} if said.cause == _STRIDE else set()),
             mistakes=frozenset(filter(None, causes)),
             perhaps=frozenset(said.maybe),
             results=_results(said),
@@ -399,7 +403,7 @@ def _is_of_lse(results: frozenset[str]) -> bool:
 
 
 def bugs_shown(
-    shown: Iterable[FailingCase], needed: frozenset[str], told: FailingCase | None, **more: Any
+    shown: Iterable[FailingCase], needed: frozenset[Feature], told: FailingCase | None, **more: Any
 ) -> list[Bug]:
     """What is known of a bug that was seen in all of ``shown``, one for each way in which it showed.
 

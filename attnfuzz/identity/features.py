@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
-from attnfuzz.cases.facets.facet import is_told_by_another
+from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_KV_HEADS
+from attnfuzz.cases.facets.sequences import SEVERAL_TOKENS
+from attnfuzz.cases.facets.states import BOTH_EMPTY, FAR_APART, ONE_EMPTY, PAIR, SIDES_EMPTY, SOME
+from attnfuzz.cases.facets.storage import PARTIAL_PAGE, SEVERAL_PAGES, SEVERAL_PER_PAGE, strided, strided_tensor
+from attnfuzz.cases.feature import Feature, Role
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import CACHE_TENSORS
 from attnfuzz.problems.features import (
     CACHE_STRIDES,
-    DEAD_ROWS,
     KV_STRIDES_DIFFER,
     SEVERAL_HEADS,
-    SHARED_PAGES,
     departures,
     features,
     general_features,
 )
+from attnfuzz.problems.supports import Supports
 
 __all__ = [
-    "ANY_CASE",
     "NEEDS_PRECEDING",
     "aspects",
     "case_features",
@@ -28,159 +30,140 @@ __all__ = [
     "essentials",
     "has_essentials",
     "is_about",
+    "named",
     "needs",
     "needs_numbers",
+    "of_last_digits",
     "telling",
     "widened",
 ]
 
-ANY_CASE = "any case"
-"""What is told in place of features where it is luck in which cases a mistake shows."""
-NEEDS_PRECEDING = "preceding cases"
+NEEDS_PRECEDING = Feature("preceding cases")
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 
-_SIZES = frozenset(
-    {
-        ANY_CASE,
-        DEAD_ROWS,
-        "block_size>1",
-        "extra columns",
-        "extra rows",
-        "needles",
-        "num_kv_heads>1",
-        "num_q_heads>1",
-        "num_seqs>1",
-        "num_splits>1",
-        "num_tokens>1",
-        "pages",
-        "pages=reversed",
-        "pages=shuffled",
-        "padding",
-        "padding=out_of_range",
-        "padding=wrong_page",
-        "partial last page",
-        "query_len>1",
-        "ragged",
-        "ragged queries",
-        "scale",  # goes with the head size
-        "seq_len>1",
-        "seq_len>block_size",
-        "seq_len>window",
-        SHARED_PAGES,
-        "spare blocks",
-        "v_head_size>head_size",
-    }
-)
-_RECIPES = ("keys", "values")
-_VALUES = (*_RECIPES, "logit_exponent")
-"""Recipes for numbers make an error visible more often than they cause it."""
-_PLACES = frozenset({"pages=reversed", "pages=shuffled", SHARED_PAGES, "spare blocks"})
-_MOVED = "pages moved"
-_SURROUNDINGS = _PLACES | {"extra columns", "extra rows", "needles"}
-"""They decide what lies at a wrong address: another token, another sequence's, dead memory."""
-_ONE_SIDE = frozenset({"prefix empty", "suffix empty"})
-_SIDES = _ONE_SIDE | {"one state empty", "both states empty"}
-_ANY_LENGTH = frozenset({"partial last page", "seq_len>1"})
-_CACHES = frozenset(f"strides:{name}" for names in CACHE_TENSORS for name in names)
+_NOTHING = "any case"
+"""What files of earlier versions say where it is luck in which cases a mistake shows."""
+_PARTS: frozenset[Role] = frozenset({"part", "empty", "other"})
+_WHAT_LIES_WHERE: frozenset[Role] = frozenset({"place", "surroundings", "numbers"})
+"""What lies at a wrong address, and whether that is seen: another token, another sequence's, dead memory."""
+_OF_NUMBERS: frozenset[Role] = frozenset({"numbers", "scores"})
+_OF_DIGITS = frozenset({"dtype", "head_size"})
+_MOVED = Feature("pages moved", role="place")
+_ANY_LENGTH = frozenset({PARTIAL_PAGE, SEVERAL_TOKENS})
+_SIDES = frozenset({*SIDES_EMPTY, ONE_EMPTY, BOTH_EMPTY})
+_CACHES = frozenset(strided(name) for names in CACHE_TENSORS for name in names)
+
+Features = frozenset[Feature]
 
 
-def aspects(features: frozenset[str]) -> frozenset[str]:
+def aspects(features: Features) -> Features:
     """The features that name a part of a kernel: strides, layout, head mapping, type, option, empty rows.
 
     Strides count by tensor, not by how they came about; those of the caches not at all if what matters is that K and V
     differ. Cases with no aspect in common are hardly the same bug, while every bug may need several tokens.
     """
-    found = {one for one in features if one not in _SIZES and not one.startswith(_VALUES)}
-    found -= {one for one in found if one.startswith("strides:") and "=" in one}
+    found = {one for one in features if one.role in _PARTS and not (strided_tensor(one) and one.value)}
     found -= _implied(found)
-    if "num_kv_heads>1" in features:
+    if SEVERAL_KV_HEADS in features:
         found.discard(SEVERAL_HEADS)
-    if "gqa_ratio not pow2" in found:
-        found.discard("gqa_ratio>1")
+    if RATIO_NOT_POW2 in found:
+        found.discard(GROUPED)
     if KV_STRIDES_DIFFER in found:
         found -= {CACHE_STRIDES, *_CACHES}
-        found = {one for one in found if not one.startswith("layout")}
+        found = {one for one in found if one.field != "layout"}
     return frozenset(found)
 
 
-def _implied(features: Set[str]) -> set[str]:
+def _implied(features: Set[Feature]) -> set[Feature]:
     """Those of ``features`` that say no more than another one does in particular."""
-    found = {one.partition("=")[0] for one in features if "=" in one}
-    if any(one.startswith("lse ") for one in features):
-        found |= {one for one in features if one in _SIDES or one.startswith("some lse ")}
-    if features & {"gqa_ratio>1", "num_kv_heads>1"}:
+    found = {general for one in features if (general := one.general) is not None}
+    if any(one.field == PAIR for one in features):
+        found |= {one for one in features if one in _SIDES or one.field == SOME}
+    if features & {GROUPED, SEVERAL_KV_HEADS}:
         found.add(SEVERAL_HEADS)
-    if features & _ONE_SIDE:
-        found.add("one state empty")
-    if "both states empty" in features:
-        found |= _ONE_SIDE
+    if features & {*SIDES_EMPTY}:
+        found.add(ONE_EMPTY)
+    if BOTH_EMPTY in features:
+        found.update(SIDES_EMPTY)
     return found
 
 
-def needs(features: frozenset[str]) -> frozenset[str]:
+def needs(features: Features) -> Features:
     """``features`` without what the minimal case has only to make the error visible, or cannot be without.
 
     A sequence on a page for several tokens either leaves a part of it free or has several tokens itself, so a case
     with one of the two does not tell whether that matters. If nothing is left, it is where pages lie that matters.
     """
-    found = frozenset(one for one in features if one not in _SURROUNDINGS and not one.startswith(_RECIPES))
-    if "seq_len>block_size" in found:
-        found -= {"seq_len>1"}
-    if "block_size>1" in found and len(found & _ANY_LENGTH) == 1:
+    found = frozenset(one for one in features if one.role not in _WHAT_LIES_WHERE)
+    if SEVERAL_PAGES in found:
+        found -= {SEVERAL_TOKENS}
+    if SEVERAL_PER_PAGE in found and len(found & _ANY_LENGTH) == 1:
         found -= _ANY_LENGTH
     return found or _moved(features)
 
 
-def needs_numbers(features: frozenset[str]) -> bool:
+def needs_numbers(features: Features) -> bool:
     """Whether it takes certain values, or scores of some size."""
-    return any(one.startswith(_VALUES) or one in ("needles", "scale") for one in features)
+    return any(one.role in _OF_NUMBERS for one in features)
 
 
-def essentials(features: frozenset[str]) -> frozenset[str]:
+def essentials(features: Features) -> Features:
     """What another case has to have as well, to be one of the same bug: every bug may need several tokens or pages."""
     return aspects(features) or needs(features)
 
 
-def has_essentials(features: frozenset[str], of: frozenset[str]) -> bool:
+def has_essentials(features: Features, of: Features) -> bool:
     """Whether a bug that needs ``of`` needs something, and a case with ``features`` has it."""
     return bool(about := essentials(of)) and about <= widened(features) | _moved(features)
 
 
-def is_about(features: frozenset[str], of: frozenset[str]) -> bool:
+def is_about(features: Features, of: Features) -> bool:
     """Whether a case with ``features`` has all parts that a bug is about which needs ``of``."""
     return aspects(certain(of)) <= widened(features)
 
 
-def widened(features: frozenset[str]) -> frozenset[str]:
+def widened(features: Features) -> Features:
     """Where both states are empty, one is; and no log-sum-exps are farther apart than that of an empty one."""
-    are_empty = bool(features & {"one state empty", "both states empty"})
-    return features | {"one state empty", "some lse far apart"} if are_empty else features
+    return features | {ONE_EMPTY, FAR_APART} if features & {ONE_EMPTY, BOTH_EMPTY} else features
 
 
-def _moved(features: frozenset[str]) -> frozenset[str]:
-    return frozenset({_MOVED}) if features & _PLACES else frozenset()
+def _moved(features: Features) -> Features:
+    return frozenset({_MOVED} if any(one.role == "place" for one in features) else ())
 
 
-def telling(features: frozenset[str]) -> frozenset[str]:
+def telling(features: Features) -> Features:
     """``features`` for people: without general ones that a particular one implies."""
     particular = _implied(features)
-    moved = _CACHES if "layout" in particular else frozenset[str]()
-    shown = {one for one in features if one not in particular and one not in moved}
-    if shown & {KV_STRIDES_DIFFER, *_CACHES} or particular & {"layout", *_CACHES}:
+    has_layout = any(one.field == "layout" for one in particular)
+    shown = {one for one in features if one not in particular and not (has_layout and one in _CACHES)}
+    if shown & {KV_STRIDES_DIFFER, *_CACHES} or has_layout or particular & _CACHES:
         shown.discard(CACHE_STRIDES)
     return frozenset(shown)
 
 
-def certain(features: frozenset[str]) -> frozenset[str]:
+def of_last_digits(features: Features) -> Features:
+    """What a bug is about that changes last digits: luck, and how many digits there are, decide which cases show it."""
+    return frozenset(one for one in aspects(features) if one.field not in _OF_DIGITS)
+
+
+def certain(features: Features) -> Features:
     """``features`` of a failing case without those that matter only if another case, which has them not, passes."""
-    return frozenset(one for one in features if not is_told_by_another(one))
+    return frozenset(one for one in features if one.role != "other")
 
 
-def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
+def case_features(declaration: Declaration, case: Case) -> Features:
     """What makes ``case`` more than the simplest case that the kernel supports, in particular and in general.
 
     And what it has not that a kernel may be written for.
     """
     supports, options = declaration.supports, declaration.options
     found = features(case, supports=supports, options=options)
-    return found.union(*(named(case, supports=supports, options=options) for named in (general_features, departures)))
+    return found.union(*(told(case, supports=supports, options=options) for told in (general_features, departures)))
+
+
+def named(words: Iterable[str], case: Case) -> Features:
+    """The features of ``case`` that a file calls so; of what it has not, nothing is known but the words."""
+    supports = Supports()
+    of_case = {*features(case), *general_features(case, supports=supports), *departures(case, supports=supports)}
+    by_words = {str(one): one for one in (*of_case, NEEDS_PRECEDING)}
+    return frozenset(by_words.get(one) or Feature.read(one) for one in words if one != _NOTHING)

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase
 from attnfuzz.problems.cases import AttentionCase, Case
@@ -69,7 +70,7 @@ def crossed(declaration: Declaration, case: Case, other: Case) -> list[Case]:
     return _made(declaration, case, [changes | ({"strides": way | mine} if way else {}) for way in ways])
 
 
-def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:
+def without(aspect: Feature, declaration: Declaration, case: Case) -> list[Case]:
     """``case`` without ``aspect`` and otherwise the same; several if there are several ways, none if there is none."""
     domain = _domain(declaration)
     ways = (facet.without(aspect, case, domain) for facet in facets_of(type(case)))

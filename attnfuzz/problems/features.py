@@ -1,4 +1,4 @@
-"""What a case has, in stable words that tell bugs apart: told by its facets. Torch-free."""
+"""What a case has, by which bugs are told apart: made by its facets. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import Options
 from attnfuzz.cases.facets.heads import SEVERAL_HEADS
 from attnfuzz.cases.facets.storage import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.cases.feature import Feature
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import Supports
 
@@ -24,40 +25,42 @@ __all__ = [
 ]
 
 
-def features(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[str]:
-    """Names of what makes ``case`` more than the simplest case, e.g. ``{"gqa_ratio>1", "partial last page"}``.
+def features(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[Feature]:
+    """What makes ``case`` more than the simplest case: that it has a GQA ratio above 1, a partial last page.
 
     Given a kernel's ``supports`` and ``options``, features that even its simplest case has are left out.
     Seeds are no feature: they carry no meaning of their own.
     """
-    found = frozenset(word for facet in facets_of(type(case)) for word in facet.features(case))
+    found = frozenset(one for facet in facets_of(type(case)) for one in facet.features(case))
     if supports is None and options is None:
         return found
     return found - features(Domain(case.problem, supports or Supports(), options or {}).simplest)
 
 
-def general_features(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[str]:
+def general_features(
+    case: Case, *, supports: Supports | None = None, options: Options | None = None
+) -> frozenset[Feature]:
     """What the cases that one mistake spoils have in common, whichever of them is met first.
 
-    ``"dtype"`` stands beside every ``"dtype=..."``, and so on for whatever has a value other than the simplest;
-    ``"strides:k_cache"`` also beside every layout that moves K in memory, and so on for each tensor;
+    That there is another dtype stands beside the one that it is, and so on for whatever has a value other than the
+    simplest; that K has other strides also beside every layout that moves K in memory, and so on for each tensor;
     ``CACHE_STRIDES`` is any of this for K or V. As in ``features``, what even the kernel's simplest case has is left
     out.
     """
     domain = Domain(case.problem, supports or Supports(), options or {})
     particular = features(case, supports=domain.supports, options=domain.options)
-    found = {one.partition("=")[0] for one in particular if "=" in one}
+    found = {general for one in particular if (general := one.general) is not None}
     return frozenset(found.union(*(facet.general(case, domain) for facet in facets_of(type(case)))))
 
 
-def departures(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[str]:
+def departures(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[Feature]:
     """Values that kernels are often written for and ``case`` has not: what a failure needs if one of them passes."""
     domain = Domain(case.problem, supports or Supports(), options or {})
-    return frozenset(word for facet in facets_of(type(case)) for word in facet.departures(case, domain))
+    return frozenset(one for facet in facets_of(type(case)) for one in facet.departures(case, domain))
 
 
-def traits(case: Case) -> frozenset[str]:
-    """A few hundred words on ``case``, its features among them. Seeds and positions of needles are left out.
+def traits(case: Case) -> frozenset[Feature]:
+    """A few hundred things to say of ``case``, its features among them. Seeds and positions of needles are left out.
 
     Features name what makes a case more than the simplest one. A crash may hang on anything else: one head size, odd
     lengths, a length that ends with a page, the *absence* of strides. So a trait is said for either side of each

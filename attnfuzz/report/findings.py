@@ -13,8 +13,9 @@ from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
+from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord, encode_regression
-from attnfuzz.identity.features import ANY_CASE, aspects, telling
+from attnfuzz.identity.features import aspects, telling
 from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -247,12 +248,11 @@ def title_of(found: Finding | FindingRecord) -> str:
     the simplest values of all fields show it.
     """
     if isinstance(found, FindingRecord):
-        name, needs = found.name, frozenset(found.features)
+        name, needs = found.name, found.features
     else:
         name = found.failure.name
-        needs = frozenset() if found.shrunk_s is None else telling(found.signature.features)
-    needs -= {ANY_CASE}
-    return f"{name} [{', '.join(sorted(needs))}]" if needs else name
+        needs = () if found.shrunk_s is None else tuple(words_of(telling(found.signature.features)))
+    return f"{name} [{', '.join(needs)}]" if needs else name
 
 
 def told_findings(result: CampaignResult) -> list[ToldFinding]:
@@ -330,24 +330,12 @@ QUESTIONS = (
 OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
 _FLAKY = "Flaky: these do not fail in every run"
 UNFINISHED = "Not shrunk to the end: each may be a finding above, or a bug of its own; a longer --budget tells"
-_OF_EMPTIES = frozenset(
-    {
-        "both states empty",
-        "empty sequence",
-        "no query",
-        "one state empty",
-        "padding tokens",
-        "prefix empty",
-        "suffix empty",
-    }
-)
-"""What a case has that is about rows without keys or tokens."""
 _JUST_ABOVE = 10.0
 """Times the error bound: a rounding that was not declared, rather than a wrong address."""
 
 
 def severity_of(
-    failure: Failure, needs: frozenset[str] = frozenset(), *, is_flaky: bool = False, is_declarable: bool = False
+    failure: Failure, needs: frozenset[Feature] = frozenset(), *, is_flaky: bool = False, is_declarable: bool = False
 ) -> Severity:
     """What ``failure`` does, for all that was seen.
 
@@ -376,10 +364,10 @@ def _severity(finding: Finding) -> Severity:
     )
 
 
-def _is_of_empties(features: frozenset[str]) -> bool:
+def _is_of_empties(features: frozenset[Feature]) -> bool:
     """Whether it is about nothing but what results hold where there are no keys: kernels differ in that."""
     about = aspects(features)
-    return bool(about) and all(one in _OF_EMPTIES or (one.startswith("lse ") and "inf" in one) for one in about)
+    return bool(about) and all(one.role == "empty" for one in about)
 
 
 def in_order(result: CampaignResult) -> list[Finding]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.cases.feature import words_of
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import features
@@ -101,7 +102,7 @@ def _failure_class(oracle: str, kind: str) -> type[KernelFailure]:
 
 
 def _save(failure: Failure, target: str, case: Case, folder: Path) -> Path:
-    finding = FindingRecord.of(failure, features(case))
+    finding = FindingRecord.of(failure, words_of(features(case)))
     environment = current_environment("")
     problem = case.problem
     if isinstance(problem, OpenProblem):

@@ -24,6 +24,7 @@ from tests.audit.mutating import mutated_bytes, mutated_document, nested, splice
 from tests.audit.specimens import TINY
 from tests.audit.yard import Seen, faults_of
 from tests.faults.campaigns import KERNELS
+from tests.unit.named_features import named
 
 __all__ = ["States", "state_document"]
 
@@ -41,7 +42,7 @@ def state_document() -> dict[str, Any]:
     failure = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
     finding = Finding(
         name="0-1", declaration=wrong, case=_CASE, failure=failure, first_seen_s=1.5, failed=2, runs=2, shrunk_s=2.5,
-        minimised=True, steps=7, path=Path("regressions/a.json"), features=frozenset({"seq_len>1"}),
+        minimised=True, steps=7, path=Path("regressions/a.json"), features=named("seq_len>1"),
     )  # fmt: skip
     state = CampaignState(
         asked=AskedOf(
@@ -50,7 +51,7 @@ def state_document() -> dict[str, Any]:
         seed=7, elapsed_s=20.0, parts=1,
         kernels=tuple(KernelStatistics(declaration=one, cases=12) for one in (right, wrong)),
         interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(finding),),
-        known=(Bug(kernel=wrong.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"})),),
+        known=(Bug(kernel=wrong.target, oracle="accuracy", kind="out:value", features=named("seq_len>1")),),
         pending=(Unfinished(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),
     )  # fmt: skip
     document: dict[str, Any] = json.loads(msgspec.json.encode(state))

@@ -13,6 +13,7 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.features import features
 from attnfuzz.verdict import Failure
+from tests.unit.named_features import words
 
 
 class Halve(attnfuzz.Problem):
@@ -168,10 +169,10 @@ def test_a_problem_is_written_on_the_host_and_not_for_each_run(monkeypatch: pyte
 
 def test_numbers_of_a_choice_have_in_common_what_they_exceed() -> None:
     """A bug in all widths but the smallest would be a bug of each."""
-    small, large = (features(case_of(scatters, width=width)) for width in (16, 64))
+    small, large = (words(features(case_of(scatters, width=width))) for width in (16, 64))
     assert small == {"width>4"}
     assert large == {"width>4", "width>16"}
-    assert features(case_of(scatters, order="any")) == {"order=any"}
+    assert words(features(case_of(scatters, order="any"))) == {"order=any"}
 
 
 def test_numbers_that_add_up_take_each_others_place() -> None:

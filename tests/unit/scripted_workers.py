@@ -30,6 +30,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.verdict import Failure
+from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
@@ -141,7 +142,7 @@ def finds(worker: Worker, seq_len: int, name: str, *, confirm: bool = True) -> N
 
 
 def closes(worker: Worker, name: str, *features: str) -> None:
-    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset(features))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=named(*features))
     worker.say(Minimised(finding=name, features=known.features, bugs=(known,), complete=True))
 
 

@@ -13,6 +13,7 @@ from attnfuzz.identity.bug import KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.verdict import Failure
+from tests.unit.named_features import named, words
 from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
@@ -49,7 +50,7 @@ def investigated(bug: Bug, *signatures: KnownBug) -> tuple[KnownBugs, list[msgsp
 
 
 def wrong(*needs: str) -> KnownBug:
-    return KnownBug.shown_by(KERNEL.target, WRONG, frozenset(needs))
+    return KnownBug.shown_by(KERNEL.target, WRONG, named(*needs))
 
 
 def test_a_wrong_number_that_large_values_hide_is_told_as_such() -> None:
@@ -57,7 +58,7 @@ def test_a_wrong_number_that_large_values_hide_is_told_as_such() -> None:
     _, sent = investigated(adds_one_to_long_ones)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
     assert closed.bugs[-1].symptom.kind == "out:value"
-    assert "seq_len>1" in closed.features
+    assert "seq_len>1" in words(closed.features)
 
 
 def test_bits_that_only_differ_where_a_known_bug_is_at_work_are_that_bug() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
+from attnfuzz.cases.feature import Feature
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
@@ -24,6 +25,7 @@ from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 from tests.faults.campaigns import Campaign
+from tests.unit.named_features import named
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -37,7 +39,7 @@ def paged(**fields: Any) -> PagedDecodeCase:
 
 def finding(
     case: Case,
-    *features: str,
+    *features: str | Feature,
     oracle: OracleName = "accuracy",
     kind: str = "out:value",
     message: str = "it is wrong",
@@ -50,7 +52,7 @@ def finding(
     declaration = Declaration(name="k", problem=case.problem, supports=supports or Supports(), target="mine.py:k")
     causes = (Cause(mistake=cause),) if cause else ()
     failure = Failure(oracle=oracle, kind=kind, message=message, causes=causes, remedy=remedy or {})
-    known = {"first_seen_s": 1.0, "failed": 3, "runs": 3, "shrunk_s": 2.0, "features": frozenset(features)}
+    known = {"first_seen_s": 1.0, "failed": 3, "runs": 3, "shrunk_s": 2.0, "features": named(*map(str, features))}
     return Finding("0-1", declaration, case, failure, **{**known, **fields})
 
 
@@ -58,7 +60,7 @@ def said_of(found: Finding) -> tuple[str, ...]:
     return finding_lines(found.regression("cpu").finding, found.case)
 
 
-def refused(case: Case, *features: str, **fields: Any) -> Finding:
+def refused(case: Case, *features: str | Feature, **fields: Any) -> Finding:
     """The kernel raised an exception."""
     return finding(case, *features, oracle="exception", kind="ValueError in k", **fields)
 

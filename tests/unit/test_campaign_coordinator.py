@@ -31,6 +31,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
+from tests.unit.named_features import named
 from tests.unit.scripted_workers import FAILURE, KERNEL, Worker, campaign, closes, finds, raw, waits
 
 
@@ -249,7 +250,7 @@ def test_workers_hear_what_others_are_at_and_what_they_found(tmp_path: Path) -> 
         kernel=KERNEL.target,
         oracle="accuracy",
         kind="out:value",
-        features=frozenset({"ragged"}),
+        features=named("ragged"),
         finding=result.findings[0].tag,
     )
     busy = Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=True)

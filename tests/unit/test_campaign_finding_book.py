@@ -19,6 +19,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from attnfuzz.report.findings import finding_lines
 from attnfuzz.verdict import Cause, Failure
+from tests.unit.named_features import named, words
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
@@ -45,7 +46,7 @@ class Story:
         self.book.confirmed(Confirmed(finding=name, failed=failed, runs=3))
 
     def minimised(self, name: str, *features: str, complete: bool = True, same_as: str = "") -> None:
-        needed = frozenset(features)
+        needed = named(*features)
         self.book.minimised(Minimised(finding=name, features=needed, bugs=(), complete=complete, same_as=same_as))
 
     def files(self) -> list[str]:
@@ -137,7 +138,7 @@ def test_a_bug_that_needs_less_takes_in_one_that_seemed_to_need_more(story: Stor
         story.confirmed(name)
         story.minimised(name, *features)
     (finding,) = story.book.findings
-    assert finding.features == {"seq_len>1"}
+    assert words(finding.features) == {"seq_len>1"}
 
 
 @pytest.mark.parametrize("shrunk_first", [True, False])
@@ -273,7 +274,7 @@ def test_a_missing_lse_is_one_finding_whatever_shows_it(story: Story) -> None:
         story.found(name, seq_len, failure)
         story.confirmed(name)
         story.minimised(name, feature)
-    assert [finding.features for finding in story.book.findings] == [{"seq_len>1"}, {"num_q_heads>1"}]
+    assert [words(finding.features) for finding in story.book.findings] == [{"seq_len>1"}, {"num_q_heads>1"}]
     assert any("also shows as: unwritten/lse [empty sequence]" in one for one in said_of(story.book.findings[0]))
 
 

@@ -23,11 +23,11 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.oracles.registry import ORACLES, oracle_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign, saved
+from tests.unit.named_features import named, words
 from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
 from tests.unit.scripted_runner import scripted
 
@@ -88,7 +88,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
     timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
-    assert last(sent, Minimised).features == features
+    assert words(last(sent, Minimised).features) == features
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -123,7 +123,12 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     assert smallest == DenseDecodeCase(
         num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(1,), scale=default_scale(32)
     )
-    assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
+    assert words(last(sent, Minimised).features) == {
+        "head_size>16",
+        "gqa_ratio>1",
+        "gqa_ratio not pow2",
+        "several query heads",
+    }
     assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
 
 
@@ -220,7 +225,7 @@ def test_what_one_run_shows_is_told_although_a_relation_saw_it_before(is_of_rela
 
     process = PretendedProcess(bug)
     before = LEAKS if is_of_relation else DEAD
-    known = KnownBugs([Bug.shown_by(KERNEL.target, before, frozenset({"seq_len>1"}), finding="0a1b2c")])
+    known = KnownBugs([Bug.shown_by(KERNEL.target, before, named("seq_len>1"), finding="0a1b2c")])
     _, sent = looked_into(process.suspect(a_case(9), failure=WRONG), process.timed(), known)
     if is_of_relation:
         assert last(sent, Minimised).same_as == "0a1b2c"
@@ -240,7 +245,7 @@ def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
     known = KnownBugs()
 
     def others_find_it() -> bool:
-        known.add(Bug.shown_by(KERNEL.target, WRONG, frozenset({"seq_len>1"})))
+        known.add(Bug.shown_by(KERNEL.target, WRONG, named("seq_len>1")))
         return False
 
     is_bug, sent = looked_into(suspect, process.timed(), known, is_over=others_find_it)

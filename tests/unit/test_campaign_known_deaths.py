@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths, KnownFaults
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity import bug as known_bugs
 from attnfuzz.identity.features import case_features
@@ -18,12 +19,15 @@ from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
 from attnfuzz.verdict import DrawnWithout, Failure, OracleName
+from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="paged_decode", target="k")
 
 
-def a_bug(*features: str, kernel: str = "k", oracle: OracleName = "crash", kind: str = "SIGSEGV") -> known_bugs.Bug:
-    return known_bugs.Bug(kernel=kernel, oracle=oracle, kind=kind, features=frozenset(features))
+def a_bug(
+    *features: str | Feature, kernel: str = "k", oracle: OracleName = "crash", kind: str = "SIGSEGV"
+) -> known_bugs.Bug:
+    return known_bugs.Bug(kernel=kernel, oracle=oracle, kind=kind, features=named(*map(str, features)))
 
 
 CRASH = a_bug()

@@ -17,9 +17,9 @@ from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
-from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.faults.campaigns import Campaign
+from tests.unit.named_features import words
 from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case, looked_into
 from tests.unit.scripted_runner import scripted
@@ -62,7 +62,7 @@ def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
         assert (case.num_q_heads, case.seq_lens) == (2, (1,))
         assert (smallest.failure, smallest.preceding) == (LEAK, ())
         assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
-        assert last(sent, Minimised).features == {"gqa_ratio>1", SEVERAL_HEADS}
+        assert words(last(sent, Minimised).features) == {"gqa_ratio>1", "several query heads"}
         assert known.predicting(
             FailingCase(KERNEL, msgspec.structs.replace(a_case(9, num_q_heads=4), seq_lens=(3, 9)), failure)
         )

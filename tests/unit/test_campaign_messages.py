@@ -21,6 +21,7 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.worker import _await_begin
 from attnfuzz.identity.bug import Bug
+from tests.unit.named_features import named
 
 Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
 
@@ -38,7 +39,7 @@ def ends() -> Iterator[Pair]:
 def test_messages_arrive_in_order(ends: Pair) -> None:
     """A Stop that overtakes what came before it would lose findings."""
     worker, coordinator = ends
-    known = Bug(kernel="k", oracle="crash", kind="SIGSEGV", features=frozenset({"ragged"}))
+    known = Bug(kernel="k", oracle="crash", kind="SIGSEGV", features=named("ragged"))
     coordinator.send(known)
     coordinator.send(Stop())
     assert worker.receive(1.0) == [known, Stop()]

@@ -18,6 +18,7 @@ from attnfuzz.corpus import Regression, load_regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.verdict import Failure
+from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
@@ -59,7 +60,7 @@ def saved(path: Path | None) -> Regression:
 
 def earlier(folder: Path, seq_len: int, **changes: Any) -> Path:
     """A file that an earlier campaign left."""
-    regression = a_finding(seq_len, features=frozenset({"seq_len>1"})).regression("cpu")
+    regression = a_finding(seq_len, features=named("seq_len>1")).regression("cpu")
     return write_regression(msgspec.structs.replace(regression, **changes), folder)
 
 
@@ -108,7 +109,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("text")
     fixed = earlier(tmp_path, 100, status="fixed", note="#12")
     folder = Folder(tmp_path)
-    finding = a_finding(2, features=frozenset({"seq_len>1"}), minimised=True)
+    finding = a_finding(2, features=named("seq_len>1"), minimised=True)
     folder.saver.save(finding)
     assert folder.names() == {"notes.json", "README.md", fixed.name, finding.path.name if finding.path else ""}
     assert finding.known_as is None
@@ -118,7 +119,7 @@ def test_the_same_case_is_not_written_over(tmp_path: Path) -> None:
     """The file may hold a note, and "fixed" must stay what it says until someone looks."""
     path = earlier(tmp_path, 3, status="fixed", note="#12")
     before = path.read_bytes()
-    finding = a_finding(3, features=frozenset({"seq_len>1"}), minimised=True)
+    finding = a_finding(3, features=named("seq_len>1"), minimised=True)
     Folder(tmp_path).saver.save(finding)
     assert (finding.path, finding.known_as) == (path, path)
     assert path.read_bytes() == before
@@ -128,7 +129,7 @@ def test_a_known_bug_in_a_smaller_case_is_not_saved_again(tmp_path: Path) -> Non
     """One bug, one file, however often it is found."""
     path = earlier(tmp_path, 2)
     folder = Folder(tmp_path)
-    finding = a_finding(50, features=frozenset({"seq_len>1"}), minimised=True)
+    finding = a_finding(50, features=named("seq_len>1"), minimised=True)
     folder.saver.save(finding)
     assert finding.known_as == path
     assert folder.names() == {path.name}
@@ -138,7 +139,7 @@ def test_a_smaller_case_of_a_known_open_bug_takes_its_place_and_note(tmp_path: P
     """The smaller case is worth more, and what people wrote about the bug stays true."""
     path = earlier(tmp_path, 50, note="tracked in #12")
     folder = Folder(tmp_path)
-    finding = a_finding(2, features=frozenset({"seq_len>1"}), minimised=True)
+    finding = a_finding(2, features=named("seq_len>1"), minimised=True)
     folder.saver.save(finding)
     assert finding.replaces == path
     assert folder.names() == {finding.path.name if finding.path else ""}
@@ -149,7 +150,7 @@ def test_nothing_is_replaced_before_shrinking_has_ended(tmp_path: Path) -> None:
     """Half-shrunk, the features say little; taking another bug's file away for them would lose that bug."""
     path = earlier(tmp_path, 50)
     folder = Folder(tmp_path)
-    folder.saver.save(a_finding(2, features=frozenset({"seq_len>1"})))
+    folder.saver.save(a_finding(2, features=named("seq_len>1")))
     assert path.exists()
 
 

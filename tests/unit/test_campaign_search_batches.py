@@ -29,13 +29,13 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.verdict import Failure, Relations, Verdict, ends_process
+from tests.unit.named_features import named
 from tests.unit.scripted_runner import scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
-GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
+GROUPED = named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads")
 
 
 @dataclass
@@ -129,7 +129,7 @@ def test_runner_is_never_used_by_two_threads_at_once() -> None:
         time.sleep(0.0002)
         return WRONG if case.gqa_ratio == 3 else None
 
-    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=named("seq_len>1"))
     bench = BatchBench(slow, mail=[known], enough=after(Minimised)).run()  # singles look behind the known bug
     assert bench.overlaps == 0
     assert len(bench.batches) > 4
@@ -141,7 +141,7 @@ def test_bugs_are_found_in_batches_as_they_are_in_single_cases() -> None:
     bench = BatchBench(lambda case: grouped(case) or long(case), enough=after(Minimised, 2)).run()
     features = [message.features for message in bench.of(Minimised)]
     assert GROUPED in features
-    assert {"seq_len>1"} in features
+    assert named("seq_len>1") in features
     assert len(bench.of(Found)) == 2
 
 
@@ -320,7 +320,7 @@ def test_a_format_that_kills_is_not_published() -> None:
 
 def test_what_is_known_is_passed_over_in_batches() -> None:
     """A known bug that ended every round would leave nothing but rounds of one case."""
-    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=named("gqa_ratio>1"))
     bench = BatchBench(grouped, most_cases=400, mail=[known]).run()
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from attnfuzz.campaign.messages import Confirmed, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.verdict import Relations, Verdict
+from tests.unit.named_features import named
 from tests.unit.search_bench import HANG, WRONG, Bench, after, grouped
 
 
@@ -36,7 +36,7 @@ class HangingBench(Bench):
 def test_a_hang_is_shrunk_with_short_waits_and_confirmed_with_the_longest() -> None:
     """With ten seconds for each of a dozen hanging cases, a minute is over before anything has shrunk."""
     bench = HangingBench(grouped, enough=after(Minimised)).run()
-    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
+    assert bench.of(Minimised)[0].features == named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads")
     assert bench.of(Confirmed)[0].runs == 1
     assert bench.limits[-1] == 10.0
     assert 0.5 in bench.limits

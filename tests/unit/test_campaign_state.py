@@ -29,6 +29,7 @@ from attnfuzz.report.terminal import print_result
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import Failure
 from tests.unit.hostile_states import broken_bytes, changed_documents
+from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 
@@ -41,7 +42,7 @@ def a_finding() -> Finding:
     return Finding(
         name="0-1", declaration=KERNEL, case=a_case(2), failure=Failure(oracle="crash", kind="SIGSEGV", message="dead"),
         first_seen_s=1.5, failed=2, runs=3, shrunk_s=2.5, minimised=True, steps=7, path=Path("regressions/a.json"),
-        features=frozenset({"seq_len>1"}), preceding=(a_case(3), a_case(4)),
+        features=named("seq_len>1"), preceding=(a_case(3), a_case(4)),
     )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def a_state(**changes: Any) -> CampaignState:
     kernel = KernelStatistics(
         declaration=KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6}
     )
-    known = Bug(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=named("seq_len>1"))
     state = CampaignState(
         asked=AskedOf(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"),
         seed=7, elapsed_s=20.0, parts=1,

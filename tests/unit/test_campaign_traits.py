@@ -6,6 +6,7 @@ import msgspec
 
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.features import features, traits
+from tests.unit.named_features import words
 
 CASE = PagedDecodeCase(
     num_q_heads=6, head_size=80, num_kv_heads=2, seq_lens=(17, 4), scale=0.125, block_size=16, options={"tile": 32}
@@ -27,8 +28,8 @@ def test_sizes_lengths_and_recipes_have_their_traits() -> None:
         "strides:k_cache is contiguous",
         "keys is equal",
     }
-    assert expected <= traits(CASE)
-    assert "every length is a multiple of 2" not in traits(CASE)
+    assert expected <= words(traits(CASE))
+    assert "every length is a multiple of 2" not in words(traits(CASE))
 
 
 def test_features_are_traits() -> None:
@@ -47,5 +48,5 @@ def test_every_problem_has_traits() -> None:
     """A kernel of a problem without traits would have all of its cases taken for one."""
     dense = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(0,), scale=0.25, extra_rows=2)
     merge = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=3, lse_pairs=(("finite", "-inf"),))
-    assert {"extra_rows is 2", "some length is 0"} <= traits(dense)
-    assert {"num_tokens is 3", "some suffix LSE -inf"} <= traits(merge)
+    assert {"extra_rows is 2", "some length is 0"} <= words(traits(dense))
+    assert {"num_tokens is 3", "some suffix LSE -inf"} <= words(traits(merge))

@@ -22,9 +22,9 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.identity.bug import Bug, tag_of
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
-from attnfuzz.problems.features import SEVERAL_HEADS
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure
+from tests.unit.named_features import named, words
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
 WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
@@ -38,7 +38,7 @@ def test_a_bug_is_found_confirmed_and_shrunk_to_what_triggers_it() -> None:
     assert grouped(cast(DenseDecodeCase, decode_case("dense_decode", bytes(found.case)))) == WRONG
     assert (confirmed.failed, confirmed.runs) == (3, 3)
     assert minimised.complete
-    assert minimised.features == {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
+    assert words(minimised.features) == {"gqa_ratio>1", "gqa_ratio not pow2", "several query heads"}
     smallest = decode_case("dense_decode", bytes(bench.of(Smaller)[-1].case))
     assert isinstance(smallest, DenseDecodeCase)
     assert (smallest.num_q_heads, smallest.num_kv_heads, smallest.seq_lens) == (3, 1, (1,))
@@ -64,8 +64,8 @@ def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
 
     bench = Bench(two_bugs, enough=after(Minimised, 2)).run()
     features = [message.features for message in bench.of(Minimised)]
-    assert {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS} in features
-    assert {"seq_len>1"} in features
+    assert named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads") in features
+    assert named("seq_len>1") in features
     seen = bench.of(Found)
     assert len(seen) == 2
 
@@ -79,7 +79,7 @@ def test_one_bug_is_reported_once() -> None:
 
 def test_what_another_worker_found_is_known_here() -> None:
     """Two workers must not shrink the same bug twice."""
-    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    known = Bug(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=named("gqa_ratio>1"))
     bench = Bench(grouped, most_cases=400, mail=[known]).run()
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
@@ -88,7 +88,7 @@ def test_what_another_worker_found_is_known_here() -> None:
 def test_known_failures_are_counted_by_what_explains_them() -> None:
     """Nobody could tell which of two known bugs nearly every case meets."""
     known = Bug(
-        kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
+        kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=named("gqa_ratio>1"), finding="0a1b2c"
     )
     progress = Bench(grouped, most_cases=400, mail=[known]).run().of(WorkerProgress)
     counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
@@ -159,7 +159,7 @@ def test_a_flaky_bug_is_confirmed_with_its_rate_and_shrunk() -> None:
 
     bench = Bench(two_of_three, enough=after(Minimised)).run()
     assert bench.of(Confirmed)[0].failed < bench.of(Confirmed)[0].runs
-    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}
+    assert bench.of(Minimised)[0].features == named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads")
 
 
 def test_shrinking_does_not_slip_from_one_bug_to_another() -> None:
@@ -174,8 +174,8 @@ def test_shrinking_does_not_slip_from_one_bug_to_another() -> None:
     by_finding = {message.finding: message.features for message in bench.of(Minimised)}
     oracles = {message.finding: message.failure.oracle for message in bench.of(Found)}
     assert {oracles[name]: features for name, features in by_finding.items()} == {
-        "crash": {"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS, "seq_len>1"},
-        "accuracy": {"seq_len>1"},
+        "crash": named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads", "seq_len>1"),
+        "accuracy": named("seq_len>1"),
     }
     for message in bench.of(Smaller):
         assert message.failure.oracle == oracles[message.finding]
@@ -246,7 +246,7 @@ def test_a_wrong_lse_that_becomes_a_wrong_output_is_one_bug() -> None:
         return WRONG_LSE if case.values.needles else WRONG
 
     bench = Bench(diluted, most_cases=1000).run()
-    assert [message.features for message in bench.of(Minimised)] == [{"seq_len>1"}]
+    assert [message.features for message in bench.of(Minimised)] == [named("seq_len>1")]
     assert bench.of(Smaller)[-1].failure == WRONG
 
 
@@ -272,8 +272,8 @@ def test_a_bug_behind_one_that_is_nearly_always_there_is_found() -> None:
 
     bench = Bench(nearly_always, enough=after(Minimised, 2), budget_s=10.0).run()
     assert {frozenset(message.features) for message in bench.of(Minimised)} == {
-        frozenset({"seq_len>1"}),
-        frozenset({"gqa_ratio>1", "gqa_ratio not pow2", SEVERAL_HEADS}),
+        named("seq_len>1"),
+        named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads"),
     }
 
 

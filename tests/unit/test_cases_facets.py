@@ -14,6 +14,7 @@ from attnfuzz.problems.input_space import InputSpace
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
+from tests.unit.named_features import words
 
 CASE = PagedDecodeCase(
     num_q_heads=1,
@@ -50,7 +51,7 @@ def test_types_that_derive_from_a_case_have_its_facets() -> None:
 def test_one_facet_is_told_everywhere() -> None:
     """A size of V that matters would be missing from a finding, from the coverage or from what shrinking tries."""
     supports = Supports(v_head_sizes="any")
-    assert {"v_head_size", "v_head_size>head_size"} <= features(CASE)
+    assert {"v_head_size", "v_head_size>head_size"} <= words(features(CASE))
     assert "V head size" in [axis.name for axis in InputSpace("paged_decode", supports, {}).axes]
     assert "V head size" not in [axis.name for axis in InputSpace("paged_decode", Supports(), {}).axes]
     assert "v_head_size=128" in str(why_unsupported(Supports(), {}, CASE))

@@ -13,6 +13,7 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName
+from tests.unit.named_features import named
 
 KERNEL = Declaration(
     name="k", problem="dense_decode", target="k", supports=Supports(strides="any", dtypes=("float16", "bfloat16"))
@@ -42,7 +43,7 @@ class Runs:
 
 
 def known(*features: str, failure: Failure = DEAD, case: bytes = b"") -> KnownBugs:
-    return KnownBugs([Bug.shown_by("k", failure, frozenset(features), finding="0a1b2c", case=case)])
+    return KnownBugs([Bug.shown_by("k", failure, named(*features), finding="0a1b2c", case=case)])
 
 
 def is_long(case: DenseDecodeCase) -> bool:
@@ -65,7 +66,7 @@ def test_what_fails_without_what_a_bug_needs_is_another() -> None:
 def test_a_relative_that_shows_the_known_bug_says_nothing() -> None:
     """Of two ways in which one bug shows, each would speak against the other."""
     bugs = known("seq_len>1")
-    bugs.add(Bug.shown_by("k", WRONG, frozenset({"num_seqs>1"})))
+    bugs.add(Bug.shown_by("k", WRONG, named("num_seqs>1")))
     assert bug_behind(FailingCase(KERNEL, LONG, DEAD), bugs, Runs(lambda case: case.num_seqs > 1)) is not None
 
 
@@ -94,8 +95,8 @@ def test_what_is_cured_by_what_a_bug_needs_is_that_bug(are_compared: bool) -> No
 def test_what_a_neighbour_has_not_is_not_needed() -> None:
     """The smallest case of a bug has whatever shrinking came by, and the next one would seem to be another bug."""
     case = msgspec.structs.replace(PLAIN, seq_lens=(5,), dtype="bfloat16")
-    needed = frozenset({"seq_len>1", "dtype", "dtype=bfloat16"})
-    assert needs_of(FailingCase(KERNEL, case, WRONG), needed, KnownBugs(), Runs(is_long)) == {"seq_len>1"}
+    needed = named("seq_len>1", "dtype", "dtype=bfloat16")
+    assert needs_of(FailingCase(KERNEL, case, WRONG), needed, KnownBugs(), Runs(is_long)) == named("seq_len>1")
 
 
 @pytest.mark.parametrize("most", [3, 1000])

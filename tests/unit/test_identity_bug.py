@@ -13,10 +13,10 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, Signature, Sympto
 from attnfuzz.identity.features import case_features
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.features import KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from tests.unit.named_features import named, words
 
 
 def a_bug(
@@ -31,7 +31,7 @@ def a_bug(
 ) -> Bug:
     causes = (Cause(mistake=cause),) if cause else ()
     failure = Failure(oracle=oracle, kind=kind, message="wrong", causes=causes, maybe=maybe, tensor=tensor)
-    return Bug.shown_by(kernel, failure, frozenset(features), flaky=flaky)
+    return Bug.shown_by(kernel, failure, named(*features), flaky=flaky)
 
 
 def test_a_case_with_all_features_of_a_finding_is_known() -> None:
@@ -144,9 +144,9 @@ def test_features_that_every_case_has_do_not_count() -> None:
     only_64 = Declaration(name="k", problem="dense_decode", supports=Supports(head_sizes=(64,)), target="k")
     anything = Declaration(name="k", problem="dense_decode", target="k")
     assert case_features(only_64, case) == frozenset()
-    assert "head_size>16" in case_features(anything, case)
-    assert str(Signature.of("k", failure, frozenset({"b", "a"}))) == "accuracy/out:value [a, b]"
-    assert str(Signature.of("k", failure, frozenset())) == "accuracy/out:value [any case]"
+    assert "head_size>16" in words(case_features(anything, case))
+    assert str(Signature.of("k", failure, named("b", "a"))) == "accuracy/out:value [a, b]"
+    assert str(Signature.of("k", failure, frozenset())) == "accuracy/out:value"
 
 
 def test_a_flaky_failure_is_put_down_to_a_flaky_bug_of_its_kernel() -> None:
@@ -163,15 +163,22 @@ def test_one_order_of_additions_has_one_name() -> None:
     """It would be another one for every recipe, length and head size that rounds otherwise."""
     bits = Failure(oracle="value_affinity", kind="bits", message="no")
     rounded = Failure(oracle="accuracy", kind="out:value", message="no", causes=(Cause(mistake="scores_rounded"),))
-    assert str(Signature.of("k", bits, frozenset({"seq_len>1"}))) == "value_affinity/bits [any case]"
-    assert str(Signature.of("k", rounded, frozenset({"seq_len>1"}))) == "accuracy/scores_rounded [any case]"
+    assert str(Signature.of("k", bits, named("seq_len>1", "dtype=float32"))) == "value_affinity/bits"
+    assert str(Signature.of("k", rounded, named("seq_len>1"))) == "accuracy/scores_rounded"
+
+
+def test_bits_that_differ_only_with_a_window_are_told_with_it() -> None:
+    """Whoever looks for a result that goes by its batch would look at all paths, and it is that of the window."""
+    bits = Failure(oracle="batch_invariance", kind="bits", message="no")
+    told = Signature.of("k", bits, named("window", "num_seqs>1", "seq_len>1", "dtype=float32", "dtype"))
+    assert str(told) == "batch_invariance/bits [window]"
 
 
 def test_a_missing_result_is_one_bug_whatever_the_case_needs_to_show_it() -> None:
     """Where the output is wrong as well, that is told, so what is left needs one thing here and another there."""
     missing = Failure(oracle="unwritten", kind="lse", message="no", remedy={"lse": "none"})
-    known = Bug.shown_by("k", missing, frozenset({"seq_len>1"}))
-    assert known.predicts(Bug.shown_by("k", missing, frozenset({"empty sequence"})))
+    known = Bug.shown_by("k", missing, named("seq_len>1"))
+    assert known.predicts(Bug.shown_by("k", missing, named("empty sequence")))
     assert not known.predicts(msgspec.structs.replace(a_bug(oracle="unwritten", kind="lse"), missing=frozenset()))
 
 
@@ -198,24 +205,24 @@ def a_finding(
         0.0,
         failed=3,
         runs=3,
-        features=frozenset(features),
+        features=named(*features),
         shrunk_s=1.0,
     )
 
 
-STRIDES = a_finding("dead_memory", "out", KV_STRIDES_DIFFER, "seq_len>1", "block_size>1")
+STRIDES = a_finding("dead_memory", "out", "K and V strides differ", "seq_len>1", "block_size>1")
 
 
 @pytest.mark.parametrize(
     ("other", "same"),
     [
-        (a_finding("unwritten", "out", KV_STRIDES_DIFFER, "num_seqs>1"), True),
-        (a_finding("accuracy", "out:value", KV_STRIDES_DIFFER, "dtype=bfloat16"), True),
-        (a_finding("dead_memory", "out", KV_STRIDES_DIFFER, "pages=shuffled"), True),
+        (a_finding("unwritten", "out", "K and V strides differ", "num_seqs>1"), True),
+        (a_finding("accuracy", "out:value", "K and V strides differ", "dtype=bfloat16"), True),
+        (a_finding("dead_memory", "out", "K and V strides differ", "pages=shuffled"), True),
         (a_finding("accuracy", "out:value", "seq_len>1", "block_size>1"), False),
         (a_finding("accuracy", "out:nan", "empty sequence"), False),
-        (a_finding("exception", "IndexError in f", KV_STRIDES_DIFFER), False),
-        (a_finding("unwritten", "out", KV_STRIDES_DIFFER, kernel="other"), False),
+        (a_finding("exception", "IndexError in f", "K and V strides differ"), False),
+        (a_finding("unwritten", "out", "K and V strides differ", kernel="other"), False),
     ],
 )
 def test_what_a_bug_is_about_decides(other: Finding, same: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnfuzz.identity.features import aspects, has_essentials, needs, telling
-from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
+from tests.unit.named_features import named
 
 
 @pytest.mark.parametrize(
@@ -17,31 +17,31 @@ from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
         ({"gqa_ratio>1"}, {"gqa_ratio>1"}),
         ({"dtype=bfloat16", "option tile=32"}, {"dtype=bfloat16", "option tile=32"}),
         ({"strides:q=padded_rows", "strides:q"}, {"strides:q"}),
-        ({"strides:k", "strides:k=padded_rows", CACHE_STRIDES}, {"strides:k", CACHE_STRIDES}),
-        ({"strides:k", "strides:k=padded_rows", CACHE_STRIDES, KV_STRIDES_DIFFER}, {KV_STRIDES_DIFFER}),
-        ({"strides:k_cache", "strides:v_cache", "layout=packed", KV_STRIDES_DIFFER}, {KV_STRIDES_DIFFER}),
+        ({"strides:k", "strides:k=padded_rows", "cache strides"}, {"strides:k", "cache strides"}),
+        ({"strides:k", "strides:k=padded_rows", "cache strides", "K and V strides differ"}, {"K and V strides differ"}),
+        ({"strides:k_cache", "strides:v_cache", "layout=packed", "K and V strides differ"}, {"K and V strides differ"}),
     ],
 )
 def test_sizes_say_nothing_of_what_a_bug_is_about(features: set[str], expected: set[str]) -> None:
     """Bugs would be merged because both need two tokens, or kept apart because one needs three."""
-    assert aspects(frozenset(features)) == expected
+    assert aspects(named(*features)) == named(*expected)
 
 
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
         ({"strides:q", "strides:q=padded_rows", "seq_len>1"}, {"strides:q=padded_rows", "seq_len>1"}),
-        ({"strides:k_cache", "strides:v_cache", "layout=HND", CACHE_STRIDES}, {"layout=HND"}),
-        ({CACHE_STRIDES}, {CACHE_STRIDES}),
-        ({CACHE_STRIDES, "strides:k_cache"}, {"strides:k_cache"}),
-        ({CACHE_STRIDES, KV_STRIDES_DIFFER}, {KV_STRIDES_DIFFER}),
-        ({CACHE_STRIDES, KV_STRIDES_DIFFER, "strides:v", "strides:v=padded_rows"},
-         {KV_STRIDES_DIFFER, "strides:v=padded_rows"}),
+        ({"strides:k_cache", "strides:v_cache", "layout=HND", "cache strides"}, {"layout=HND"}),
+        ({"cache strides"}, {"cache strides"}),
+        ({"cache strides", "strides:k_cache"}, {"strides:k_cache"}),
+        ({"cache strides", "K and V strides differ"}, {"K and V strides differ"}),
+        ({"cache strides", "K and V strides differ", "strides:v", "strides:v=padded_rows"},
+         {"K and V strides differ", "strides:v=padded_rows"}),
     ],
 )  # fmt: skip
 def test_a_general_feature_is_not_shown_beside_what_implies_it(features: set[str], expected: set[str]) -> None:
     """A signature that says one thing three times is not read."""
-    assert telling(frozenset(features)) == expected
+    assert telling(named(*features)) == named(*expected)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_general_feature_is_not_shown_beside_what_implies_it(features: set[str
 )
 def test_a_bug_does_not_need_what_makes_it_visible(features: set[str], expected: set[str]) -> None:
     """A wrong page would be one bug where it holds a token and another where it holds none."""
-    assert needs(frozenset(features)) == expected
+    assert needs(named(*features)) == named(*expected)
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_bug_does_not_need_what_makes_it_visible(features: set[str], expected:
 )
 def test_what_any_case_shows_is_part_of_nothing(less: set[str], more: set[str], part: bool) -> None:
     """A bug that every case shows would take in all others."""
-    assert has_essentials(frozenset(more), frozenset(less)) is part
+    assert has_essentials(named(*more), named(*less)) is part

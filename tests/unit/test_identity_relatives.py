@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.facets.heads import RATIO_NOT_POW2
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.features import aspects, case_features
 from attnfuzz.identity.relatives import alternatives, strides_swapped, without
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
-from attnfuzz.problems.features import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER
+from attnfuzz.problems.features import DEAD_ROWS
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
+from tests.unit.named_features import named, words
 
 KERNEL = Declaration(name="k", problem="paged_decode", target="k", supports=Supports(v_head_sizes="any", strides="any"))
 BASE = msgspec.structs.replace(
@@ -28,39 +31,40 @@ def paged(**fields: Any) -> Case:
 @pytest.mark.parametrize(
     ("aspect", "case", "ways"),
     [
-        (KV_STRIDES_DIFFER, paged(strides={"k_cache": "padded_rows", "q": "every_other"}), 1),
-        (KV_STRIDES_DIFFER, paged(strides={"k_cache": "padded_rows", "v_cache": "every_other"}), 2),
-        (KV_STRIDES_DIFFER, paged(layout="packed"), 1),
-        (CACHE_STRIDES, paged(layout="HND", strides={"v_cache": "padded_rows"}), 1),
+        ("K and V strides differ", paged(strides={"k_cache": "padded_rows", "q": "every_other"}), 1),
+        ("K and V strides differ", paged(strides={"k_cache": "padded_rows", "v_cache": "every_other"}), 2),
+        ("K and V strides differ", paged(layout="packed"), 1),
+        ("cache strides", paged(layout="HND", strides={"v_cache": "padded_rows"}), 1),
         ("strides:q", paged(strides={"q": "padded_rows"}), 1),
         ("empty sequence", paged(), 1),
         ("gqa_ratio not pow2", paged(), 1),
         ("v_head_size", paged(v_head_size=13), 1),
-        (KV_STRIDES_DIFFER, paged(v_head_size=40, strides={"k_cache": "padded_rows"}), 2),
+        ("K and V strides differ", paged(v_head_size=40, strides={"k_cache": "padded_rows"}), 2),
     ],
 )
 def test_a_sibling_lacks_the_aspect_and_keeps_the_others(aspect: str, case: Case, ways: int) -> None:
     """If more is taken away, a second bug goes with it and is closed as the first."""
-    before = aspects(case_features(KERNEL, case))
-    assert aspect in before or aspect == CACHE_STRIDES
-    siblings = without(aspect, KERNEL, case)
+    before = words(aspects(case_features(KERNEL, case)))
+    assert aspect in before or aspect == "cache strides"
+    (taken,) = named(aspect)
+    siblings = without(taken, KERNEL, case)
     assert len(siblings) == ways
     for sibling in siblings:
-        after = aspects(case_features(KERNEL, sibling))
+        after = words(aspects(case_features(KERNEL, sibling)))
         assert aspect not in after
         other = {one for one in before if "trides" not in one} - {aspect, "layout=HND"}
-        assert other <= after | {"gqa_ratio>1", *(["v_head_size"] if aspect == KV_STRIDES_DIFFER else [])}
+        assert other <= after | {"gqa_ratio>1", *(["v_head_size"] if aspect == "K and V strides differ" else [])}
 
 
 def test_aspects_that_cannot_be_taken_away_alone_have_no_siblings() -> None:
     """A data type has no neighbour that leaves the numbers as they are."""
-    assert without("dtype=bfloat16", KERNEL, paged(dtype="bfloat16")) == []
+    assert without(Feature("dtype", "=bfloat16"), KERNEL, paged(dtype="bfloat16")) == []
 
 
 def test_siblings_stay_within_what_the_kernel_supports() -> None:
     """A kernel would be blamed for what it never promised."""
     only_odd = msgspec.structs.replace(KERNEL, supports=Supports(gqa_ratios=(3,)))
-    assert without("gqa_ratio not pow2", only_odd, paged()) == []
+    assert without(RATIO_NOT_POW2, only_odd, paged()) == []
     interleaved = paged(layout="interleaved", strides={"k_cache": "padded_rows"})
     assert not strides_swapped(KERNEL, interleaved)
 
@@ -114,9 +118,11 @@ def lengths_of(case: Case) -> tuple[int, ...]:
 def test_lengths_that_differ_need_none_that_is_0() -> None:
     """A kernel that takes the first length for all would have two findings, the second with an empty sequence."""
     case = paged(seq_lens=(2, 0, 1))
-    found = [other for other in alternatives(KERNEL, case) if "empty sequence" not in case_features(KERNEL, other)]
+    found = [
+        other for other in alternatives(KERNEL, case) if "empty sequence" not in words(case_features(KERNEL, other))
+    ]
     assert [lengths_of(other) for other in found] == [(3, 1, 2)]
-    assert {"ragged", "num_seqs>1"} <= case_features(KERNEL, found[0])
+    assert {"ragged", "num_seqs>1"} <= words(case_features(KERNEL, found[0]))
     assert not any(0 in lengths_of(other) for other in alternatives(KERNEL, paged(seq_lens=(2, 1))))
 
 

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from attnfuzz.problems.cases import Case, MergeStatesCase
-from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER, features, general_features
+from attnfuzz.problems.features import features, general_features
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
+from tests.unit.named_features import words
 
 PAGED = simplest_case("paged_decode", Supports(), {})
 
@@ -48,7 +49,7 @@ def paged(**fields: Any) -> Case:
 )
 def test_each_departure_from_the_simplest_case_is_named(case: Case, expected: set[str]) -> None:
     """Two different bugs would get the same signature, or one bug several."""
-    assert features(case) == expected
+    assert words(features(case)) == expected
 
 
 def test_sharing_pages_with_oneself_is_no_feature() -> None:
@@ -61,13 +62,13 @@ def test_states_are_named_by_their_lse_pairs() -> None:
     case = MergeStatesCase(
         num_q_heads=2, num_tokens=3, head_size=16, lse_pairs=(("finite", "finite"), ("-inf", "+inf")), lse_layout="TH"
     )
-    assert features(case) == {"num_tokens>1", "num_q_heads>1", "lse_layout=TH", "lse -inf/+inf"}
+    assert words(features(case)) == {"num_tokens>1", "num_q_heads>1", "lse_layout=TH", "lse -inf/+inf"}
 
 
 def test_dense_rows_past_the_longest_sequence_are_named() -> None:
     """A kernel that reads past the longest sequence would get the signature of a plain failure."""
     case = msgspec.structs.replace(simplest_case("dense_decode", Supports(), {}), extra_rows=2)
-    assert features(case) == {"extra rows"}
+    assert words(features(case)) == {"extra rows"}
 
 
 def test_features_of_the_kernels_own_simplest_case_are_left_out() -> None:
@@ -77,14 +78,14 @@ def test_features_of_the_kernels_own_simplest_case_are_left_out() -> None:
     case = simplest_case("paged_decode", supports, options)
     assert features(case, supports=supports, options=options) == frozenset()
     changed = msgspec.structs.replace(case, seq_lens=(17,), options={"tile": 32})
-    assert features(changed, supports=supports, options=options) == {
+    assert words(features(changed, supports=supports, options=options)) == {
         "seq_len>1",
         "seq_len>block_size",
         "option tile=32",
     }
 
 
-CACHES = {"strides:k_cache", "strides:v_cache", CACHE_STRIDES}
+CACHES = {"strides:k_cache", "strides:v_cache", "cache strides"}
 
 
 @pytest.mark.parametrize(
@@ -93,17 +94,17 @@ CACHES = {"strides:k_cache", "strides:v_cache", CACHE_STRIDES}
         (paged(seq_lens=(2,), block_size=2), set()),
         (paged(strides={"q": "padded_rows", "out": "contiguous"}), {"strides:q"}),
         (paged(layout="HND"), {*CACHES, "layout"}),
-        (paged(layout="packed"), {*CACHES, KV_STRIDES_DIFFER, "layout"}),
+        (paged(layout="packed"), {*CACHES, "K and V strides differ", "layout"}),
         (paged(layout="interleaved"), {*CACHES, "layout"}),
         (paged(seq_lens=(2,), strides={"k_cache": "padded_rows"}),
-         {"strides:k_cache", CACHE_STRIDES, KV_STRIDES_DIFFER}),
+         {"strides:k_cache", "cache strides", "K and V strides differ"}),
         (paged(seq_lens=(2,), strides={"k_cache": "every_other", "v_cache": "every_other"}), CACHES),
-        (paged(strides={"v_cache": "offset"}), {"strides:v_cache", CACHE_STRIDES}),
+        (paged(strides={"v_cache": "offset"}), {"strides:v_cache", "cache strides"}),
     ],
 )  # fmt: skip
 def test_what_wrong_addresses_have_in_common_is_named(case: Case, expected: set[str]) -> None:
     """A kernel that takes K's strides for V's would have as many bugs as there are ways to choose strides."""
-    assert general_features(case) == expected
+    assert words(general_features(case)) == expected
 
 
 def test_the_layout_that_a_kernel_always_has_is_no_general_feature() -> None:
@@ -112,11 +113,18 @@ def test_the_layout_that_a_kernel_always_has_is_no_general_feature() -> None:
     case = simplest_case("paged_decode", supports, {})
     assert general_features(case, supports=supports) == frozenset()
     padded = msgspec.structs.replace(case, strides={"v_cache": "padded_rows"})
-    assert general_features(padded, supports=supports) == {"strides:v_cache", CACHE_STRIDES}
+    assert words(general_features(padded, supports=supports)) == {"strides:v_cache", "cache strides"}
 
 
 def test_states_to_merge_say_what_they_share_with_others() -> None:
     """NaN in the output of an empty state would be as many bugs as there are pairs of log-sum-exps."""
     case = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=2, lse_pairs=(("finite", "-inf"), ("+inf", "-inf")))
-    words = {"one state empty", "prefix empty", "suffix empty", "both states empty", "some lse -inf", "some lse +inf"}
-    assert general_features(case) == words
+    expected = {
+        "one state empty",
+        "prefix empty",
+        "suffix empty",
+        "both states empty",
+        "some lse -inf",
+        "some lse +inf",
+    }
+    assert words(general_features(case)) == expected

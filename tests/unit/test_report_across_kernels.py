@@ -21,6 +21,7 @@ from attnfuzz.report.junit import junit_xml
 from attnfuzz.report.summary import write_summary
 from attnfuzz.report.terminal import print_result
 from attnfuzz.verdict import Cause, SourceLine
+from tests.unit.named_features import named
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
 
 LINE = SourceLine(file="engine/ops.py", line=431, text="tl.load(table + page)")
@@ -31,7 +32,7 @@ REPLAY = "attnfuzz replay"
 def shown(declaration: Any, *, calls: tuple[str, ...] = (), **fields: Any) -> Finding:
     """A finding of a kernel that calls functions of an engine, in a file of its own."""
     called = msgspec.structs.replace(declaration, calls=calls)
-    found = a_finding(called, path=Path(f"{declaration.name}.json"), features=frozenset({"window"}))
+    found = a_finding(called, path=Path(f"{declaration.name}.json"), features=named("window"))
     found.failure = msgspec.structs.replace(found.failure, **fields)
     return found
 

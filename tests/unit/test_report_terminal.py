@@ -23,6 +23,7 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
 from attnfuzz.verdict import Failure
+from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
@@ -290,7 +291,7 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     """The bug would be the ninth of eleven findings."""
     strided = msgspec.structs.replace(a_finding().case, strides={"q": "every_other"})
     remedy = Supports(strides="contiguous")
-    undeclared = a_finding(steps=1, shrunk_s=2.0, features=frozenset({"strides:q=every_other"}), remedy=remedy)
+    undeclared = a_finding(steps=1, shrunk_s=2.0, features=named("strides:q=every_other"), remedy=remedy)
     undeclared.case = strided
     bug = a_finding(steps=2, shrunk_s=2.0)
     text = printed(a_result(undeclared, bug))

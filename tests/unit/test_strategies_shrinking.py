@@ -14,6 +14,7 @@ from attnfuzz.problems.features import features
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
+from tests.unit.named_features import words
 
 OPTIONS = {"tile": (16, 32, 64)}
 
@@ -65,4 +66,4 @@ def test_only_what_the_failure_needs_is_left(
     problem: Problem, fails: Callable[[Any], bool], expected: set[str]
 ) -> None:
     """Counterexamples would carry features that the failure does not need."""
-    assert features(shrunk(problem, fails), options=OPTIONS) == expected
+    assert words(features(shrunk(problem, fails), options=OPTIONS)) == expected

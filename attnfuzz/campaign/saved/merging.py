@@ -18,7 +18,7 @@ from attnfuzz.campaign.saved.replay import SavedCase, load_named, replay
 from attnfuzz.corpus import Regression, regression_name, write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.identity.bug import Bug, Signature, are_one
-from attnfuzz.identity.features import aspects, needs
+from attnfuzz.identity.features import aspects, named, needs
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import size_key
 from attnfuzz.own_files import OwnFolder
@@ -48,7 +48,8 @@ class SavedBug:
     def bug(self) -> Bug:
         """What is known of it."""
         finding = self.regression.finding
-        return Bug.shown_by(self.regression.kernel, finding, frozenset(finding.features), flaky=finding.is_flaky)
+        features = named(finding.features, self.regression.case)
+        return Bug.shown_by(self.regression.kernel, finding, features, flaky=finding.is_flaky)
 
     @property
     def stands_alone(self) -> bool:
@@ -121,7 +122,7 @@ def _preference(case: SavedBug) -> tuple[Any, ...]:
 
 def _signature(regression: Regression) -> Signature:
     finding = regression.finding
-    return Signature.of(regression.kernel, finding, frozenset(finding.features))
+    return Signature.of(regression.kernel, finding, named(finding.features, regression.case))
 
 
 def _name(saved: SavedCase) -> str:

@@ -22,6 +22,7 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.judge.journal import FOLDER, remove_if_empty
 from attnfuzz.campaign.messages import Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.cases.feature import Feature
 from attnfuzz.config import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
@@ -117,7 +118,7 @@ class SavedFinding(WrittenFailure, frozen=True, forbid_unknown_fields=True, kw_o
     runs: Count
     shrunk_s: _Span | None
     steps: Count
-    features: tuple[str, ...]
+    features: tuple[Feature, ...]
     preceding: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_PRECEDING)] = ()
     path: str | None = None
     known_as: str | None = None

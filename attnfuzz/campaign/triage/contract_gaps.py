@@ -17,6 +17,11 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.cases.facets.heads import GROUPED, HEAD_SIZE_NOT_POW2, SEVERAL_KV_HEADS
+from attnfuzz.cases.facets.sequences import PADDING_TOKENS
+from attnfuzz.cases.facets.states import PAIR
+from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, SEVERAL_SPLITS, strided_tensor
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION, PAGE_RELOCATION
 from attnfuzz.problems.choices import (
@@ -124,7 +129,7 @@ def _limits(finding: Finding) -> Limits:
         return {"strides": "contiguous"} if failure.cause == "ignored_stride" else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
-    if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done
+    if any(one.field == PAIR and "+inf" in one.value for one in features):  # -inf is simpler, and would have done
         return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
@@ -133,15 +138,15 @@ def _limits(finding: Finding) -> Limits:
     return _of_refusals(case, features) if is_refusal else {}
 
 
-def _of_places(declaration: Declaration, case: Any, features: frozenset[str]) -> Limits:
+def _of_places(declaration: Declaration, case: Any, features: frozenset[Feature]) -> Limits:
     """Where tensors lie. That heads end within a vector is another matter: what lies there wants a mask."""
-    if features & {KV_STRIDES_DIFFER, "head_size not pow2"}:
+    if features & {KV_STRIDES_DIFFER, HEAD_SIZE_NOT_POW2}:
         return {}
     found: Limits = {}
-    named = {one.removeprefix("strides:").partition("=")[0] for one in features if one.startswith("strides:")}
+    named = {name for one in features if (name := strided_tensor(one))}
     strided = {name for name in named if case.strides.get(name, "contiguous") != "contiguous"}
     if case.page_size:
-        particular = f"layout={case.layout}" in features
+        particular = Feature("layout", f"={case.layout}") in features
         plain: Any = simplest_case(case.problem, declaration.supports, declaration.options)
         simplest = plain.layout
         if case.layout != simplest and (particular or (named - strided) & _CACHES):
@@ -155,35 +160,34 @@ def _of_places(declaration: Declaration, case: Any, features: frozenset[str]) ->
 def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
     """What else would be seen of it: a bug of addresses shows with any tensor that lies otherwise."""
     features = frozenset().union(*finding.sights())
-    kinds = {one.partition("=")[2] for one in features if one.startswith("strides:")}
-    has_layouts = any(one.startswith("layout=") for one in features)
+    has_strides = any(map(strided_tensor, features))
+    has_layouts = any(one.field == "layout" and one.value for one in features)
     found: Limits = {}
-    if kinds or (has_layouts and "strides" in own):  # another layout is outer strides to a kernel
+    if has_strides or (has_layouts and "strides" in own):  # another layout is outer strides to a kernel
         found["strides"] = "contiguous"
     if has_layouts:
         found["layouts"] = layouts_of(finding.declaration.supports)[:1]
     return {name: value for name, value in found.items() if finding.declaration.supports.leaves_open(name)}
 
 
-def _of_refusals(case: Any, features: frozenset[str]) -> Limits:
+def _of_refusals(case: Any, features: frozenset[Feature]) -> Limits:
     """What a kernel raises an exception for."""
     found: Limits = {}
-    empty_states = any(one.startswith("lse ") and "inf" in one for one in features)
-    if empty_states or features & {"empty sequence", "no query", "one state empty", "both states empty"}:
+    if any(one.role == "empty" for one in features - {PADDING_TOKENS}):
         found["empty_sequences"] = False
-    if "padding tokens" in features:
+    if PADDING_TOKENS in features:
         found["padding_tokens"] = False
-    if f"dtype={case.dtype}" in features:
+    if any(one.field == "dtype" for one in features):
         found["dtypes"] = tuple(dtype for dtype in DTYPES if dtype != case.dtype)
-    if any(one.startswith("head_size") for one in features):
+    if any(one.field == "head_size" for one in features):
         tried = [size for size in HEAD_SIZES if head_size_rank(size) < head_size_rank(case.head_size)]
         found["head_sizes"] = _kept(_POW2_HEAD_SIZES, tried, case.head_size)
-    if "gqa_ratio>1" in features and "num_kv_heads>1" not in features:
+    if GROUPED in features and SEVERAL_KV_HEADS not in features:
         powers = tuple(filter(is_power_of_two, GQA_RATIOS))
         found["gqa_ratios"] = _kept(powers, [ratio for ratio in GQA_RATIOS if ratio < case.gqa_ratio], case.gqa_ratio)
-    if "block_size not pow2" in features:
+    if BLOCK_SIZE_NOT_POW2 in features:
         found["block_sizes"] = tuple(filter(is_power_of_two, BLOCK_SIZES))
-    if case.partial_states and "num_splits>1" in features:
+    if case.partial_states and SEVERAL_SPLITS in features:
         found["max_num_splits"] = case.partial_states - 1
     return found
 

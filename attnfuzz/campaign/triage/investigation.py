@@ -30,6 +30,7 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
@@ -264,7 +265,7 @@ class Investigation:
             raise Unanswered from cut
         return None if failure is None else self._now.as_(case, failure)
 
-    def _needs(self) -> frozenset[str]:
+    def _needs(self) -> frozenset[Feature]:
         """What all cases on the way had that showed what the last one shows, as far as its neighbours need that too."""
         now = self._now
         alike = [one for one in self._shown if one.symptom == now.symptom] or [now]
@@ -434,7 +435,7 @@ class Investigation:
         except Unjudged:
             return Explanation()
 
-    def _learn(self, needed: frozenset[str], finding: str, smallest: FailingCase | None = None) -> tuple[Bug, ...]:
+    def _learn(self, needed: frozenset[Feature], finding: str, smallest: FailingCase | None = None) -> tuple[Bug, ...]:
         """Take later failures that show as this one did for the bug of ``finding``."""
         bugs = bugs_shown(self._shown, needed, smallest, flaky=self._is_flaky, finding=finding)
         for bug in bugs:
@@ -443,7 +444,7 @@ class Investigation:
                 self._deaths.learn(bug)
         return tuple(bugs)
 
-    def _passes_as_declared(self, needed: frozenset[str]) -> bool:
+    def _passes_as_declared(self, needed: frozenset[Feature]) -> bool:
         """Whether the declaration that would end the finding, if there is one, leaves out what fails and no less."""
         now = self._now
         finding = Finding("", now.declaration, now.case, now.failure, 0.0, shrunk_s=0.0, features=needed)

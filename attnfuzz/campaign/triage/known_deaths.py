@@ -12,8 +12,8 @@ of a relation does so only where memory ends, or where an offset is very large, 
 on the case: it goes on being judged, without that relation. So that no second fault hides behind a known one, such a
 case is now and then judged by all of them.
 
-Features name what makes a case more than the simplest one. A crash may hang on anything else: one head size, odd
-lengths, a length that ends with a page, the *absence* of strides. So a trait is said for either side of each question.
+A crash may hang on anything, and not only on what makes a case more than the simplest one: one head size, odd lengths,
+a length that ends with a page, the *absence* of strides. So a trait is said for either side of each question.
 Torch-free.
 """
 
@@ -24,6 +24,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.identity.features import case_features
@@ -34,7 +35,7 @@ from attnfuzz.verdict import DrawnWithout, Failure, Relations, is_fault
 
 __all__ = ["KnownDeaths", "KnownFaults"]
 
-Traits = frozenset[str]
+Traits = frozenset[Feature]
 _PROBE_FAULTS_EVERY_S = 10.0
 
 
@@ -283,7 +284,7 @@ def _condition(group: _Group, needed: Iterable[Traits], passed: Sequence[Traits]
     if len(passed) < _ENOUGH_PASSED or group.deaths < _ENOUGH_DEATHS:
         return shared
     fitting = sorted((features for features in needed if features <= shared), key=len)
-    chosen = set(fitting[-1]) if fitting else set[str]()
+    chosen = set(fitting[-1]) if fitting else set[Feature]()
     left = [traits for traits in lacking if not chosen & traits]
     while left:
         counts = Counter(trait for traits in left for trait in traits)

@@ -20,6 +20,7 @@ from attnfuzz.cases.facets.facet import (
     changed,
 )
 from attnfuzz.cases.facets.sequences import with_lengths
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.fields import Choice, Seed
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import AttentionCase
@@ -31,7 +32,8 @@ from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES
 
 __all__ = ["FREED_PAGES", "CacheFormat", "Numbers", "Scale", "VariantFacet"]
 
-FREED_PAGES = "freed pages"
+FREED_PAGES = Feature("freed pages")
+_KEYS, _VALUES = Feature("keys", "={}", "numbers"), Feature("values", "={}", "numbers")
 _SIMPLE_CAPS = (1.0, 30.0)
 _LEFT_OUT = {"window": "no window", "soft_cap": "no soft cap", "alibi": "no ALiBi", "sinks": "no sinks"}
 
@@ -42,22 +44,29 @@ class Numbers(Facet[AttentionCase]):
     fields = ("values",)
     jumps_with = "numbers"
     parts = (
-        Part("values.keys", Choice(KEY_RECIPES), Place.CONTENTS, "keys={}", "keys {}", "keys"),
-        Part("values.values", Choice(VALUE_RECIPES), Place.CONTENTS, "values={}", "values {}", "values"),
+        Part("values.keys", Choice(KEY_RECIPES), Place.CONTENTS, Feature("keys", "={}", "numbers"), "keys {}", "keys"),
+        Part(
+            "values.values",
+            Choice(VALUE_RECIPES),
+            Place.CONTENTS,
+            Feature("values", "={}", "numbers"),
+            "values {}",
+            "values",
+        ),
         Part("values.seed", Seed(), Place.CONTENTS),
     )
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         yield from super().features(case)
         if exponent := case.values.logit_exponent:
-            yield f"logit_exponent{'>' if exponent > 0 else '<'}0"
+            yield Feature("logit_exponent", ">0" if exponent > 0 else "<0", "scores")
         if case.values.needles:
-            yield "needles"
+            yield Feature("needles", role="numbers")
 
-    def traits(self, case: AttentionCase) -> Iterator[str]:
+    def traits(self, case: AttentionCase) -> Iterator[Feature]:
         yield from super().traits(case)
-        yield f"logit_exponent is {case.values.logit_exponent}"
-        yield "with needles" if case.values.needles else "without needles"
+        yield Feature("logit_exponent", f" is {case.values.logit_exponent}")
+        yield Feature("with needles" if case.values.needles else "without needles")
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield from super().axes(domain)
@@ -129,9 +138,9 @@ class Scale(Facet[AttentionCase]):
     fields = ("scale",)
     jumps_with = "numbers"
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         if case.scale != default_scale(case.head_size):
-            yield "scale"
+            yield Feature("scale", role="scores")  # goes with the head size
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("scale", ("default", "other"), lambda case: ("other" if any(self.features(case)) else "default",))
@@ -165,11 +174,11 @@ class VariantFacet(Facet[AttentionCase]):
     def told(self, case: AttentionCase) -> Iterator[str]:
         yield from case.variant.names
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
-        yield from case.variant.names
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
+        yield from map(Feature, case.variant.names)
         window = case.variant.window
         if window is not None and max(case.seq_lens) > window:
-            yield "seq_len>window"
+            yield Feature("seq_len", ">window", "size")
         if any(freed_tokens(case)):
             yield FREED_PAGES
 
@@ -238,20 +247,20 @@ class CacheFormat(Facet[AttentionCase]):
     fields = ("kv",)
     jumps_with = "kv"
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         if (kv := case.kv) is None:
             return
-        yield "fp8 cache"
+        yield Feature("fp8 cache")
         if kv.dtype != KV_DTYPES[0]:
-            yield f"kv={kv.dtype}"
+            yield Feature("kv", f"={kv.dtype}")
         if kv.per != "tensor":
-            yield f"scale per {kv.per}"
+            yield Feature(f"scale per {kv.per}")
         if kv.scales != "one":
-            yield "scales"
+            yield Feature("scales")
         if kv.scales == "scattered":
-            yield "scales not pow2"
+            yield Feature("scales", " not pow2")
         if kv.scales == "large":
-            yield "large scale of K"
+            yield Feature("large scale of K")
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         dtypes, per_each = kv_dtypes_of(domain.problem, domain.supports), domain.supports.kv_scales

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.fields import Field, Integer, Seed
 from attnfuzz.cases.search import Proposal
 from attnfuzz.problems.cases import Problem
@@ -32,7 +33,6 @@ __all__ = [
     "changed",
     "classes",
     "facets_of",
-    "is_told_by_another",
     "listed",
     "not_among",
     "other_than",
@@ -49,7 +49,6 @@ Options = Mapping[str, tuple[OptionValue, ...]]
 Levels = tuple[str, ...]
 
 _MOST_LISTED = 8
-_OTHER_THAN = " other than "
 
 
 class Place(enum.IntEnum):
@@ -99,7 +98,7 @@ class Axis:
 class Part:
     """One plain number or choice of a facet, at ``path`` in a case (``pages.order``), of a ``kind``.
 
-    ``feature``: how another value than the simplest is told, with ``{}`` for it; as its kind has it if None.
+    ``feature``: what any other value than the simplest is, with ``{}`` for it; as its kind has it if None.
     ``words``: what is told of a change to the value ``{}``. ``axis``: the name of an axis with a level for each value.
     ``telling``: whether another value in place of this one, and not only the simplest, says what a bug needs.
     ``supports``: the field of `Supports` that limits it.
@@ -108,7 +107,7 @@ class Part:
     path: str
     kind: Field
     place: Place
-    feature: str | None = None
+    feature: Feature | None = None
     words: str = ""
     axis: str = ""
     telling: bool = False
@@ -124,14 +123,14 @@ class Part:
         field, _, inner = self.path.partition(".")
         return {field: msgspec.structs.replace(getattr(case, field), **{inner: value}) if inner else value}
 
-    def features(self, case: Any) -> Iterator[str]:
+    def features(self, case: Any) -> Iterator[Feature]:
         value = self.value_in(case)
         if self.feature is None:
             yield from self.kind.features(self.path, value)
         elif value != self.kind.simplest:
-            yield self.feature.format(value)
+            yield self.feature.with_value(value)
 
-    def traits(self, case: Any) -> Iterator[str]:
+    def traits(self, case: Any) -> Iterator[Feature]:
         return self.kind.traits(self.path.rpartition(".")[2], self.value_in(case))
 
     def shrink(self, case: C) -> Proposal[C]:
@@ -163,8 +162,7 @@ class Part:
 class Facet(Generic[C]):
     """All that attnfuzz says of the ``fields`` of a case of type ``C``.
 
-    Where these are plain numbers and choices, their ``parts`` say it; a facet overrides what it says otherwise. Words
-    are stable: saved findings are told apart by them.
+    Where these are plain numbers and choices, their ``parts`` say it; a facet overrides what it says otherwise.
     """
 
     fields: tuple[str, ...] = ()
@@ -175,8 +173,8 @@ class Facet(Generic[C]):
     asked: ClassVar[int] = 1
     """When ablation asks for its changes: 0 for what tells most, 2 for what it tries last."""
 
-    def features(self, case: C) -> Iterator[str]:
-        """Names of what is away from the simplest value."""
+    def features(self, case: C) -> Iterator[Feature]:
+        """What is away from the simplest value."""
         for part in self.parts:
             yield from part.features(case)
 
@@ -184,15 +182,15 @@ class Facet(Generic[C]):
         """What is said of a case in the one line that names it."""
         yield from ()
 
-    def general(self, case: C, domain: Domain) -> Iterator[str]:
+    def general(self, case: C, domain: Domain) -> Iterator[Feature]:
         """What cases that one mistake spoils have in common, whichever of them is met first."""
         yield from ()
 
-    def departures(self, case: C, domain: Domain) -> Iterator[str]:
+    def departures(self, case: C, domain: Domain) -> Iterator[Feature]:
         """`other_than` values that kernels are often written for and ``case`` has not; `without` makes it have them."""
         yield from ()
 
-    def traits(self, case: C) -> Iterator[str]:
+    def traits(self, case: C) -> Iterator[Feature]:
         """What can be said of any value, for learning which cases kill a kernel's process."""
         for part in self.parts:
             yield from part.traits(case)
@@ -244,7 +242,7 @@ class Facet(Generic[C]):
         for part in self.parts:
             yield from part.alternatives(case, domain.simplest)
 
-    def without(self, feature: str, case: C, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: C, domain: Domain) -> Iterator[Changes]:
         """Ways to take ``feature`` away from a case and leave all the rest."""
         yield from ()
 
@@ -340,17 +338,12 @@ def classes(limits: tuple[int, ...]) -> Levels:
     return ("1", *(f"pow2 {size}" for size in sizes), *(f"other {size}" for size in sizes))
 
 
-def other_than(name: str, value: int) -> str:
+def other_than(name: str, value: int) -> Feature:
     """The feature of any other value, where kernels are often written for this one.
 
-    That a case has it means nothing until the case with ``value`` passes: `is_told_by_another`.
+    That a case has it means nothing until the case with ``value`` passes.
     """
-    return f"{name}{_OTHER_THAN}{value}"
-
-
-def is_told_by_another(feature: str) -> bool:
-    """Whether the run of another case is needed to tell that a failure needs ``feature``."""
-    return _OTHER_THAN in feature
+    return Feature(name, f" other than {value}", "other")
 
 
 def listed(numbers: tuple[int, ...]) -> str:

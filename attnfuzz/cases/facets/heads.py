@@ -18,6 +18,7 @@ from attnfuzz.cases.facets.facet import (
     other_than,
     size_class,
 )
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.fields import number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
@@ -30,10 +31,26 @@ from attnfuzz.problems.choices import (
     v_head_sizes_of,
 )
 
-__all__ = ["SEVERAL_HEADS", "HeadSize", "Heads", "VHeadSize", "heads_class", "nearest"]
+__all__ = [
+    "GROUPED",
+    "HEAD_SIZE_NOT_POW2",
+    "RATIO_NOT_POW2",
+    "SEVERAL_HEADS",
+    "SEVERAL_KV_HEADS",
+    "HeadSize",
+    "Heads",
+    "VHeadSize",
+    "heads_class",
+    "nearest",
+]
 
-SEVERAL_HEADS = "several query heads"
+SEVERAL_HEADS = Feature("several query heads")
 """On one KV head or on several."""
+SEVERAL_KV_HEADS = Feature("num_kv_heads", ">1", "size")
+GROUPED = Feature("gqa_ratio", ">1")
+HEAD_SIZE_NOT_POW2 = Feature("head_size", " not pow2")
+RATIO_NOT_POW2 = Feature("gqa_ratio", " not pow2")
+_V_HEAD_SIZE = Feature("v_head_size")
 _HEAD_SIZES = (16, 64, 128)
 _WRITTEN_FOR = (64, 128)
 """The sizes of most models: where a kernel has one of them in place of the case's, it is right at no other."""
@@ -63,15 +80,15 @@ class Heads(Facet[AttentionCase]):
     fields = ("num_q_heads", "num_kv_heads")
     jumps_with = "heads"
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         if case.num_kv_heads > 1:
-            yield "num_kv_heads>1"
+            yield SEVERAL_KV_HEADS
         if case.gqa_ratio > 1:
-            yield "gqa_ratio>1"
+            yield GROUPED
         if not is_power_of_two(case.gqa_ratio):
-            yield "gqa_ratio not pow2"
+            yield RATIO_NOT_POW2
 
-    def general(self, case: AttentionCase, domain: Domain) -> Iterator[str]:
+    def general(self, case: AttentionCase, domain: Domain) -> Iterator[Feature]:
         """Query heads share a KV head or have one each: it may take nothing but two of them."""
         if case.num_q_heads > domain.simplest.num_q_heads:
             yield SEVERAL_HEADS
@@ -83,7 +100,7 @@ class Heads(Facet[AttentionCase]):
         elif case.gqa_ratio == 1:
             yield {"num_kv_heads": 1}
 
-    def traits(self, case: AttentionCase) -> Iterator[str]:
+    def traits(self, case: AttentionCase) -> Iterator[Feature]:
         for name in ("num_q_heads", "num_kv_heads", "gqa_ratio"):
             yield from number_traits(name, getattr(case, name))
 
@@ -112,10 +129,10 @@ class Heads(Facet[AttentionCase]):
             words = f"1 KV head instead of {case.num_kv_heads}"
             yield words, {"num_kv_heads": 1, "num_q_heads": case.gqa_ratio}
 
-    def without(self, feature: str, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
         if feature == SEVERAL_HEADS:
             yield {"num_q_heads": 1, "num_kv_heads": 1}
-        if feature == "gqa_ratio not pow2":
+        if feature == RATIO_NOT_POW2:
             yield {"num_q_heads": case.num_kv_heads << (case.gqa_ratio.bit_length() - 1)}
 
 
@@ -129,13 +146,13 @@ class VHeadSize(Facet[AttentionCase]):
     fields = ("v_head_size",)
     jumps_with = "head_size"
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         if case.v_head_size is not None and not case.values_in_keys:  # where it is always another one
-            yield "v_head_size"
+            yield _V_HEAD_SIZE
             if case.v_head_size > case.head_size:
-                yield "v_head_size>head_size"
+                yield Feature("v_head_size", ">head_size", "size")
 
-    def traits(self, case: AttentionCase) -> Iterator[str]:
+    def traits(self, case: AttentionCase) -> Iterator[Feature]:
         yield from number_traits("v_head_size", case.value_size)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -186,8 +203,8 @@ class VHeadSize(Facet[AttentionCase]):
         if case.v_head_size is not None:
             yield f"v_head_size {case.head_size} instead of {case.v_head_size}", {"v_head_size": None}
 
-    def without(self, feature: str, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
-        if feature == "v_head_size":
+    def without(self, feature: Feature, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
+        if feature == _V_HEAD_SIZE:
             yield {"v_head_size": None}
 
 
@@ -202,14 +219,14 @@ class HeadSize(Facet[AttentionCase | MergeStatesCase]):
     jumps_with = "head_size"
     asked = 2
 
-    def features(self, case: AttentionCase | MergeStatesCase) -> Iterator[str]:
+    def features(self, case: AttentionCase | MergeStatesCase) -> Iterator[Feature]:
         if not is_power_of_two(case.head_size):
-            yield "head_size not pow2"
+            yield HEAD_SIZE_NOT_POW2
         for limit in _HEAD_SIZES:
             if case.head_size > limit:
-                yield f"head_size>{limit}"
+                yield Feature("head_size", f">{limit}")
 
-    def traits(self, case: AttentionCase | MergeStatesCase) -> Iterator[str]:
+    def traits(self, case: AttentionCase | MergeStatesCase) -> Iterator[Feature]:
         yield from number_traits("head_size", case.head_size)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -227,14 +244,14 @@ class HeadSize(Facet[AttentionCase | MergeStatesCase]):
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]
         return (yield from first_of(case, [changed(case, head_size=size) for size in smaller]))
 
-    def departures(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[str]:
+    def departures(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Feature]:
         yield from (other_than("head_size", size) for size in _written_for(case, domain))
 
     def changes(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Change]:
         for size in nearest(_sizes(case, domain), case.head_size):
             yield f"head_size {size} instead of {case.head_size}", {"head_size": size}
 
-    def without(self, feature: str, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Changes]:
         yield from (
             {"head_size": size} for size in _written_for(case, domain) if feature == other_than("head_size", size)
         )

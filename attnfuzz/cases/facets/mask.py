@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Place, changed, not_among
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import MaskedAttentionCase
 from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, Mask
 
 __all__ = ["MaskFacet"]
 
+_SEES_NO_KEY = Feature("a query sees no key", role="empty")
 _SEEN = ("every key up to itself", "some keys hidden", "keys behind it", "no key")
 
 
@@ -23,17 +25,17 @@ class MaskFacet(Facet[MaskedAttentionCase]):
     jumps_with = "mask"
 
     def told(self, case: MaskedAttentionCase) -> Iterator[str]:
-        yield from self.features(case)
+        yield from map(str, self.features(case))
 
-    def features(self, case: MaskedAttentionCase) -> Iterator[str]:
+    def features(self, case: MaskedAttentionCase) -> Iterator[Feature]:
         if case.mask.kind != "causal":
-            yield f"mask={case.mask.kind}"
+            yield _of_kind(case)
         if any(map(_sees_nothing, case.rows_seen)):
-            yield "a query sees no key"
+            yield _SEES_NO_KEY
 
-    def traits(self, case: MaskedAttentionCase) -> Iterator[str]:
-        yield f"mask={case.mask.kind}"
-        yield from (f"some query sees {level}" for level in _seen(case))
+    def traits(self, case: MaskedAttentionCase) -> Iterator[Feature]:
+        yield _of_kind(case)
+        yield from (Feature("some query sees", f" {level}") for level in _seen(case))
 
     def size(self, case: MaskedAttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
         """Fewer numbers come first, and smaller ones."""
@@ -85,12 +87,16 @@ class MaskFacet(Facet[MaskedAttentionCase]):
             if kind != case.mask.kind and kind in ("causal", "full"):
                 yield f"a {kind} mask instead of {case.mask.kind}", {"mask": Mask(kind=kind)}
 
-    def without(self, feature: str, case: MaskedAttentionCase, domain: Domain) -> Iterator[Changes]:
-        if feature == f"mask={case.mask.kind}" and case.mask != CAUSAL_MASK:
+    def without(self, feature: Feature, case: MaskedAttentionCase, domain: Domain) -> Iterator[Changes]:
+        if feature == _of_kind(case) and case.mask != CAUSAL_MASK:
             yield {"mask": CAUSAL_MASK}
-        if feature == "a query sees no key":
+        if feature == _SEES_NO_KEY:
             yield {"mask": CAUSAL_MASK}
             yield {"mask": Mask(kind="full")}
+
+
+def _of_kind(case: MaskedAttentionCase) -> Feature:
+    return Feature("mask", f"={case.mask.kind}")
 
 
 def _sees_nothing(seen: bytes) -> bool:

@@ -22,6 +22,7 @@ from attnfuzz.cases.facets.facet import (
     listed,
 )
 from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.fields import Choice, Integer, number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
@@ -30,6 +31,10 @@ from attnfuzz.problems.choices import min_seq_len
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
+    "PADDING_TOKENS",
+    "RAGGED",
+    "SEVERAL_SEQUENCES",
+    "SEVERAL_TOKENS",
     "Causality",
     "QueryBounds",
     "QueryLens",
@@ -44,6 +49,14 @@ __all__ = [
 A = TypeVar("A", bound=AttentionCase)
 MoveToken = Callable[[int, int, int], int]
 
+SEVERAL_SEQUENCES = Feature("num_seqs", ">1", "size")
+RAGGED = Feature("ragged", role="size")
+SEVERAL_TOKENS = Feature("seq_len", ">1", "size")
+PADDING_TOKENS = Feature("padding tokens", role="empty")
+
+_EMPTY_SEQUENCE = Feature("empty sequence", role="empty")
+_NO_QUERY = Feature("no query", role="empty")
+_CONTEXT = Feature("context")
 _MOST_LEFT_OUT = 2
 _COUNTED = Integer(0, 1 << 24, likely=(0, 1, 2))
 
@@ -106,17 +119,17 @@ class Sequences(Facet[AttentionCase]):
     def told(self, case: AttentionCase) -> Iterator[str]:
         yield f"seq_lens {listed(case.seq_lens)}"
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         if case.num_seqs > 1:
-            yield "num_seqs>1"
+            yield SEVERAL_SEQUENCES
         if len(set(case.seq_lens)) > 1:
-            yield "ragged"
+            yield RAGGED
         if 0 in case.seq_lens:
-            yield "empty sequence"
+            yield _EMPTY_SEQUENCE
         if max(case.seq_lens) > 1:
-            yield "seq_len>1"
+            yield SEVERAL_TOKENS
 
-    def traits(self, case: AttentionCase) -> Iterator[str]:
+    def traits(self, case: AttentionCase) -> Iterator[Feature]:
         """What holds for some of the lengths, for each of them, and for the longest."""
         yield from number_traits("num_seqs", case.num_seqs) | number_traits("sum of lengths", sum(case.seq_lens))
         steps = tuple(sorted({*steps_of(case), *DEFAULT_TILES}))
@@ -125,7 +138,7 @@ class Sequences(Facet[AttentionCase]):
         yield from frozenset.intersection(*(_length_traits("every", length, steps) for length in distinct))
         yield from _length_traits("longest", max(distinct), steps)
         if len(distinct) == 1:
-            yield "equal lengths"
+            yield Feature("equal lengths")
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("sequences", ("1", "several, equal", "several, ragged"), _sequences)
@@ -182,8 +195,8 @@ class Sequences(Facet[AttentionCase]):
         if 0 in case.seq_lens and any(case.seq_lens):
             yield {"seq_lens": tuple(length + 1 for length in case.seq_lens)}
 
-    def without(self, feature: str, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
-        if feature == "empty sequence":
+    def without(self, feature: Feature, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
+        if feature == _EMPTY_SEQUENCE:
             yield {"seq_lens": tuple(max(1, seq_len) for seq_len in case.seq_lens)}
 
 
@@ -243,8 +256,8 @@ def _sequences(case: AttentionCase) -> Levels:
 
 
 @lru_cache(maxsize=1 << 14)
-def _length_traits(whose: str, length: int, steps: tuple[int, ...]) -> frozenset[str]:
-    places = (f"{whose} length {place}" for step in steps for place in _places(length, step))
+def _length_traits(whose: str, length: int, steps: tuple[int, ...]) -> frozenset[Feature]:
+    places = (Feature(f"{whose} length", f" {place}") for step in steps for place in _places(length, step))
     return frozenset(places) | number_traits(f"{whose} length", length)
 
 
@@ -263,17 +276,17 @@ class QueryLens(Facet[VarlenCase]):
     def told(self, case: VarlenCase) -> Iterator[str]:
         yield f"query_lens {listed(case.query_lens)}"
 
-    def features(self, case: VarlenCase) -> Iterator[str]:
+    def features(self, case: VarlenCase) -> Iterator[Feature]:
         if max(case.query_lens) > 1:
-            yield "query_len>1"
+            yield Feature("query_len", ">1", "size")
         if 0 in case.query_lens:
-            yield "no query"
+            yield _NO_QUERY
         if len(set(case.query_lens)) > 1:
-            yield "ragged queries"
+            yield Feature("ragged queries", role="size")
         if any(0 < query_len < seq_len for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True)):
-            yield "context"
+            yield _CONTEXT
 
-    def traits(self, case: VarlenCase) -> Iterator[str]:
+    def traits(self, case: VarlenCase) -> Iterator[Feature]:
         yield from number_traits("num_tokens", case.num_rows) | number_traits("max_query_len", max(case.query_lens))
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -307,11 +320,11 @@ class QueryLens(Facet[VarlenCase]):
     def simplest(self, case: VarlenCase, domain: Domain) -> Changes:
         return {"query_lens": tuple(min(1, query_len) for query_len in case.query_lens)}
 
-    def without(self, feature: str, case: VarlenCase, domain: Domain) -> Iterator[Changes]:
-        if feature == "no query":
+    def without(self, feature: Feature, case: VarlenCase, domain: Domain) -> Iterator[Changes]:
+        if feature == _NO_QUERY:
             lens = zip(case.query_lens, case.seq_lens, strict=True)
             yield {"query_lens": tuple(max(query_len, min(1, seq_len)) for query_len, seq_len in lens)}
-        if feature == "context":  # prefill in place of what goes on behind it; needles stay on the tokens that are left
+        if feature == _CONTEXT:  # prefill in place of what goes on behind it; needles stay on the tokens that are left
             kept = tuple(needle for needle in case.values.needles if needle.position < case.query_lens[needle.seq])
             values = msgspec.structs.replace(case.values, needles=kept)
             yield {"seq_lens": case.query_lens, "query_lens": case.query_lens, "values": values}
@@ -359,8 +372,8 @@ class QueryBounds(Facet[VarlenCase]):
     fields = ("seq_slack", "query_slack")
     jumps_with = "storage"
     parts = (
-        Part("seq_slack", _COUNTED, Place.STORAGE, "slack"),
-        Part("query_slack", _COUNTED, Place.STORAGE, "slack"),
+        Part("seq_slack", _COUNTED, Place.STORAGE, Feature("slack")),
+        Part("query_slack", _COUNTED, Place.STORAGE, Feature("slack")),
     )
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -374,7 +387,7 @@ class QueryPadding(Facet[VarlenCase]):
 
     fields = ("padding_tokens",)
     jumps_with = "storage"
-    parts = (Part("padding_tokens", _COUNTED, Place.STORAGE, "padding tokens"),)
+    parts = (Part("padding_tokens", _COUNTED, Place.STORAGE, PADDING_TOKENS),)
 
     def draws(self, supports: Supports) -> Mapping[str, Sequence[int]]:
         return {"padding_tokens": (0, 0, 0, 1, 2, 3, 17)} if supports.padding_tokens else {}
@@ -392,10 +405,10 @@ class Causality(Facet[PagedAttentionCase]):
 
     fields = ("causal",)
     jumps_with = "causal"
-    parts = (Part("causal", Choice((True, False)), Place.QUERIES, "non-causal", "causal={}", telling=True),)
+    parts = (Part("causal", Choice((True, False)), Place.QUERIES, Feature("non-causal"), "causal={}", telling=True),)
 
     def told(self, case: PagedAttentionCase) -> Iterator[str]:
-        yield from self.features(case)
+        yield from map(str, self.features(case))
 
     def draws(self, supports: Supports) -> Mapping[str, Sequence[bool]]:
         return {"causal": (True, True, False)} if supports.non_causal else {}

@@ -7,6 +7,7 @@ from functools import partial
 
 from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Part, Place, changed
 from attnfuzz.cases.facets.heads import heads_class
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.fields import Choice, Integer, Seed
 from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import LsePair, MergeStatesCase
@@ -14,7 +15,24 @@ from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.recipes import LSE_KINDS, STATE_RECIPES, LseKind
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["LseLayout", "LsePairs", "StateHeads", "StateNumbers", "Tokens"]
+__all__ = [
+    "BOTH_EMPTY",
+    "FAR_APART",
+    "ONE_EMPTY",
+    "PAIR",
+    "SIDES_EMPTY",
+    "SOME",
+    "LseLayout",
+    "LsePairs",
+    "StateHeads",
+    "StateNumbers",
+    "Tokens",
+]
+
+PAIR, SOME = "lse", "some lse"
+ONE_EMPTY, BOTH_EMPTY = Feature("one state empty", role="empty"), Feature("both states empty", role="empty")
+SIDES_EMPTY = Feature("prefix empty", role="empty"), Feature("suffix empty", role="empty")
+FAR_APART = Feature(SOME, " far apart")
 
 _COUNTED = Integer(1, 1 << 20, likely=(1, 2))
 _PLAIN: tuple[LsePair, ...] = (("finite", "finite"),)
@@ -24,7 +42,7 @@ class Tokens(Facet[MergeStatesCase]):
     """How many tokens have states."""
 
     fields = ("num_tokens",)
-    parts = (Part("num_tokens", _COUNTED, Place.SEQUENCES, "num_tokens>1", "{} token"),)
+    parts = (Part("num_tokens", _COUNTED, Place.SEQUENCES, Feature("num_tokens", ">1", "size"), "{} token"),)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("tokens", ("1", "2 to 16", "over 16"), _tokens)
@@ -48,7 +66,7 @@ class StateHeads(Facet[MergeStatesCase]):
 
     fields = ("num_q_heads",)
     jumps_with = "heads"
-    parts = (Part("num_q_heads", _COUNTED, Place.HEADS, "num_q_heads>1", "{} query head"),)
+    parts = (Part("num_q_heads", _COUNTED, Place.HEADS, Feature("num_q_heads", ">1", "size"), "{} query head"),)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("heads", ("1", "pow2", "other"), lambda case: (heads_class(case.num_q_heads),))
@@ -59,26 +77,32 @@ class LsePairs(Facet[MergeStatesCase]):
 
     fields = ("lse_pairs",)
 
-    def features(self, case: MergeStatesCase) -> Iterator[str]:
-        yield from (f"lse {prefix}/{suffix}" for prefix, suffix in case.lse_pairs if (prefix, suffix) != _PLAIN[0])
+    def features(self, case: MergeStatesCase) -> Iterator[Feature]:
+        for pair in case.lse_pairs:
+            if pair != _PLAIN[0]:
+                yield Feature(PAIR, f" {pair[0]}/{pair[1]}", "empty" if any(map(_is_empty, pair)) else "part")
 
-    def traits(self, case: MergeStatesCase) -> Iterator[str]:
+    def traits(self, case: MergeStatesCase) -> Iterator[Feature]:
         for prefix, suffix in case.lse_pairs:
-            yield from (f"some prefix LSE {prefix}", f"some suffix LSE {suffix}", f"some LSE {prefix}/{suffix}")
+            yield Feature("some prefix LSE", f" {prefix}")
+            yield Feature("some suffix LSE", f" {suffix}")
+            yield Feature("some LSE", f" {prefix}/{suffix}")
         kinds = {kind for pair in case.lse_pairs for kind in pair}
         if len(kinds) == 1:
-            yield f"every LSE {kinds.pop()}"
+            yield Feature("every LSE", f" {kinds.pop()}")
 
-    def general(self, case: MergeStatesCase, domain: Domain) -> Iterator[str]:
+    def general(self, case: MergeStatesCase, domain: Domain) -> Iterator[Feature]:
         """Which side is empty, and what kinds of LSE there are: a mistake cannot tell others of these from them."""
         for pair in case.lse_pairs:
-            empty = tuple(kind in ("-inf", "+inf") for kind in pair)
+            empty = tuple(map(_is_empty, pair))
             if any(empty):
-                yield "both states empty" if all(empty) else "one state empty"
-            yield from (f"{side} empty" for side, is_empty in zip(("prefix", "suffix"), empty, strict=True) if is_empty)
-            yield from (f"some lse {kind}" for kind in pair if kind != "finite")
+                yield BOTH_EMPTY if all(empty) else ONE_EMPTY
+            yield from (side for side, is_empty in zip(SIDES_EMPTY, empty, strict=True) if is_empty)
+            for kind in pair:
+                if kind != "finite":
+                    yield Feature(SOME, f" {kind}", "empty" if _is_empty(kind) else "part")
             if {"high", "low"} & set(pair):
-                yield "some lse far apart"
+                yield FAR_APART
 
     def row_axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("prefix LSE", LSE_KINDS, partial(_lse, 0))
@@ -123,6 +147,10 @@ class LsePairs(Facet[MergeStatesCase]):
                     yield {"lse_pairs": (*case.lse_pairs[:i], pair, *case.lse_pairs[i + 1 :])}
 
 
+def _is_empty(kind: LseKind) -> bool:
+    return kind in ("-inf", "+inf")
+
+
 def _lse(side: int, pair: LsePair) -> Levels:
     return (pair[side],)
 
@@ -145,7 +173,7 @@ class LseLayout(Facet[MergeStatesCase]):
     """The order of the dimensions of the LSEs, which the kernel declares."""
 
     fields = ("lse_layout",)
-    parts = (Part("lse_layout", Choice(("HT", "TH")), Place.STORAGE, "lse_layout={}"),)
+    parts = (Part("lse_layout", Choice(("HT", "TH")), Place.STORAGE, Feature("lse_layout", "={}")),)
 
     def objections(self, case: MergeStatesCase, domain: Domain) -> Iterator[str]:
         if case.lse_layout != domain.supports.lse_layout:
@@ -158,7 +186,7 @@ class StateNumbers(Facet[MergeStatesCase]):
     fields = ("outputs", "seed")
     jumps_with = "numbers"
     parts = (
-        Part("outputs", Choice(STATE_RECIPES), Place.CONTENTS, "values={}", "outputs {}"),
+        Part("outputs", Choice(STATE_RECIPES), Place.CONTENTS, Feature("values", "={}", "numbers"), "outputs {}"),
         Part("seed", Seed(), Place.CONTENTS),
     )
 

@@ -23,6 +23,7 @@ from attnfuzz.cases.facets.facet import (
 )
 from attnfuzz.cases.facets.heads import nearest
 from attnfuzz.cases.facets.sequences import rescaled, with_lengths
+from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.fields import Choice, Integer, Seed, number_traits
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
@@ -55,9 +56,15 @@ from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
 from attnfuzz.problems.variants import absent_tensors
 
 __all__ = [
+    "BLOCK_SIZE_NOT_POW2",
     "CACHE_STRIDES",
     "DEAD_ROWS",
+    "EXTRA_COLUMNS",
     "KV_STRIDES_DIFFER",
+    "PARTIAL_PAGE",
+    "SEVERAL_PAGES",
+    "SEVERAL_PER_PAGE",
+    "SEVERAL_SPLITS",
     "SHARED_PAGES",
     "BlockSize",
     "CacheLayout",
@@ -69,15 +76,24 @@ __all__ = [
     "Splits",
     "TensorStrides",
     "cache_names",
+    "strided",
+    "strided_tensor",
     "strides_swapped",
     "wrong_strides",
 ]
 
-CACHE_STRIDES = "cache strides"
-KV_STRIDES_DIFFER = "K and V strides differ"
-SHARED_PAGES = "shared pages"
-DEAD_ROWS = "dead rows"
+CACHE_STRIDES = Feature("cache strides")
+KV_STRIDES_DIFFER = Feature("K and V strides differ")
+SHARED_PAGES = Feature("shared pages", role="place")
+EXTRA_COLUMNS = Feature("extra columns", role="surroundings")
+DEAD_ROWS = Feature("dead rows", role="size")
+BLOCK_SIZE_NOT_POW2 = Feature("block_size", " not pow2")
+SEVERAL_PER_PAGE = Feature("block_size", ">1", "size")
+PARTIAL_PAGE = Feature("partial last page", role="size")
+SEVERAL_PAGES = Feature("seq_len", ">block_size", "size")
+SEVERAL_SPLITS = Feature("num_splits", ">1", "size")
 
+_STRIDES = "strides:"
 _MOST_RESCALED = 4
 _MOST_CHOICES = 2
 _MANY_CHOICES = 8
@@ -85,20 +101,31 @@ _PAGE_SIZES = (16,)
 _SPLITS = ("1", "2 to 4", "5 to 8", "over 8")
 _COUNTED = Integer(0, 1 << 24, likely=(0, 1, 2))
 _PAGE_ORDERS = get_args(PageOrder)
+_DTYPE, _PADDING = Feature("dtype", "={}"), Feature("padding", "={}", "size")
 _PADDINGS = get_args(Padding)
+
+
+def strided(tensor: str, value: str = "") -> Feature:
+    """What is said of the strides of ``tensor``; without ``value`` that they are not those of the simplest case."""
+    return Feature(f"{_STRIDES}{tensor}", value)
+
+
+def strided_tensor(feature: Feature) -> str:
+    """The tensor of whose strides it is said; empty if it is said of something else."""
+    return feature.field.removeprefix(_STRIDES) if feature.field.startswith(_STRIDES) else ""
 
 
 class Splits(Facet[AttentionCase]):
     """Into how many parts each sequence is cut, whether the case says so or an option."""
 
-    def features(self, case: AttentionCase) -> Iterator[str]:
+    def features(self, case: AttentionCase) -> Iterator[Feature]:
         num_splits = num_splits_of(case)
         if num_splits > 1:
-            yield "num_splits>1"
+            yield SEVERAL_SPLITS
             if any(has_empty_split(seq_len, num_splits) for seq_len in case.seq_lens):
-                yield "empty split"
+                yield Feature("empty split")
 
-    def traits(self, case: AttentionCase) -> Iterator[str]:
+    def traits(self, case: AttentionCase) -> Iterator[Feature]:
         yield from number_traits("num_splits", num_splits_of(case))
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -147,22 +174,22 @@ class BlockSize(Facet[PagedDecodeCase]):
     fields = ("block_size",)
     asked = 0
 
-    def features(self, case: PagedDecodeCase) -> Iterator[str]:
+    def features(self, case: PagedDecodeCase) -> Iterator[Feature]:
         if case.block_size > 1:
-            yield "block_size>1"
+            yield SEVERAL_PER_PAGE
         if not is_power_of_two(case.block_size):
-            yield "block_size not pow2"
+            yield BLOCK_SIZE_NOT_POW2
         if max(case.seq_lens) > case.block_size:
-            yield "seq_len>block_size"
+            yield SEVERAL_PAGES
         if any(seq_len % case.block_size for seq_len in case.seq_lens):
-            yield "partial last page"
+            yield PARTIAL_PAGE
 
-    def traits(self, case: PagedDecodeCase) -> Iterator[str]:
+    def traits(self, case: PagedDecodeCase) -> Iterator[Feature]:
         yield from number_traits("block_size", case.block_size) | number_traits("columns", case.max_blocks_per_seq)
         if max(case.seq_lens) <= case.block_size:
-            yield "one page holds any sequence"
+            yield Feature("one page holds any sequence")
         if all(length % case.block_size == 0 for length in case.seq_lens):
-            yield "every page is full"
+            yield Feature("every page is full")
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("page size", classes(_PAGE_SIZES), lambda case: (size_class(case.block_size, _PAGE_SIZES),))
@@ -209,12 +236,12 @@ class ExtraRows(Facet[DenseDecodeCase]):
 
     fields = ("extra_rows",)
     jumps_with = "storage"
-    parts = (Part("extra_rows", _COUNTED, Place.STORAGE, "extra rows", "extra rows {}"),)
+    parts = (Part("extra_rows", _COUNTED, Place.STORAGE, Feature("extra rows", role="surroundings"), "extra rows {}"),)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("dead rows", ("none", "some"), lambda case: ("some" if case.extra_rows else "none",))
 
-    def general(self, case: DenseDecodeCase, domain: Domain) -> Iterator[str]:
+    def general(self, case: DenseDecodeCase, domain: Domain) -> Iterator[Feature]:
         """Rows behind a sequence that is shorter than others, or than all rows."""
         if any(0 < length < case.max_seq_len for length in case.seq_lens):
             yield DEAD_ROWS
@@ -234,7 +261,18 @@ class Dtype(Facet[BundledCase]):
     fields = ("dtype",)
     jumps_with = "format"
     asked = 2
-    parts = (Part("dtype", Choice(DTYPES), Place.DTYPE, "dtype={}", "{}", "dtype", telling=True, supports="dtypes"),)
+    parts = (
+        Part(
+            "dtype",
+            Choice(DTYPES),
+            Place.DTYPE,
+            Feature("dtype", "={}"),
+            "{}",
+            "dtype",
+            telling=True,
+            supports="dtypes",
+        ),
+    )
 
 
 class CacheLayout(Facet[PagedDecodeCase]):
@@ -247,7 +285,7 @@ class CacheLayout(Facet[PagedDecodeCase]):
             "layout",
             Choice(LAYOUTS),
             Place.STORAGE,
-            "layout={}",
+            Feature("layout", "={}"),
             "layout {}",
             "layout",
             telling=True,
@@ -255,10 +293,10 @@ class CacheLayout(Facet[PagedDecodeCase]):
         ),
     )
 
-    def general(self, case: PagedDecodeCase, domain: Domain) -> Iterator[str]:
+    def general(self, case: PagedDecodeCase, domain: Domain) -> Iterator[Feature]:
         """Another layout moves K and V in memory, as strides do."""
         if case.layout != domain.simplest.layout:
-            yield from ("strides:k_cache", "strides:v_cache", CACHE_STRIDES)
+            yield from (strided("k_cache"), strided("v_cache"), CACHE_STRIDES)
 
 
 class PageMap(Facet[PagedDecodeCase]):
@@ -267,18 +305,24 @@ class PageMap(Facet[PagedDecodeCase]):
     fields = ("pages",)
     jumps_with = "storage"
     parts = (
-        Part("pages.order", Choice(_PAGE_ORDERS), Place.STORAGE, "pages={}", "page order {}"),
-        Part("pages.padding", Choice(_PADDINGS), Place.STORAGE, "padding={}", "unused table entries {}"),
+        Part("pages.order", Choice(_PAGE_ORDERS), Place.STORAGE, Feature("pages", "={}", "place"), "page order {}"),
+        Part(
+            "pages.padding",
+            Choice(_PADDINGS),
+            Place.STORAGE,
+            Feature("padding", "={}", "size"),
+            "unused table entries {}",
+        ),
         Part("pages.shared_blocks", _COUNTED, Place.STORAGE, SHARED_PAGES, "shared pages {}"),
-        Part("pages.spare_blocks", _COUNTED, Place.STORAGE, "spare blocks", "spare pages {}"),
-        Part("pages.extra_columns", _COUNTED, Place.STORAGE, "extra columns", "unused table columns {}"),
+        Part("pages.spare_blocks", _COUNTED, Place.STORAGE, Feature("spare blocks", role="place"), "spare pages {}"),
+        Part("pages.extra_columns", _COUNTED, Place.STORAGE, EXTRA_COLUMNS, "unused table columns {}"),
         Part("pages.seed", Seed(), Place.STORAGE),
     )
 
-    def features(self, case: PagedDecodeCase) -> Iterator[str]:
+    def features(self, case: PagedDecodeCase) -> Iterator[Feature]:
         yield from (one for one in super().features(case) if one != SHARED_PAGES or case.num_seqs > 1)
 
-    def without(self, feature: str, case: PagedDecodeCase, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: PagedDecodeCase, domain: Domain) -> Iterator[Changes]:
         if feature == SHARED_PAGES and case.pages.shared_blocks:
             yield case.with_own_pages()
 
@@ -309,18 +353,18 @@ class TensorStrides(Facet[BundledCase]):
     jumps_with = "storage"
     asked = 2
 
-    def features(self, case: BundledCase) -> Iterator[str]:
-        yield from (f"strides:{name}={kind}" for name, kind in case.strides.items() if kind != "contiguous")
+    def features(self, case: BundledCase) -> Iterator[Feature]:
+        yield from (strided(name, f"={kind}") for name, kind in case.strides.items() if kind != "contiguous")
 
-    def general(self, case: BundledCase, domain: Domain) -> Iterator[str]:
+    def general(self, case: BundledCase, domain: Domain) -> Iterator[Feature]:
         """Whether K or V has strides of its own, and whether the numbers of both differ."""
         if any(_kind(case, name) != "contiguous" for names in CACHE_TENSORS for name in names):
             yield CACHE_STRIDES
         if _kv_strides_differ(case) and not _kv_strides_differ(domain.simplest):
             yield KV_STRIDES_DIFFER
 
-    def traits(self, case: BundledCase) -> Iterator[str]:
-        yield from (f"strides:{name} is {_kind(case, name)}" for name in case.tensor_names)
+    def traits(self, case: BundledCase) -> Iterator[Feature]:
+        yield from (strided(name, f" is {_kind(case, name)}") for name in case.tensor_names)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         """The kinds of strides among tensors of one use; "contiguous" if all of them are."""
@@ -358,15 +402,15 @@ class TensorStrides(Facet[BundledCase]):
             kinds = stride_kinds_of(domain.supports.strides, name)
             yield from (_with_strides(case, [name], other) for other in kinds if other not in ("contiguous", kind))
 
-    def without(self, feature: str, case: BundledCase, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: BundledCase, domain: Domain) -> Iterator[Changes]:
         layout = {"layout": domain.simplest.layout} if hasattr(domain.simplest, "layout") else {}
         caches = cache_names(case)
         if feature == KV_STRIDES_DIFFER:
             yield from self._both_alike(case, layout)
         elif feature == CACHE_STRIDES:
             yield {**layout, **_with_strides(case, caches, "contiguous")}
-        elif feature.startswith("strides:"):
-            yield _with_strides(case, lying_alike(domain.supports.strides, feature[len("strides:") :]), "contiguous")
+        elif name := strided_tensor(feature):
+            yield _with_strides(case, lying_alike(domain.supports.strides, name), "contiguous")
 
     def follow(self, case: BundledCase, changes: Changes) -> Changes:
         """Tensors that are gone have no strides; where one cache becomes two, both lie as it did."""
@@ -474,15 +518,15 @@ class KernelOptions(Facet[Any]):
     def told(self, case: Any) -> Iterator[str]:
         yield from (f"{name}={value}" for name, value in case.options.items())
 
-    def features(self, case: Any) -> Iterator[str]:
-        yield from (f"option {name}={value}" for name, value in case.options.items())
+    def features(self, case: Any) -> Iterator[Feature]:
+        yield from (Feature(f"option {name}", f"={value}") for name, value in case.options.items())
 
-    def traits(self, case: Any) -> Iterator[str]:
+    def traits(self, case: Any) -> Iterator[Feature]:
         for name, value in case.options.items():
             if type(value) is int:
                 yield from number_traits(f"option {name}", value)
             else:
-                yield f"option {name} is {value}"
+                yield Feature(f"option {name}", f" is {value}")
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         """One for each option with a few choices; split counts have an axis of their own."""
