@@ -502,7 +502,7 @@ class _Inference:
     def _least(self) -> Supports:
         """What a kernel takes that is right about ordinary cases: no more than these have, of all that is left open."""
         least = {name: getattr(self.point, name) for name in _NOUNS} | _LEAST
-        if self.declaration.problem == "merge_states":  # its axes and logarithms are known
+        if self.declaration.problem in ("merge_states", "split_decode"):  # their states go by it
             least["lse"] = self.supports.lse
         return msgspec.structs.replace(
             self.supports, **{name: value for name, value in least.items() if self._is_open(name)}

@@ -214,7 +214,7 @@ def _diagnose(
             found.ask(run)
     found.retell(rows.at((number, head)))
     told = found.told()
-    return Diagnosis("; ".join(filter(None, (beside, told))), found.believed, found.maybe)
+    return Diagnosis("; ".join(filter(None, (beside, told))), found.believed, (*found.maybe, *found.doubted))
 
 
 class _Rows:
@@ -403,6 +403,12 @@ class Survivors:
         """
         is_doubted = self._decided and not self._is_finite
         return () if is_doubted or self._unexplained > self._borne_out else self.causes
+
+    @property
+    def doubted(self) -> tuple[str, ...]:
+        """The mistakes that may be behind NaN, where nothing but that was seen."""
+        is_left = self._decided and not self._is_finite and self._unexplained <= self._borne_out
+        return tuple(dict.fromkeys(one.mistake for one in self.causes)) if is_left else ()
 
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing.

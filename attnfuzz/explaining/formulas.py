@@ -257,14 +257,17 @@ def partial_states(row: AttentionRow) -> Iterator[Family]:
     for formula, head in _other_heads(row):
         words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
         others = _scores_of_head(row, head)
-        for part_of, names in parts.items():
+        for part_of, names in _partitions(row, fewest=1).items():  # even one part is NaN if the other head's is
             out, lse = _merged(row, _in_parts(row.log_weights, part_of), _in_parts(others, part_of).logsumexp(1))
             found += [Predicted(out, float(lse), f"{formula}, {name}", words) for name in names]
     yield from family("partial_lse", found)
 
 
-def _partitions(row: AttentionRow) -> dict[tuple[int, ...], list[str]]:
-    """For each way in which kernels split keys, into which part each goes; by what ways that comes about."""
+def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], list[str]]:
+    """For each way in which kernels split keys, into which part each goes; by what ways that comes about.
+
+    ``fewest``: parts that there must be.
+    """
     length, page = row.num_tokens, max(row.case.page_size, 1)
     pages = -(-length // page)
     named: dict[str, list[int]] = {}
@@ -278,7 +281,7 @@ def _partitions(row: AttentionRow) -> dict[tuple[int, ...], list[str]]:
         named[f"parts of {tile}"] = [t // tile for t in range(length)]
     found: dict[tuple[int, ...], list[str]] = {}
     for name, part_of in named.items():
-        if 0 < max(part_of, default=0) < _MOST_PARTS:
+        if fewest <= max(part_of, default=0) + 1 <= _MOST_PARTS:
             found.setdefault(tuple(part_of), []).append(name)
     return found
 

@@ -302,9 +302,10 @@ class _Judge:
                 if raised.fatal:
                     raise
                 return failure  # it has objected to something else, which no longer shows
-            if found is not None and found.causes and found.oracle in _TOLD_OF_A_RUN:
-                told = f"{changed.words}, {found.message}"
-                return msgspec.structs.replace(failure, causes=found.causes, details=(*failure.details, told))
+            if found is None or found.oracle not in _TOLD_OF_A_RUN:
+                continue
+            details = (*failure.details, f"{changed.words}, {found.message}") if found.causes else failure.details
+            return msgspec.structs.replace(failure, causes=found.causes, maybe=found.maybe, details=details)
         return failure
 
     def _relation_raised(self, verdict: Verdict, relation: OracleName, raised: KernelRaised) -> Verdict:
