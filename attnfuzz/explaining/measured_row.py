@@ -83,6 +83,8 @@ def count_tokens(
     for base in _bases(ratio[visible]):
         times = torch.where(visible, (ratio / base).round(), 1.0)
         most = _MOST if bool((times[visible] == 1).any()) else _MOST_OF_NONE_ONCE
+        if 1 < int(times[visible].min()) == int(times[visible].max()):
+            continue  # that all have more, or what stands beside them less, is not how often they were counted
         if int(times.max()) <= most and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
             found.append(_explained(times.long(), base, expected, beside))
     if not found:

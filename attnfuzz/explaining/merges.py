@@ -105,7 +105,7 @@ def empty_sides(states: LogicalStates, token: int, head: int) -> dict[str, float
 
 
 def _wrong_outputs(row: MergedRow) -> Iterator[Family]:
-    """Wrong weights, and what they would make of the log-sum-exp."""
+    """Wrong weights of the two states; the log-sum-exp has mistakes of its own."""
     yield from family("merge", (*_of_weights(row), *_of_another_row(row)))
 
 
@@ -124,8 +124,7 @@ def _of_weights(row: MergedRow) -> Iterator[Predicted]:
         ("natural of base 2", "the weights are exponentials of base-2 log-sum-exps", 1 / math.log(2)),
         ("base 10", "the weights are powers of 10 of natural log-sum-exps", math.log(10)),
     ):
-        scaled = factor * row.lses
-        yield Predicted(scaled.softmax(0) @ row.v, float(scaled.logsumexp(0)), way, words)
+        yield Predicted((factor * row.lses).softmax(0) @ row.v, None, way, words)
     total = float(row.weights.sum())
     words = f"the output is not divided by the sum of the weights ({total:.4g})"
     yield Predicted(total * row.expected, None, "not divided", words)
@@ -157,7 +156,7 @@ def _of_another_row(row: MergedRow) -> Iterator[Predicted]:
                 as_if = ", as if its axes were exchanged" if other == exchanged else ""
                 words = f"the {what} LSE of token {other[0]}, head {other[1]} is read{as_if}"
                 way = f"{what} LSE, {rule}"
-                yield Predicted(lses.softmax(0) @ row.outputs, float(lses.logsumexp(0)), way, words)
+                yield Predicted(lses.softmax(0) @ row.outputs, None, way, words)
 
 
 def _wrong_lses(row: MergedRow) -> Iterator[Family]:

@@ -297,7 +297,23 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
             which = torch.tensor([number for _, number in counted], dtype=torch.int64, device="cpu")
             words = _extra_words(source, [number for _, number in counted])
             yield Family(PAST_THE_END, out[which], lse[which], [name for name, _ in counted], words)
+            if number == 0.0 and (filled := _filling_pages(row)):
+                which = torch.tensor([count - 1 for _, count in filled], dtype=torch.int64, device="cpu")
+                ways = [f"zeros behind each page, up to {tile}" for tile, _ in filled]
+                told = [
+                    f"{count} rows of zeros take weight: those that fill each page of {row.case.page_size} up to {tile}"
+                    for tile, count in filled
+                ]
+                yield Family(PAST_THE_END, out[which], lse[which], ways, told.__getitem__)
     yield from slots_past_the_end(row)
+
+
+def _filling_pages(row: AttentionRow) -> list[tuple[int, int]]:
+    """Tiles that are longer than a page, and how many rows of them are no part of any of the row's pages."""
+    page = row.case.page_size
+    pages = -(-row.num_tokens // page) if page > 1 else 0
+    counts = [(tile, pages * (tile - page)) for tile in TILES_OF_KEYS]
+    return [(tile, count) for tile, count in counts if 0 < count <= _MAX_EXTRA]
 
 
 def _counted(row: AttentionRow, source: str) -> list[tuple[str, int]]:

@@ -147,6 +147,22 @@ def test_a_mistake_is_not_told_of_rows_that_are_right(plant: Any, dense: DenseDe
     assert message.endswith("the scores are doubled, though not always")
 
 
+def test_rows_that_fill_pages_up_to_a_tile_are_told_as_that(
+    plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """A kernel that scores zeros behind each of its small pages would be told by their number in one case."""
+
+    def diluted(scores: Tensor) -> Tensor:
+        zeros = -(-len(scores) // 8) * 8
+        return torch.cat((scores, scores.new_zeros(zeros))).softmax(0)[: len(scores)]
+
+    def lse(scores: Tensor) -> Tensor:
+        return torch.cat((scores, scores.new_zeros(-(-len(scores) // 8) * 8))).logsumexp(0)
+
+    message = failure_of(plant("paged_decode", weights=diluted, lse=lse), long_paged).message
+    assert message.endswith("24 rows of zeros take weight: those that fill each page of 8 up to 16")
+
+
 def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
     """Of two tokens with the same value either might be dropped, and nothing would be told where neighbours pass."""
 
