@@ -29,7 +29,7 @@ from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, adopting,
 from attnfuzz.campaign.messages import Adopted, Join, Unfinished, written
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.identity.bug import is_refusal
+from attnfuzz.identity.bug import Symptom, is_refusal
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
@@ -362,13 +362,11 @@ class Readiness:
         for _, case in _one_of_each(declaration)[:_MOST_TRIED]:
             verdict = _verdict(runner, declaration, case)
             again = None if verdict is None else _raised(verdict)
-            if again is None or again.kind != raised.kind:
+            if again is None or Symptom.of("", again) != Symptom.of("", raised):
                 return False
-        is_elsewhere = not is_refusal(raised)
-        said = raised.message.removeprefix("the kernel returned " if is_elsewhere else "the kernel raised ")
-        where = " on the device of its inputs" if is_elsewhere else ""
+        where = "" if is_refusal(raised) else " on the device of its inputs"
         remedy = f"; {raised.misuse}" if raised.misuse else ""
-        self.never_returned[declaration.target] = f"never returned a result{where}: {said}{remedy}"
+        self.never_returned[declaration.target] = f"never returned a result{where}: {raised.message}{remedy}"
         return True
 
     def _build(self) -> None:

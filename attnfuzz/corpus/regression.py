@@ -109,7 +109,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             message=failure.message,
             kind=failure.kind,
             details=failure.details,
-            features=tuple(features),
+            features=tuple(sorted(features)),
             failed=failed,
             runs=runs,
             tensor=failure.tensor,

@@ -62,12 +62,25 @@ __all__ = [
     "lacks_lse",
     "may_be_leak",
     "may_be_the_machine",
+    "says_it_cannot",
     "tag_of",
 ]
 
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _OF_STATISTICS = (":size", ":lean")
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+_REFUSALS = frozenset(
+    {
+        "AssertionError",
+        "CompilationError",
+        "CompileTimeAssertionFailure",
+        "NotImplementedError",
+        "OutOfResources",
+        "RuntimeError",
+        "UnsupportedLanguageConstruct",
+        "ValueError",
+    }
+)
 _OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
 _COMPARE_RUNS = frozenset({"determinism", "call_sequence"})
 _SUPPLIED: dict[str, frozenset[Feature]] = {
@@ -224,6 +237,11 @@ def lacks_lse(failure: Failure) -> bool:
 def is_refusal(failure: Failure) -> bool:
     """Whether the kernel, or a compiler, raised something, and attnfuzz objects to nothing else."""
     return failure.oracle == "exception" and failure.kind != RESULT
+
+
+def says_it_cannot(failure: Failure) -> bool:
+    """Whether the kernel, or a compiler, says that it does not do this; an index out of range is a mistake."""
+    return failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
 
 
 def may_be_the_machine(failure: Failure) -> bool:

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Set
 from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import SEVERAL_TOKENS
 from attnfuzz.cases.facets.states import BOTH_EMPTY, FAR_APART, ONE_EMPTY, PAIR, SIDES_EMPTY, SOME
-from attnfuzz.cases.facets.storage import PARTIAL_PAGE, SEVERAL_PAGES, SEVERAL_PER_PAGE, strided, strided_tensor
+from attnfuzz.cases.facets.storage import (
+    FULL_PAGE,
+    PARTIAL_PAGE,
+    SEVERAL_PAGES,
+    SEVERAL_PER_PAGE,
+    strided,
+    strided_tensor,
+)
 from attnfuzz.cases.feature import Feature, Role
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
@@ -85,6 +92,8 @@ def _implied(features: Set[Feature]) -> set[Feature]:
         found.add(ONE_EMPTY)
     if BOTH_EMPTY in features:
         found.update(SIDES_EMPTY)
+    if FULL_PAGE in features:  # which several tokens fill
+        found |= {SEVERAL_TOKENS, SEVERAL_PER_PAGE}
     return found
 
 

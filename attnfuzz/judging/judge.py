@@ -437,7 +437,7 @@ def _after(verdict: Verdict, relation: OracleName, failure: Failure | None) -> V
 def _lacks_lse(verdict: Verdict, trial: Trial) -> bool:
     """Whether the `verdict` on `trial` is no more than that the kernel never writes its LSE."""
     failure = verdict.failure
-    if failure is None or failure.oracle != registry.UNWRITTEN.name or failure.kind not in ("lse", "output_lse"):
+    if failure is None or failure.oracle != registry.UNWRITTEN.name or failure.tensor not in ("lse", "output_lse"):
         return False
     return unwritten.lacks_lse(trial)
 

@@ -53,10 +53,12 @@ def objection(
     found = diagnose(reference, poison, comparisons, comparison, index, nearby=nearby, weighed=weighed)
     tokens = found.causes[0].tokens if found.words and found.causes else ()
     is_base2 = bool(found.causes) and all(one.mistake == "lse_base2" for one in found.causes)
+    is_rounding = bool(found.causes) and all(one.rounding for one in found.causes)
+    words = (_sentence(comparison, index), found.words, _how_far_off(comparisons) if is_rounding else "")
     return Failure(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
-        message=_sentence(comparison, index) + (f"; {found.words}" if found.words else ""),
+        message="; ".join(filter(None, words)),
         details=(
             f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",
             *place_of(reference.case, comparison.name, index),
@@ -105,6 +107,21 @@ def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:
     if math.isinf(error):
         return sentence
     return f"{sentence} (error {number(abs(got - expected))} is {ratio(error)} x the bound {number(bound)})"
+
+
+def _how_far_off(comparisons: Iterable[Comparison]) -> str:
+    """How much a rounding matters: what is right all the same, and how far off the rest is."""
+    told = []
+    for part in comparisons:
+        wrong = part.ratio > 1
+        if not bool(wrong.any()):
+            told.append(f"{part.name} is right")
+            continue
+        got, expected = part.got.double(), part.expected.double()
+        off = float((got - expected)[wrong].abs().amax() / expected[expected.isfinite()].abs().amax())
+        if math.isfinite(off):
+            told.append(f"{part.name} is {100 * off:.2g} % of its largest number off")
+    return " and ".join(told)
 
 
 def _worst(comparison: Comparison) -> tuple[str, tuple[int, ...]]:

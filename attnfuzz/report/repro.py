@@ -22,7 +22,7 @@ import attnfuzz
 from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.judging.leaks import LEAK
+from attnfuzz.identity.bug import is_leak
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.registry import CRASH, DETERMINISM, GUARD_PAGE, HANG, RED_ZONE
 from attnfuzz.problems.cases import Case
@@ -237,7 +237,7 @@ def _run_from_source(declaration: Declaration, case: Case, kernel: str, used: se
 
 def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Iterator[str]:
     finding = regression.finding
-    leaks, guards = finding.kind == LEAK, finding.oracle == GUARD_PAGE.name
+    leaks, guards = is_leak(finding), finding.oracle == GUARD_PAGE.name
     needs_gpu = guards and not runs.is_triton and runs.is_engine  # what is no Triton kernel runs on a GPU alone
     guards = guards and not needs_gpu
     *before, last = runs.each

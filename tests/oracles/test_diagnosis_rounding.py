@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -
     assert len(of_scores) >= 0.8 * len(found)
     assert len(found) >= 8
     assert len(named) >= 0.9 * len(found), [failure.message for failure in found if failure not in named]
+
+
+def test_a_rounding_says_how_much_it_matters(plant: Any) -> None:
+    """A ratio of 200 to a bound would be taken for a wrong result, where a log-sum-exp has lost its last digits."""
+    found = failures(plant(dots=ROUNDED["scores"], numerics=Numerics(row_sum="float32")), "float16")
+    told = [failure for failure in found if failure.causes and all(one.rounding for one in failure.causes)]
+    assert told
+    for failure in told:
+        assert re.search(r"; (out is right and )?(out|lse) is \S+ % of its largest number off", failure.message)
 
 
 @pytest.mark.parametrize("seed", [5, 6, 8])

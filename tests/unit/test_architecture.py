@@ -128,18 +128,8 @@ SPEAKERS = ("failure", "finding", "record", "sight", "symptom", "bug", "raised",
 OF_STRINGS = {"startswith", "endswith", "partition", "rpartition", "split", "removeprefix", "removesuffix", "find"}
 IDENTITY = "attnfuzz.identity"
 STILL_READ_WORDS = {
-    "attnfuzz.campaign.readiness": {
-        "raised.message.removeprefix('the kernel returned ' if is_elsewhere else 'the kernel raised ')",
-        "again.kind != raised.kind",
-    },
-    "attnfuzz.campaign.triage.contract_gaps": {
-        "failure.kind.partition(' ')[0] in _REFUSALS",
-        "failure.kind.partition(' ')",
-    },
     "attnfuzz.explaining.accesses": {"failure.kind != failure.tensor"},
     "attnfuzz.judging.guard_naming": {"failure.kind.startswith('raised cuda:')"},
-    "attnfuzz.judging.judge": {"failure.kind not in ('lse', 'output_lse')"},
-    "attnfuzz.report.repro": {"finding.kind == LEAK"},
 }
 """What outside of `IDENTITY` still goes by words: it gets less."""
 

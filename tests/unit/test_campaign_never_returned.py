@@ -34,19 +34,35 @@ def looked_at(runner: Runner, *names: str, infers: bool = True) -> Readiness:
     [
         (
             "misspelt",
-            ": TypeError: misspelt() got an unexpected keyword argument 'num_splits'",
+            ": the kernel raised TypeError: misspelt() got an unexpected keyword argument 'num_splits'",
             "; options are passed by keyword: this one is num_splits; did you mean num_splits where it says num_split?",
         ),
-        ("without_options", ": TypeError: ", "; options are passed by keyword: this one is num_splits"),
-        ("separate_tensors", ": TypeError: ", "; a kernel is called with its inputs alone, unless it declares options"),
+        (
+            "without_options",
+            ": the kernel raised TypeError: ",
+            "; options are passed by keyword: this one is num_splits",
+        ),
+        (
+            "separate_tensors",
+            ": the kernel raised TypeError: ",
+            "; a kernel is called with its inputs alone, unless it declares options",
+        ),
         (
             "other_name",
-            ": AttributeError: 'DenseDecodeInputs' object has no attribute 'seq_len'",
+            ": the kernel raised AttributeError: 'DenseDecodeInputs' object has no attribute 'seq_len'",
             "; inputs has q, k, v, seq_lens, scale, max_seq_len, out, lse"
             "; did you mean seq_lens where it says seq_len?",
         ),
-        ("lse_elsewhere", " on the device of its inputs: lse on meta; it must be on cpu", ELSEWHERE),
-        ("out_elsewhere", " on the device of its inputs: out on meta; it must be on cpu", ELSEWHERE),
+        (
+            "lse_elsewhere",
+            " on the device of its inputs: the kernel returned lse on meta; it must be on cpu",
+            ELSEWHERE,
+        ),
+        (
+            "out_elsewhere",
+            " on the device of its inputs: the kernel returned out on meta; it must be on cpu",
+            ELSEWHERE,
+        ),
         pytest.param(
             "elsewhere", "", ELSEWHERE, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         ),
@@ -69,7 +85,7 @@ def test_whatever_it_raises_and_others_are_searched(runner: Runner) -> None:
     """One file that is no kernel yet would end a search over all others, or be told as a bug."""
     readiness = looked_at(runner, "leaves", "fine")
     (why,) = readiness.never_returned.values()
-    assert why.startswith("never returned a result: SystemExit: 3")
+    assert why.startswith("never returned a result: the kernel raised SystemExit: 3")
     readiness.wait_for_first()
     assert [one.kernel.name for one in readiness.take() if one.is_settled] == ["fine"]
 
@@ -93,7 +109,10 @@ def test_a_result_of_another_kind_is_a_finding(runner: Runner, name: str) -> Non
 @pytest.mark.night
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("other_name", ": AttributeError: "), ("lse_elsewhere", " on the device of its inputs: lse on meta; it must")],
+    [
+        ("other_name", ": the kernel raised AttributeError: "),
+        ("lse_elsewhere", " on the device of its inputs: the kernel returned lse on meta; it must"),
+    ],
 )
 @pytest.mark.parametrize("command", ["explore", "verify", "declare"])
 def test_the_command_ends_at_once_and_saves_nothing(command: str, name: str, said: str, tmp_path: Path) -> None:
@@ -115,10 +134,10 @@ def test_beside_others_it_is_told_and_no_success(tmp_path: Path) -> None:
         "explore", "k.py:fine", "k.py:other_name", "--budget", "5s", "--device", "cpu", "--json", "a.json", cwd=tmp_path
     )
     assert run.returncode == 2, run.stdout + run.stderr
-    assert "\nk.py:other_name never returned a result: AttributeError" in run.stdout
+    assert "\nk.py:other_name never returned a result: the kernel raised AttributeError" in run.stdout
     assert "never reached" not in run.stdout
     (named,) = [one for one in json.loads((tmp_path / "a.json").read_text())["kernels"] if one["name"] == "other_name"]
-    assert named["never_returned"].startswith("never returned a result: AttributeError")
+    assert named["never_returned"].startswith("never returned a result: the kernel raised AttributeError")
 
 
 @pytest.mark.parametrize(

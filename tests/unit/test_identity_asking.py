@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
+from attnfuzz.identity.features import certain, telling
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName
-from tests.unit.named_features import named
+from tests.unit.named_features import named, words
 
 KERNEL = Declaration(
     name="k", problem="dense_decode", target="k", supports=Supports(strides="any", dtypes=("float16", "bfloat16"))
@@ -22,14 +25,14 @@ WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
 DEAD = Failure(oracle="dead_memory", kind="out", message="dead")
 PLAIN = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
 LONG = msgspec.structs.replace(PLAIN, seq_lens=(9, 4), dtype="bfloat16")
-Fails = Callable[[DenseDecodeCase], bool]
+Fails = Callable[[Any], bool]
 
 
 class Runs:
     """A kernel that shows ``failure`` where ``fails`` says so, and what was asked of it."""
 
-    def __init__(self, fails: Fails, failure: Failure = WRONG, most: int = 1000) -> None:
-        self.fails, self.failure, self.most = fails, failure, most
+    def __init__(self, fails: Fails, failure: Failure = WRONG, most: int = 1000, kernel: Declaration = KERNEL) -> None:
+        self.kernel, self.fails, self.failure, self.most = kernel, fails, failure, most
         self.asked: list[Case] = []
         self.relations: set[OracleName] = set()
 
@@ -38,8 +41,7 @@ class Runs:
             raise Unanswered
         self.asked.append(case)
         self.relations |= set(relations)
-        assert isinstance(case, DenseDecodeCase)
-        return FailingCase(KERNEL, case, self.failure) if self.fails(case) else None
+        return FailingCase(self.kernel, case, self.failure) if self.fails(case) else None
 
 
 def known(*features: str, failure: Failure = DEAD, case: bytes = b"") -> KnownBugs:
@@ -97,6 +99,23 @@ def test_what_a_neighbour_has_not_is_not_needed() -> None:
     case = msgspec.structs.replace(PLAIN, seq_lens=(5,), dtype="bfloat16")
     needed = named("seq_len>1", "dtype", "dtype=bfloat16")
     assert needs_of(FailingCase(KERNEL, case, WRONG), needed, KnownBugs(), Runs(is_long)) == named("seq_len>1")
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (lambda case: any(length % case.block_size == 0 for length in case.seq_lens), {"full last page"}),
+        (lambda case: max(case.seq_lens) > 1, {"seq_len>1"}),
+    ],
+    ids=["where a page is full", "where there are several tokens"],
+)
+def test_a_length_that_fills_its_pages_is_told_as_that(fails: Fails, told: set[str]) -> None:
+    """A maintainer would look at what goes wrong from two tokens on, where it is the last page that is full."""
+    kernel = Declaration(name="k", problem="paged_decode", target="k", supports=Supports(block_sizes=(16,)))
+    case = msgspec.structs.replace(simplest_case("paged_decode", kernel.supports, {}), seq_lens=(16,))
+    found = FailingCase(kernel, case, WRONG)
+    needed = needs_of(found, certain(found.features), KnownBugs(), Runs(fails, kernel=kernel))
+    assert words(telling(needed)) == told
 
 
 @pytest.mark.parametrize("most", [3, 1000])

@@ -30,6 +30,7 @@ def test_sizes_say_nothing_of_what_a_bug_is_about(features: set[str], expected: 
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
+        ({"seq_len>1", "block_size>1", "full last page"}, {"full last page"}),
         ({"strides:q", "strides:q=padded_rows", "seq_len>1"}, {"strides:q=padded_rows", "seq_len>1"}),
         ({"strides:k_cache", "strides:v_cache", "layout=HND", "cache strides"}, {"layout=HND"}),
         ({"cache strides"}, {"cache strides"}),

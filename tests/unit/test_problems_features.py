@@ -30,7 +30,7 @@ def paged(**fields: Any) -> Case:
         (paged(num_q_heads=6, num_kv_heads=2), {"num_kv_heads>1", "gqa_ratio>1", "gqa_ratio not pow2"}),
         (paged(seq_lens=(3,), block_size=2), {"seq_len>1", "seq_len>block_size", "block_size>1", "partial last page"}),
         (paged(seq_lens=(0, 1)), {"num_seqs>1", "ragged", "empty sequence"}),
-        (paged(block_size=24, seq_lens=(24,)), {"block_size>1", "block_size not pow2", "seq_len>1"}),
+        (paged(block_size=24, seq_lens=(24,)), {"block_size>1", "block_size not pow2", "seq_len>1", "full last page"}),
         (paged(layout="packed"), {"layout=packed"}),
         (paged(v_head_size=13), {"v_head_size"}),
         (paged(v_head_size=40), {"v_head_size", "v_head_size>head_size"}),

@@ -110,6 +110,21 @@ def assert_explanation_is_what_is_shown(folder: Path) -> None:
     assert (folder / "weights.svg").read_text(encoding="utf-8") == picture.read_text(encoding="utf-8")
 
 
+def reports() -> list[tuple[str, str]]:
+    """Each command on the page of reports, and what it printed."""
+    page = (ROOT / "docs/first-report.md").read_text(encoding="utf-8")
+    return re.findall(r"```console\n(\$ attnfuzz explore .*?)\n(.*?)```", page, re.DOTALL)
+
+
+def lines_of_any_run(report: str, *, at_once: bool = False) -> list[str]:
+    """What is told of its first finding, whatever the machine; ``at_once``: before its neighbours were run."""
+    found = report[report.index("\n1. ") :].partition("\n\n")[0]
+    own = re.compile(r" +(#|NaN enters|passes if)" if at_once else r" +#")
+    kept = [line for line in found.splitlines() if line and not own.match(line)]
+    assert len(kept) >= 7
+    return kept
+
+
 def findings_of_the_example(folder: Path) -> list[Path]:
     """What the search for its bug saves."""
     explored = attnfuzz("explore", "my_decode.py", "--budget", "60s", "--fail-fast", cwd=folder)
@@ -123,7 +138,25 @@ def findings_of_the_example(folder: Path) -> list[Path]:
             if "..." not in line and line[0] != "$"
         ]
         assert [line for line in shown if line.strip() not in explored.stdout] == []
+    of_page = lines_of_any_run(reports()[0][1], at_once=True)
+    assert [line for line in of_page if line not in explored.stdout.splitlines()] == []
     return saved
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("number", [0, 1], ids=["as declared", "undeclared"])
+def test_the_first_report_is_what_its_command_prints(folder: Path, number: int) -> None:
+    """A reader would compare what he is told with what an older version said."""
+    command, shown = reports()[number]
+    kernel_file = folder / "my_decode.py"
+    if number:
+        source = kernel_file.read_text(encoding="utf-8")
+        bare = re.sub(r"@attnfuzz.kernel\(.*?\n\)\n", '@attnfuzz.kernel("paged_decode")\n', source, flags=re.DOTALL)
+        kernel_file.write_text(bare, encoding="utf-8")
+    name, *arguments = command.removeprefix("$ attnfuzz ").replace("20s", "40s").split()
+    told = attnfuzz(name, *arguments, cwd=folder)
+    assert told.returncode == 1, told.stderr
+    assert [line for line in lines_of_any_run(shown) if line not in told.stdout.splitlines()] == []
 
 
 def repair(kernel_file: Path) -> None:

@@ -140,7 +140,7 @@ def test_what_was_cut_off_has_no_list_of_features_for_a_headline() -> None:
 
 def test_what_nothing_more_is_known_of_does_not_show_in_any_case() -> None:
     """ "Any case" would stand above a line that says with which change the case passes."""
-    (told_one,) = told_findings(a_result(finding(paged(), "any case")))
+    (told_one,) = told_findings(a_result(finding(paged())))
     assert told_one.title == "accuracy/out:value"
 
 

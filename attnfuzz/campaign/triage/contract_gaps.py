@@ -23,7 +23,8 @@ from attnfuzz.cases.facets.states import PAIR
 from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, SEVERAL_SPLITS, strided_tensor
 from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.registry import EXCEPTION, PAGE_RELOCATION
+from attnfuzz.identity.bug import says_it_cannot
+from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
     CACHE_TENSORS,
@@ -49,18 +50,6 @@ __all__ = [
 
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""
-_REFUSALS = frozenset(
-    {
-        "AssertionError",
-        "CompilationError",
-        "CompileTimeAssertionFailure",
-        "NotImplementedError",
-        "OutOfResources",
-        "RuntimeError",
-        "UnsupportedLanguageConstruct",
-        "ValueError",
-    }
-)
 _UNDECLARED = Supports()
 _POW2_HEAD_SIZES = (16, 32, 64, 128, 256)
 _CACHES = frozenset(name for names in CACHE_TENSORS for name in names)
@@ -133,9 +122,7 @@ def _limits(finding: Finding) -> Limits:
         return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
-    # the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake
-    is_refusal = failure.oracle == EXCEPTION.name and failure.kind.partition(" ")[0] in _REFUSALS
-    return _of_refusals(case, features) if is_refusal else {}
+    return _of_refusals(case, features) if says_it_cannot(failure) else {}
 
 
 def _of_places(declaration: Declaration, case: Any, features: frozenset[Feature]) -> Limits:

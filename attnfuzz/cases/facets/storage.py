@@ -60,6 +60,7 @@ __all__ = [
     "CACHE_STRIDES",
     "DEAD_ROWS",
     "EXTRA_COLUMNS",
+    "FULL_PAGE",
     "KV_STRIDES_DIFFER",
     "PARTIAL_PAGE",
     "SEVERAL_PAGES",
@@ -89,6 +90,7 @@ EXTRA_COLUMNS = Feature("extra columns", role="surroundings")
 DEAD_ROWS = Feature("dead rows", role="size")
 BLOCK_SIZE_NOT_POW2 = Feature("block_size", " not pow2")
 SEVERAL_PER_PAGE = Feature("block_size", ">1", "size")
+FULL_PAGE = Feature("full last page", role="size")
 PARTIAL_PAGE = Feature("partial last page", role="size")
 SEVERAL_PAGES = Feature("seq_len", ">block_size", "size")
 SEVERAL_SPLITS = Feature("num_splits", ">1", "size")
@@ -183,6 +185,8 @@ class BlockSize(Facet[PagedDecodeCase]):
             yield SEVERAL_PAGES
         if any(seq_len % case.block_size for seq_len in case.seq_lens):
             yield PARTIAL_PAGE
+        if case.block_size > 1 and any(seq_len and seq_len % case.block_size == 0 for seq_len in case.seq_lens):
+            yield FULL_PAGE
 
     def traits(self, case: PagedDecodeCase) -> Iterator[Feature]:
         yield from number_traits("block_size", case.block_size) | number_traits("columns", case.max_blocks_per_seq)
@@ -223,12 +227,14 @@ class BlockSize(Facet[PagedDecodeCase]):
             yield f"block_size {size} instead of {case.block_size}", {"block_size": size}
 
     def alternatives(self, case: PagedDecodeCase, domain: Domain) -> Iterator[Changes]:
-        """As many pages as can be, one that is full, and one that is not."""
+        """As many pages as can be, one that is full, and one that is not; of full ones, one token more."""
         sizes, longest = block_sizes_of(domain.supports), max(case.seq_lens)
         full = longest if longest in sizes else None
         larger = next((size for size in sorted(sizes) if size > longest), None)
         others = (size for size in (min(sizes), full, larger) if size not in (None, case.block_size))
         yield from ({"block_size": size} for size in others)
+        if FULL_PAGE in self.features(case):
+            yield {"seq_lens": tuple(seq_len + 1 for seq_len in case.seq_lens)}
 
 
 class ExtraRows(Facet[DenseDecodeCase]):
