@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from jaxtyping import config as shape_checks
 from jaxtyping import install_import_hook
 
 import attnfuzz
-from tests.shape_checks import checker, is_checked_by_day
+from tests.shape_checks import check_shapes, checker
 
 if TYPE_CHECKING:
     from attnfuzz.judging.runner import Runner
@@ -126,8 +125,7 @@ def _values(item: pytest.Function) -> Iterator[tuple[int, ...]]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Check shapes in all tests, but if those of the night are left out, in a part of those of the day."""
-    is_checked = "not night" not in item.config.option.markexpr or is_checked_by_day(item.nodeid)
-    shape_checks.update("jaxtyping_disable", not is_checked)
+    check_shapes(item.nodeid, by_day="not night" in item.config.option.markexpr)
     return (yield)
 
 

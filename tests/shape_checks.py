@@ -8,10 +8,14 @@ from functools import cache, wraps
 from typing import Any
 
 from beartype import beartype
+from jaxtyping import config
 
-__all__ = ["checker", "is_checked_by_day"]
+__all__ = ["check_shapes", "checker"]
 
 _ONE_OF = 8
+_BY_DAY = 2_000
+_left = 0
+"""How often arguments or results are still checked in the test that runs."""
 
 
 def checker(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,14 +24,20 @@ def checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def check(*args: Any, **named: Any) -> Any:
+        global _left
+        _left -= 1
+        if _left == 0:
+            config.update("jaxtyping_disable", True)
         return made()(*args, **named)
 
     return check
 
 
-def is_checked_by_day(test: str) -> bool:
-    """Whether the shapes in signatures are checked in the test of this id: in one of eight.
+def check_shapes(test: str, *, by_day: bool) -> None:
+    """In the test of this id, which begins: by day in one of eight, and there so many times, else throughout.
 
     Some functions are called ten thousand times in a test, and a check takes longer than what they do.
     """
-    return zlib.crc32(test.encode()) % _ONE_OF == 0
+    global _left
+    _left = _BY_DAY if by_day else 0
+    config.update("jaxtyping_disable", by_day and zlib.crc32(test.encode()) % _ONE_OF != 0)

@@ -6,7 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -146,9 +146,9 @@ def is_said(node: ast.AST) -> bool:
     return False
 
 
-def word_tests(tree: ast.AST) -> Iterator[str]:
+def word_tests(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Comparisons of what an oracle says, and what takes it apart; sets of features may be parts of one another."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             said = list(filter(is_said, (node.left, *node.comparators)))
             are_sets = all(isinstance(one, ast.Attribute) and one.attr == "features" for one in said)
@@ -199,6 +199,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
 def within(folder: str) -> list[Path]:
     return [path for path in SOURCES if path.is_relative_to(ROOT / folder)]
 
@@ -212,20 +217,21 @@ def foreign_imports(path: Path, allowed: set[str], *, ours: tuple[str, ...]) -> 
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
 
 
-def unnamed_tensors(nodes: Iterator[ast.AST], what: set[str]) -> Iterator[str]:
+def unnamed_tensors(nodes: Iterable[ast.AST], what: set[str]) -> Iterator[str]:
     """Calls that make a tensor and leave the device, or the dtype of numbers, to PyTorch's defaults."""
     for node in nodes:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and ast.unparse(node.func.value) == "torch"
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "torch"
         ):
             maker, named = node.func.attr, {keyword.arg for keyword in node.keywords}
             wanted = what - {"dtype"} if maker in OF_INTEGERS else what
@@ -299,7 +305,7 @@ def test_public_modules_list_their_names() -> None:
 def test_every_test_says_what_it_protects() -> None:
     """A failing test would not say what is broken."""
     for path in TESTS:
-        functions = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
         silent = [one.name for one in functions if one.name.startswith("test_") and not ast.get_docstring(one)]
         assert not silent, f"{path}: {silent}"
 
@@ -308,7 +314,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     """Loading somebody's case or verdict could run their code."""
     for path in (*SOURCES, *TESTS):
         assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & set(imported_modules(path)), path
-        calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+        calls = [node.func for node in nodes_of(path) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {func.id for func in calls if isinstance(func, ast.Name)}, path
 
 
@@ -317,10 +323,10 @@ def test_files_are_written_made_and_removed_in_one_place() -> None:
     for path in SOURCES:
         if (module := module_name(path)) == OWN_FILES:
             continue
-        calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
         found = {ast.unparse(call) for call in calls if changes_disk(call)}
         assert found == NOT_OWN_FILES.get(module, set()), path
-        named = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
+        named = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
         hidden = [alias.name for node in named if node.module in ("os", "shutil") for alias in node.names]
         assert not CHANGING & set(hidden), path
 
@@ -347,7 +353,7 @@ def test_what_an_oracle_says_is_read_in_one_place() -> None:
     for path in SOURCES:
         module = module_name(path)
         if not module.startswith(IDENTITY):
-            assert set(word_tests(parsed(path))) == STILL_READ_WORDS.get(module, set()), path
+            assert set(word_tests(nodes_of(path))) == STILL_READ_WORDS.get(module, set()), path
 
 
 @pytest.mark.parametrize(
@@ -360,7 +366,7 @@ def test_what_an_oracle_says_is_read_in_one_place() -> None:
 )  # fmt: skip
 def test_tests_of_what_an_oracle_says_are_recognised(text: str, count: int) -> None:
     """The test above would see nothing."""
-    assert len(list(word_tests(ast.parse(text)))) == count
+    assert len(list(word_tests(ast.walk(ast.parse(text))))) == count
 
 
 def test_whole_folders_are_removed_only_by_the_process_that_made_them() -> None:
@@ -368,7 +374,8 @@ def test_whole_folders_are_removed_only_by_the_process_that_made_them() -> None:
     removers = {
         (module_name(path), function.name)
         for path in SOURCES
-        for function in ast.walk(parsed(path))
+        if "rmtree" in path.read_text(encoding="utf-8")
+        for function in nodes_of(path)
         if isinstance(function, ast.FunctionDef) and "rmtree" in ast.unparse(function)
     }
     # the first refuses any other folder; the second is for what a killed process left among temporary files
@@ -378,7 +385,7 @@ def test_whole_folders_are_removed_only_by_the_process_that_made_them() -> None:
 def test_new_tensors_name_their_device_and_dtype() -> None:
     """Where the user's code sets PyTorch's default device or dtype, a tensor would be made there, or be rounded."""
     for path in SOURCES:
-        unnamed = list(unnamed_tensors(ast.walk(parsed(path)), {"device", "dtype"}))
+        unnamed = list(unnamed_tensors(nodes_of(path), {"device", "dtype"}))
         assert not unnamed, f"{path}: {unnamed}"
 
 
@@ -396,7 +403,7 @@ def test_tests_of_kernels_make_tensors_on_their_device() -> None:
 def test_mistakes_are_raised_not_asserted() -> None:
     """A caller's mistake would pass under ``python -O``, and show as a bare AssertionError otherwise."""
     for path in SOURCES:
-        asserted = [node.lineno for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)]
+        asserted = [node.lineno for node in nodes_of(path) if isinstance(node, ast.Assert)]
         assert not asserted, f"{path}: lines {asserted}"
 
 

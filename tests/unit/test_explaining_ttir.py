@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from attnfuzz.explaining.operations import Operations, places_of
 from attnfuzz.explaining.ttir import operations_of_ttir
+from tests.unit.compiled_ttir import ttir_of_mistakes
 
 KERNELS = Path(__file__).with_name("rounding_kernels.py")
 MISTAKES = (
@@ -19,36 +16,13 @@ MISTAKES = (
     "short weights", "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",
 )  # fmt: skip
 
-COMPILE = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import rounding_kernels
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-signature = dict.fromkeys(("p_q", "p_k", "p_v", "p_out", "p_halves"), "*fp16") | {"p_lse": "*fp32", "p_lens": "*i32"}
-signature |= {"scale": "fp32", "num_heads": "i32", "group": "i32", "longest": "i32"}
-found = {}
-for mistake in rounding_kernels.MISTAKES:
-    constants = {"D": 16, "TILE": 16, "MISTAKE": mistake}
-    names = signature | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(rounding_kernels.decode_kernel, signature=names, constexprs=constants)
-    found[mistake] = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
-print(json.dumps(found))
-"""
+TYPES = dict.fromkeys(("p_q", "p_k", "p_v", "p_out", "p_halves"), "*fp16")
+TYPES |= {"p_lse": "*fp32", "p_lens": "*i32", "scale": "fp32"}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """TTIR of the kernel with each mistake, as a GPU would get it."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    command = [sys.executable, "-c", COMPILE, str(KERNELS.parent)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stderr
-    answer: dict[str, str] = json.loads(run.stdout)
-    return answer
+    return ttir_of_mistakes(KERNELS, TYPES, tmp_path_factory.mktemp("cache"))
 
 
 def marked(name: str) -> list[tuple[str, int]]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.verdict import Cause, Failure
+from tests.unit.compiled_ttir import ttir_of_mistakes
 
 KERNELS = Path(__file__).with_name("accessing_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(5, 3), scale=0.25, dtype="float16")
@@ -74,38 +71,13 @@ def test_a_kernel_without_the_mistake_has_no_line_for_it(runner: Runner) -> None
         assert runner.access_lines(declaration, CASE, failure) == Explanation()
 
 
-COMPILE = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import accessing_kernels
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-pointers = dict.fromkeys(("p_q", "p_k", "p_v", "p_out"), "*fp16")
-pointers |= {"p_lse": "*fp32", "p_lens": "*i32", "p_scratch": "*fp32"}
-found = {}
-for mistake in accessing_kernels.MISTAKES:
-    constants = {"D": 16, "TILE": 16, "MISTAKE": mistake}
-    others = [name for name in accessing_kernels.decode_kernel.arg_names if name not in (*pointers, *constants)]
-    signature = pointers | dict.fromkeys(others, "i32") | {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
-    ordered = {name: signature[name] for name in accessing_kernels.decode_kernel.arg_names}
-    source = ASTSource(accessing_kernels.decode_kernel, signature=ordered, constexprs=constants)
-    found[mistake] = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
-print(json.dumps(found))
-"""
+TYPES = dict.fromkeys(("p_q", "p_k", "p_v", "p_out"), "*fp16")
+TYPES |= {"p_lse": "*fp32", "p_lens": "*i32", "p_scratch": "*fp32", "scale": "fp32"}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """TTIR of the kernel with each mistake, as a GPU would get it."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    command = [sys.executable, "-c", COMPILE, str(KERNELS.parent)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stderr
-    answer: dict[str, str] = json.loads(run.stdout)
-    return answer
+    return ttir_of_mistakes(KERNELS, TYPES, tmp_path_factory.mktemp("cache"))
 
 
 TENSORS = {"p_q": "q", "p_k": "k", "p_v": "v", "p_out": "out", "p_lse": "lse", "p_lens": "seq_lens"}
