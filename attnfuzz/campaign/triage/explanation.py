@@ -48,8 +48,10 @@ def explain_failure(
     oracle = oracle_of(failure.oracle)
     found = Explanation()
     judges_a_run = not oracle.is_relation and not oracle.is_own
-    told = _told(runner, declaration, case, failure) if judges_a_run else failure
-    if told.causes and all(one.rounding for one in told.causes):  # replayed: single weights say nothing of it
+    told = _told(runner, declaration, case, failure) if judges_a_run or failure.causes else failure
+    if (
+        judges_a_run and told.causes and all(one.rounding for one in told.causes)
+    ):  # replayed: single weights say nothing of it
         found = runner.cause_lines(declaration, case, told.replays)
     elif judges_a_run:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
@@ -79,7 +81,8 @@ def explain_failure(
 
 def _told(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Failure:
     """``failure`` with the mistake that neighbouring cases leave, if it shows again."""
-    told = runner.judge(declaration, case, relations=(), inquire=True).failure
+    relations = oracle_of(failure.oracle).relations
+    told = runner.judge(declaration, case, relations=relations, inquire=True).failure
     return told if told is not None and (told.oracle, told.kind) == (failure.oracle, failure.kind) else failure
 
 
