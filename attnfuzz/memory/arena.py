@@ -26,7 +26,6 @@ __all__ = [
     "Violation",
     "Where",
     "aligned",
-    "element_offsets",
     "span",
     "violations",
 ]
@@ -64,7 +63,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def element_offsets(shape: tuple[int, ...], strides: tuple[int, ...], *, device: torch.device) -> Int64[Tensor, "..."]:
+def _element_offsets(shape: tuple[int, ...], strides: tuple[int, ...], *, device: torch.device) -> Int64[Tensor, "..."]:
     """How far each element lies from the first one, in elements."""
     found = torch.zeros((), dtype=torch.int64, device=device)
     for size, stride in zip(shape, strides, strict=True):
@@ -229,19 +228,29 @@ class Arena:
                     bits(expected).copy_(torch.where(region.where, bits(region.tensor), bits(expected)))
         return list(zip(self._chunks, snapshots, strict=True))
 
-    def written_from(self, name: str) -> frozenset[int]:
-        """Where output `name` and what lies around it were written, in elements from its first one.
+    def is_written_with(self, name: str, strides: tuple[int, ...]) -> bool:
+        """Whether memory looks as if all of output `name` had been written, from its first element on, with `strides`.
 
-        Elements that still hold the pre-fill were not; nor is there anything where the arena holds no such output.
+        Its own elements tell by their pre-fill; around it, what no other output covers tells.
         """
         region = next((one for one in self.regions if one.name == name and one.role == "output"), None)
         if region is None:
-            return frozenset()
+            return False
         chunk, expected = self.compared()[region.chunk]
-        size = region.tensor.dtype.itemsize
-        stray = (chunk != expected).view(-1, size).any(1).nonzero().flatten() - region.start // size
-        own = element_offsets(tuple(region.tensor.shape), region.tensor.stride(), device=self.device)
-        return frozenset(own[~holds_prefill(region.tensor, self.prefill)].tolist()) | frozenset(stray.tolist())
+        tensor = region.tensor
+        size, shape = tensor.dtype.itemsize, tuple(tensor.shape)
+        first = region.start // size
+        is_written = (chunk != expected).view(-1, size).any(1)
+        own = first + _element_offsets(shape, tensor.stride(), device=self.device)
+        is_written[own] = ~holds_prefill(tensor, self.prefill)
+        is_hidden = torch.zeros_like(chunk)
+        for other in self.regions:
+            if other.role == "output" and other.chunk == region.chunk and other is not region:
+                bits(other.within(is_hidden)).fill_(-1)
+        there = first + _element_offsets(shape, strides, device=self.device).flatten()
+        should_be = torch.zeros_like(is_written)
+        should_be[there[(there >= 0) & (there < len(should_be))]] = True
+        return bool(((is_written == should_be) | is_hidden.view(-1, size).any(1)).all())
 
     def on_host(self, copy: Callable[[Shaped[Tensor, "..."]], Shaped[Tensor, "..."]] = Tensor.cpu) -> "Arena":
         """The arena as it is now, in copies that `copy` makes of its chunks; itself if it is on the host."""

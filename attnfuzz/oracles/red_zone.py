@@ -1,6 +1,6 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
-from attnfuzz.memory.arena import Violation, element_offsets, violations
+from attnfuzz.memory.arena import Violation, violations
 from attnfuzz.oracles import registry
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.wording import element, plural, shape_of
@@ -68,10 +68,8 @@ def _by_other_strides(seen: Observation, stray: Violation) -> tuple[Cause, ...]:
         if one.tensor.dim() == out.dim() and one.tensor.shape[:-1] == shape[:-1]
     }
     others["the strides of a contiguous tensor"] = strided_layout(shape, "contiguous", out.dtype.itemsize).strides
-    written = seen.given.written_from(stray.name)
     for words, strides in others.items():
-        offsets = element_offsets(shape, strides, device=out.device)
-        if strides != own and written == frozenset(offsets.flatten().tolist()):
+        if strides != own and seen.given.is_written_with(stray.name, strides):
             told = f"{stray.name} is written with {words}"
             return (Cause(mistake=OTHER_STRIDES, way=f"{stray.name}: {words}", words=told),)
     return ()
