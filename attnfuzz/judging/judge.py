@@ -51,7 +51,7 @@ _OF_BOTH_RUNS: Mapping[OracleName, Check] = {
 }
 """Those that need no further runs, where nothing is wrong. The most specific cause comes first."""
 
-_TOLD_OF_A_RUN = frozenset({"accuracy", "dead_memory"})
+_TOLD_OF_A_RUN = frozenset({registry.ACCURACY.name, registry.DEAD_MEMORY.name})
 """Which of them say what a wrong run of a relation, judged by itself, points to."""
 
 _IMAGE_BYTES = 1 << 28

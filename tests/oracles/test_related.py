@@ -110,7 +110,7 @@ PLANTED: dict[str, tuple[OracleName, Case, Callable[[Any], Kernel]]] = {
 def test_a_batch_finds_what_single_runs_find(bug: str, plant: Any) -> None:
     """In a campaign on a GPU the relation would find nothing, or tell it in other words than replay."""
     name, case, make = PLANTED[bug]
-    alone = judge(make(plant), case, device="cpu", relations=(name,)).failure
+    alone = judge(make(plant), case, device="cpu", relations=(name,), inquire=False).failure
     assert alone is not None
     assert alone.oracle == name
     kernel = make(plant)
