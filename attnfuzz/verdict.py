@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from attnfuzz.oracles.registry import OracleName, oracle_of
+from attnfuzz.oracles.registry import ACCURACY, OracleName, oracle_of
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
@@ -241,6 +241,17 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """The mistake of all ``causes``; empty if there is none, or no one of them is known to be it."""
         mistakes = {one.mistake for one in self.causes}
         return mistakes.pop() if len(mistakes) == 1 else ""
+
+    @property
+    def undecided(self) -> Failure:
+        """The same where nothing has been asked about its causes: then they are no more than what may be behind it.
+
+        What memory shows needs no asking.
+        """
+        if self.oracle != ACCURACY.name:
+            return self
+        found = dict.fromkeys((*self.maybe, *(one.mistake for one in self.causes)))
+        return msgspec.structs.replace(self, causes=(), maybe=tuple(found))
 
     @property
     def designs(self) -> tuple[dict[str, str], ...]:

@@ -178,6 +178,7 @@ class FindingBook:
         findings = [self._open.pop(name) for name in left]
         for finding in findings:
             if finding in self.findings:
+                finding.failure = finding.failure.undecided
                 self._settle(finding)
             elif ends:
                 self._keep_unconfirmed(finding)
@@ -232,6 +233,7 @@ class FindingBook:
         if finding.failure.oracle == HANG.name and not finding.runs:  # a slow machine looks the same
             self._doubt(finding)
         else:
+            finding.failure = finding.failure.undecided
             self._save_new(finding)
             self._settle(finding)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnfuzz.oracles.registry import OracleName
-from attnfuzz.verdict import Failure, ends_process, is_fault
+from attnfuzz.verdict import Cause, Failure, ends_process, is_fault
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,11 @@ def test_deaths_and_faults_are_told_by_oracle_and_kind(oracle: OracleName, kind:
     assert ends_process(Failure(oracle=oracle, kind=kind, message="")) == ends
     assert is_fault(oracle, kind) == fault
     assert not ends_process(None)
+
+
+@pytest.mark.parametrize(("oracle", "name"), [("accuracy", "accuracy/out:value"), ("red_zone", "red_zone/tf32")])
+def test_a_cause_that_nobody_has_asked_about_is_no_headline(oracle: OracleName, name: str) -> None:
+    """What fits a large case by chance would be told as the bug of a finding that time has cut off."""
+    seen = Failure(oracle=oracle, kind="out:value", message="", causes=(Cause(mistake="tf32", way="TF32"),))
+    assert seen.undecided.name == name
+    assert "tf32" in (*seen.undecided.maybe, seen.undecided.cause)

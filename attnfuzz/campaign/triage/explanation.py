@@ -101,7 +101,7 @@ def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failu
         runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S, measures_faults=False
     )
     message = failure.message if found.told is None else found.told.message
-    unsaid = tuple(line for line in found.lines if not message.endswith(f"; {line}"))
+    unsaid = tuple(line for line in found.lines if f"; {line}" not in message)
     return shortened(msgspec.structs.replace(found, lines=unsaid))
 
 

@@ -171,7 +171,12 @@ class Investigation:
             for case in kept.permitted(kept.of_roundings())
         )
         cases = itertools.chain((now.case,), with_other_numbers(now), telling)
-        return all(self._failure_of(declared, case) is None for case in cases)
+        return all(self._is_content(declared, case) for case in cases)
+
+    def _is_content(self, declared: Declaration, case: Case) -> bool:
+        """Whether a case passes, or only shows a bug that is known."""
+        failure = self._failure_of(declared, case)
+        return failure is None or self._known.predicting(self._now.as_(case, failure)) is not None
 
     def _rounds_throughout(self, numerics: Numerics) -> bool:
         """Whether it does so in each shape in which that can be told: without the declaration some case of it fails.
@@ -408,8 +413,9 @@ class Investigation:
         needed = self._needs()
         is_declarable = self._passes_as_declared(needed)
         explanation = self._explanation()
-        if explanation.told is not None and explanation.told != self._now.failure:
-            self._step_to(self._now.as_(self._now.case, explanation.told))
+        told = self._now.failure.undecided if explanation.told is None else explanation.told
+        if told != self._now.failure:
+            self._step_to(self._now.as_(self._now.case, told))
         self._send(
             Minimised(
                 finding=self._finding,
