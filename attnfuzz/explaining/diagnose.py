@@ -33,8 +33,8 @@ from attnfuzz.verdict import PAST_THE_END, Cause
 __all__ = [
     "MAKERS",
     "MOST_TOLD",
-    "NO_WEIGHTS",
     "OF_PLACES",
+    "OF_VALUES",
     "Compared",
     "Diagnosis",
     "Survivors",
@@ -107,8 +107,8 @@ IN_GENERAL = {
 
 OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 """Mistakes that read memory which is not the row's own."""
-NO_WEIGHTS = OF_PLACES | {"another_tensor", "score_columns", "value_columns"}
-"""Mistakes of which measured weights say nothing: they go by what lies in dead memory, or by the values themselves."""
+OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
+"""Mistakes of which measured weights say nothing, since other values have been put in the place of the case's."""
 
 _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
@@ -363,9 +363,10 @@ class Survivors:
         given = {
             key: match
             for key, match in (_given_by_all(wrong) if wrong else {}).items()
-            if match.cause.mistake not in NO_WEIGHTS
+            if match.cause.mistake not in OF_VALUES
         }
-        asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in NO_WEIGHTS}
+        unasked = OF_VALUES | OF_PLACES  # in dead memory lies something else, too
+        asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in unasked}
         contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
         self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
         if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.explaining.diagnose import MOST_TOLD, NO_WEIGHTS, given_by_all
+from attnfuzz.explaining.diagnose import MOST_TOLD, OF_VALUES, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
@@ -193,7 +193,7 @@ class _Explaining:
         """The mistakes that give the weights of all rows that were read, if these are one or two."""
         rows = [row for number in sorted(readings)[:MOST_ROWS] if (row := self._as_row(number)) is not None]
         if rows:
-            self.causes = tuple(one for one in given_by_all(rows) if one.mistake not in NO_WEIGHTS)
+            self.causes = tuple(one for one in given_by_all(rows) if one.mistake not in OF_VALUES)
             words = list(dict.fromkeys(one.words for one in self.causes))
             if 0 < len(words) <= MOST_TOLD:
                 yield ", or ".join(words)

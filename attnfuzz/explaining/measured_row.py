@@ -262,7 +262,8 @@ class MeasuredRow(Query):
     def diagnosable(self) -> AttentionRow | None:
         """The row as mistakes are replayed on it, with a dimension for each token; None if that is too large.
 
-        Each token's value is a basis vector then, so that an explanation must fit every weight.
+        Each token's value is a basis vector then, so that an explanation must fit every weight. What dead memory holds
+        is not known: no mistake is replayed that needs it.
         """
         case, heads = self.case, self.case.num_kv_heads
         by_token = [self.places.own(seq, head) for seq in range(case.num_seqs) for head in range(heads)]
@@ -286,7 +287,7 @@ class MeasuredRow(Query):
             got_lse=None if lse is None else float(lse[self.number]),
             bound=bound + _TINY,
             lse_bound=float(self.weights.lse_bound[self.number]),
-            poison=0.0,
+            poison=math.nan,
             kv_scales=self.values.kv_scales,
         )
 
