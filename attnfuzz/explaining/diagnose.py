@@ -214,7 +214,9 @@ def _diagnose(
             found.ask(run)
     found.retell(rows.at((number, head)))
     told = found.told()
-    return Diagnosis("; ".join(filter(None, (beside, told))), found.believed, (*found.maybe, *found.doubted))
+    return Diagnosis(
+        "; ".join(filter(None, (beside, told))), found.believed, tuple(dict.fromkeys((*found.maybe, *found.doubted)))
+    )
 
 
 class _Rows:

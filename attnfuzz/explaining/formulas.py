@@ -626,10 +626,10 @@ def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
             weights, lse = row_weights(unmasked, row.row, row.head, case.scale * (k[list(keys)] @ row.q))
             yield Predicted(weights @ v[list(keys)], float(lse), way, words)
         elif case.variant.sinks is None:
-            yield Predicted(v.new_zeros(case.value_size), -math.inf, way, words)
+            yield Predicted(v.new_zeros(v.shape[1]), -math.inf, way, words)
     if case.variant.sinks is None:
         words = "the query is treated as if it saw no key"
-        yield Predicted(v.new_zeros(case.value_size), -math.inf, "no key", words)
+        yield Predicted(v.new_zeros(v.shape[1]), -math.inf, "no key", words)
 
 
 def _ones(seen: bytes) -> tuple[int, ...]:
@@ -642,6 +642,8 @@ def columns(row: AttentionRow) -> Iterator[Family]:
         return
     yield from family("score_columns", _wrong_columns_scored(row))
     size = row.case.value_size
+    if len(row.expected) != size:  # each token has a dimension of its own, to measure its weight
+        return
     weights, _ = row_weights(row.case, row.row, row.head, row.scores)
     outs = (weights @ row.k).unfold(0, size, 1)[1:]
     if len(outs):

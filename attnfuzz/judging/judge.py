@@ -276,7 +276,7 @@ class _Judge:
         Nothing follows where each run is within its bounds: then it is only beside another one that it is wrong.
         Raises `KernelRaised` where the process is lost.
         """
-        if failure is None or failure.causes:
+        if failure is None or failure.causes or failure.maybe:
             return failure
         for changed in runs_of(relation, trial):
             reference = Reference(

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.judging.judge import judge
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import IDENTIFYING_CAUSES, PAST_THE_END
 
 
@@ -638,3 +641,26 @@ def test_nothing_read_is_no_maximum_that_begins_at_a_finite_number(plant: Any) -
     assert failure is not None
     assert float(failure.message.split(" = ")[1].split(",")[0]) == 0
     assert "maximum_begins_finite" not in (failure.cause, *failure.maybe)
+
+
+def test_measured_weights_of_keys_that_are_values_are_diagnosed() -> None:
+    """An MLA kernel's finding would say that attnfuzz could not diagnose it, once its weights are measured."""
+    case = LatentDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, v_head_size=8, seq_lens=(12,), scale=0.25, block_size=16
+    )
+    draw = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(size, 1, 16, generator=draw, dtype=torch.float64) for size in (1, 12))
+    scores = 0.25 * (k[:, 0] @ q[0, 0])
+    scores[0] = -torch.inf
+    row = AttentionRow(
+        case=case,
+        values=LogicalAttention(q, k, torch.eye(12, dtype=torch.float64)[:, None], (0, 12)),
+        row=0,
+        head=0,
+        got=scores.softmax(0),
+        got_lse=float(scores.logsumexp(0)),
+        bound=torch.full((12,), 1e-9, dtype=torch.float64),
+        lse_bound=1e-9,
+        poison=float("nan"),
+    )
+    assert {one.words for one in given_by_all([row])} == {"token 0 (page 0, offset 0) of sequence 0 is dropped"}
