@@ -30,9 +30,9 @@ class Hack:
 
 
 HACKS = (
-    Hack("left over in reused memory", "reused_memory", "reused_memory", "was never written"),
+    Hack("left over in reused memory", "reused_memory", "reused_memory", "the kernel gave no result"),
     Hack("the same, not by torch.empty", "reused_memory", "reused_storage", "out[seq 0"),
-    Hack("no-op", "no_op", "no_op", "was never written"),
+    Hack("no-op", "no_op", "no_op", "the kernel gave no result"),
     Hack("zeros", "no_op", "zeros", "expected"),
     Hack("input modified", "input_modified", "input_modified", "input block_table"),
     Hack("cached by pointer", "cached", "cached_by_pointer", "the same tensors are passed again"),
