@@ -118,8 +118,6 @@ _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 16
 _SAME = 1e-6
-_OF_STORING = 1.5
-"""Times the largest error of storing a right result: below it, which mistake comes nearer is chance."""
 _MOST_IN_PASSING = 3
 """Wrong rows of a case that nobody looks into yet: most show a bug that is known."""
 _MOST_OF_NEIGHBOUR = 3
@@ -576,11 +574,7 @@ def past_the_end_within_bounds(
     row = row_of(reference, case, comparisons, number, head, held)
     if not bool(row.got.isfinite().all()):
         return None
-    errors = (row.got - row.expected).abs()
-    as_stored = torch.finfo(row.dtype).eps / 2 * row.expected.abs()
-    if bool((errors <= _OF_STORING * as_stored).all()):
-        return None  # the nearest number that can be stored says nothing of what lies beside it
-    missed = float(errors.max())
+    missed = float((row.got - row.expected).abs().max())
     for family in tokens.past_the_end(row):
         others = (row.got - family.out).abs().amax(-1).nan_to_num(torch.inf)
         if float(others.min()) < missed / 2:

@@ -37,6 +37,11 @@ def check(trial: Trial) -> Failure | None:
     )
 
 
+def _same_numbers(one: Observation, other: Observation) -> bool:
+    """Whether all results are equal; of zeros, 0 times a number has its sign."""
+    return all(bool(((part == other.results[name]) | part.isnan()).all()) for name, part in one.results.items())
+
+
 def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) -> Diagnosis | None:
     """What the run with finite numbers points to: it tells what was read, where NaN only tells that something was.
 
@@ -45,9 +50,11 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
+        if _same_numbers(second, trial.poisoned_low):
+            without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
+            return Diagnosis(without, (Cause(mistake=WITHOUT_WEIGHT, words=without),))
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
-        without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
-        return read or Diagnosis(without, (Cause(mistake=WITHOUT_WEIGHT, words=without),))
+        return read or Diagnosis("other numbers there change it as well, within its bounds")
     found = diagnose(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
     places = tuple(one for one in found.causes if one.mistake in OF_PLACES)
     words = {one.words for one in places}

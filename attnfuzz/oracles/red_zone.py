@@ -56,22 +56,25 @@ def _displaced(trial: Trial, seen: Observation, stray: Violation) -> tuple[Cause
 
 
 def _by_other_strides(seen: Observation, stray: Violation) -> tuple[Cause, ...]:
-    """The cause, if a result was written just where the strides of another tensor, or none at all, would put it."""
-    region = next((one for one in seen.given.regions if one.name == stray.name), None)
-    if stray.where == "inside" or stray.role != "output" or region is None or not region.tensor.numel():
+    """The cause, if a result was written just where the strides of another tensor, or none at all, would put it.
+
+    The worst stray write may lie beside the tensor that follows.
+    """
+    if stray.where == "inside":
         return ()
-    out = region.tensor
-    shape, own = tuple(out.shape), out.stride()
-    others = {
-        f"the strides of {one.name}": one.tensor.stride()
-        for one in seen.given.regions
-        if one.tensor.dim() == out.dim() and one.tensor.shape[:-1] == shape[:-1]
-    }
-    others["the strides of a contiguous tensor"] = strided_layout(shape, "contiguous", out.dtype.itemsize).strides
-    for words, strides in others.items():
-        if strides != own and seen.given.is_written_with(stray.name, strides):
-            told = f"{stray.name} is written with {words}"
-            return (Cause(mistake=OTHER_STRIDES, way=f"{stray.name}: {words}", words=told),)
+    for result in (one for one in seen.given.regions if one.role == "output" and one.tensor.numel()):
+        out = result.tensor
+        shape = tuple(out.shape)
+        others = {
+            f"the strides of {one.name}": one.tensor.stride()
+            for one in seen.given.regions
+            if one.tensor.dim() == out.dim() and one.tensor.shape[:-1] == shape[:-1]
+        }
+        others["the strides of a contiguous tensor"] = strided_layout(shape, "contiguous", out.dtype.itemsize).strides
+        for words, strides in others.items():
+            if strides != out.stride() and seen.given.is_written_with(result.name, strides):
+                told = f"{result.name} is written with {words}"
+                return (Cause(mistake=OTHER_STRIDES, way=f"{result.name}: {words}", words=told),)
     return ()
 
 

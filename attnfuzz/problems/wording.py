@@ -19,6 +19,7 @@ __all__ = [
     "keys_seen",
     "length_of_row",
     "number",
+    "numbers",
     "plural",
     "query_of_row",
     "ranges",
@@ -116,6 +117,12 @@ def number(value: float) -> str:
     """At most six significant digits, always recognisable as a float."""
     text = f"{value:.6g}"
     return text if any(mark in text for mark in ".einf") else f"{text}.0"
+
+
+def numbers(one: float, other: float) -> tuple[str, str]:
+    """As `number`; with as many digits as tell any two float32 apart where six do not."""
+    found = number(one), number(other)
+    return found if found[0] != found[1] else (f"{one:.9g}", f"{other:.9g}")
 
 
 def ratio(value: float) -> str:

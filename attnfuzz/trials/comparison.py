@@ -17,7 +17,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.reference import ExactResult
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.problems.wording import element, number, ranges
+from attnfuzz.problems.wording import element, numbers, ranges
 from attnfuzz.trials.checksums import checksum
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 from attnfuzz.trials.observation import Observation
@@ -82,7 +82,7 @@ def differing(
 ) -> tuple[str, str, str, tuple[int, ...]]:
     """The first differing element by name, its two values, and its index."""
     index = first_index(mask)
-    return element(name, axes, index), number(float(one[index])), number(float(other[index])), index
+    return element(name, axes, index), *numbers(float(one[index]), float(other[index])), index
 
 
 _LAUNCH_IN_ELEMENTS = 100_000

@@ -93,6 +93,11 @@ class Trial:
         return self._observe("nan", "low")
 
     @cached_property
+    def poisoned_low(self) -> Observation:
+        """As `second`, with other numbers in what is dead: where they make no difference, none of it has a weight."""
+        return self._observe("low", "finite")
+
+    @cached_property
     def difference(self) -> "Difference | None":
         """What makes the first and the second run differ; None if they agree.
 

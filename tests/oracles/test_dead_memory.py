@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import PAST_THE_END
+from attnfuzz.verdict import PAST_THE_END, WITHOUT_WEIGHT
 
 
 def one_more(n: int) -> int:
@@ -81,6 +82,22 @@ def test_masked_scores_but_unmasked_values(plant: Any, dense: DenseDecodeCase, f
     failure = failure_of(kernel, case)
     assert (failure.oracle, failure.kind) == ("dead_memory", "out")
     assert "where that holds NaN" in failure.message
+
+
+@pytest.mark.parametrize("weight", [0.0, 3e-5])
+def test_whether_dead_memory_has_weight_is_tried(
+    weight: float, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """A maintainer would look for tokens that take weight, where 0 x NaN is NaN, or the other way round."""
+
+    def add_a_dead_row(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        out[0, 0] += weight * inputs.v[0, 5, 0]
+        return out, lse
+
+    failure = failure_of(plant(after=add_a_dead_row), msgspec.structs.replace(dense, dtype="float32"))
+    assert failure.oracle == "dead_memory"
+    assert (failure.cause == WITHOUT_WEIGHT) is (weight == 0.0)
+    assert failure.message.endswith("mask the load") is (weight == 0.0)
 
 
 def test_empty_side_of_a_merge(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:

@@ -97,6 +97,26 @@ def test_a_result_in_the_places_of_another_tensors_elements(
     assert failure.details[0] == words
 
 
+def test_such_a_result_is_named_where_it_reaches_the_next_tensor(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """The bug would be another one where most stray writes lie before the tensor that follows."""
+    sizes = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 128, "dtype": "float32", "seq_lens": (1, 1, 1)}
+    case = msgspec.structs.replace(dense, strides={"q": "outer_gap"}, **sizes)
+
+    def as_q_lies(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        first, step = inputs.out.storage_offset(), inputs.q.stride(0)
+        for i in range(len(out)):
+            room = inputs.out.untyped_storage().nbytes() // out.itemsize - (first + i * step)
+            row = out[i].flatten()[: max(room, 0)]  # what torch lets a test write; a kernel would go on
+            inputs.out.as_strided(row.shape, (1,), first + i * step).copy_(row)
+        return inputs.out, lse
+
+    failure = failure_of(plant(after=as_q_lies), case)
+    assert (failure.kind, failure.cause) == ("write before lse", "other_strides")
+    assert failure.details[0] == "out is written with the strides of q"
+
+
 @pytest.mark.parametrize("name", ["q", "k", "seq_lens"])
 def test_modified_input(name: str, plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
     """A kernel could change its inputs, which the next layer of a model still needs."""

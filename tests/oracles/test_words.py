@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.problems.wording import element, number, plural, ranges, ratio, shape_of
+from attnfuzz.problems.wording import element, number, numbers, plural, ranges, ratio, shape_of
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,12 @@ def test_number(value: float, words: str) -> None:
 def test_ratio(value: float, words: str) -> None:
     """An error of a thousand bounds would be given to the last digit, or one of two bounds without any."""
     assert ratio(value) == words
+
+
+def test_two_numbers_that_differ_look_different() -> None:
+    """Such as "lse is 2.625 in one run and 2.625 in the next" would be no reason to believe that they differ."""
+    assert numbers(2.625, 2.6250002) == ("2.625", "2.6250002")
+    assert numbers(2.0, 3.0) == ("2.0", "3.0")
 
 
 def test_ranges() -> None:
