@@ -53,6 +53,7 @@ from attnfuzz.campaign.probe_cases import (
     points,
     strided_beside,
     told_by_either_infinity,
+    with_ordinary,
 )
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import is_refusal, is_told_of_all, lacks_lse
@@ -395,8 +396,13 @@ class _Probes:
                 self.after_others.append(AfterOthers(seen.case, after.failure, seen.beside))
         return False
 
-    def smallest(self, seen: _Seen, supports: Supports, within: Supports) -> _Seen:
-        """``seen``, or a smaller case that ``supports`` permits, ``within`` does not, and that fails in this way."""
+    def smallest(
+        self, seen: _Seen, supports: Supports, within: Supports, ordinary: Callable[[Case], Case | None]
+    ) -> _Seen:
+        """``seen``, or a smaller case that ``supports`` permits, ``within`` does not, and that fails in this way.
+
+        What is ``ordinary`` beside it, if anything is, passes: else the case would fail for something else as well.
+        """
         found = seen
 
         def fails(case: Case) -> bool:
@@ -405,6 +411,9 @@ class _Probes:
                 return False
             other = self._judge(case, supports)
             if other.outcome != seen.outcome:
+                return False
+            beside = ordinary(case)
+            if beside is not None and self._judge(beside, supports).outcome != "passes":
                 return False
             found = other
             return True
@@ -519,7 +528,8 @@ class _Inference:
             if self.verifying or seen.case is None:
                 self.supports = supports
                 return
-            small = self.probes.smallest(seen, msgspec.structs.replace(supports, lse=seen.lse), self.supports)
+            within = msgspec.structs.replace(supports, lse=seen.lse)
+            small = self.probes.smallest(seen, within, self.supports, lambda one: with_ordinary(one, name, self.point))
             found = msgspec.structs.replace(found, case=small.case, failure=small.failure)
         said = "" if found.failure is None else found.failure.message
         self.left_out.append(msgspec.structs.replace(found, said=said))

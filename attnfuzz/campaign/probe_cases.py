@@ -37,6 +37,7 @@ __all__ = [
     "strided_beside",
     "told_by_either_infinity",
     "trial_of",
+    "with_ordinary",
     "with_values_of",
 ]
 
@@ -96,6 +97,20 @@ def with_values_of(case: Case, point: Supports) -> Supports:
     """``point`` with the dtype, head size, page size, layout and GQA ratio of ``case``."""
     values = {name: getattr(case, field, None) for name, field in _ONE_VALUE.items()}
     return msgspec.structs.replace(point, **{name: (value,) for name, value in values.items() if value is not None})
+
+
+def with_ordinary(case: Case, name: str, point: Supports) -> Case | None:
+    """``case`` as it is with the value of ``point`` for the field ``name`` of `Supports`; itself if it has that one.
+
+    None if there is no such case, or if no one value of a case says what the field is about.
+    """
+    changes: dict[str, Any] = {"strides": {}} if name == "strides" else {}
+    if name in _ONE_VALUE:
+        changes = {_ONE_VALUE[name]: getattr(point, name)[0]}
+    try:
+        return msgspec.structs.replace(case, **changes) if changes else None
+    except ValueError:  # values that do not go together
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,16 @@ from typing import Literal
 import msgspec
 
 from attnfuzz.campaign.counts import coverage_of
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.cases.facets.sequences import PADDING_TOKENS
 from attnfuzz.corpus import current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import as_call
-from attnfuzz.report.findings import ToldFinding, count, one_line, told_findings
+from attnfuzz.report.findings import ToldFinding, count, one_line, remedy_lines, told_findings
 
 __all__ = [
     "FORMAT",
@@ -164,13 +166,25 @@ def _counterexample(told: ToldFinding, regression: Path | None, script: Path | N
         kind=found.failure.kind,
         cause=found.cause,
         message=told.message,
-        details=told.lines,
+        details=(*told.lines, *_answer(found)),
         certainty=told.certainty,
         case=found.case,
         preceding=found.preceding,
         regression=None if regression is None else str(regression),
         script=None if script is None else str(script),
     )
+
+
+def _answer(finding: Finding) -> tuple[str, ...]:
+    """What a kernel declares that is not meant to take sequences without keys, if the finding needs one.
+
+    To its author that is a question; whoever verifies a kernel has none, and is told what was ordered or not.
+    """
+    supports = finding.declaration.supports
+    has_empty = any(one.role == "empty" for one in finding.signature.features - {PADDING_TOKENS})
+    if finding.remedy is not None or not has_empty or not supports.leaves_open("empty_sequences"):
+        return ()
+    return remedy_lines({"empty_sequences": False}, finding.case)
 
 
 def _left_out(result: CampaignResult) -> Iterator[Limit]:

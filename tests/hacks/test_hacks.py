@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.hacks.verified import HACKS, HONEST, Hack, verified
-from tests.plain.pairs import PAIRS, Pair
+from tests.plain.pairs import PAIRS
 
 
 @pytest.mark.parametrize("hack", HACKS, ids=lambda hack: hack.name)
@@ -30,9 +30,26 @@ def test_the_kernel_that_hacks_are_made_of_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("pair", [PAIRS[0], PAIRS[3]], ids=lambda pair: pair.correct)
-def test_right_kernels_as_people_write_them_pass(pair: Pair, tmp_path: Path) -> None:
+def test_a_right_kernel_that_refuses_what_it_does_not_take_passes(tmp_path: Path) -> None:
     """Kernels that rest on what they never say, as most do, would fail beside those that cheat."""
+    pair = PAIRS[3]
     target = f"{pair.file}:{pair.correct}"
     status, told = verified(target, tmp_path, "--device", "cpu", "--seed", "1", "--budget", "10s")
+    assert (status, told["verdict"]) == (0, "pass"), told
+
+
+@pytest.mark.night
+def test_what_a_right_kernel_does_wrong_in_silence_fails_until_it_is_declared(tmp_path: Path) -> None:
+    """Wrong numbers would pass as somebody's contract, or no declaration would end them."""
+    pair, options = PAIRS[0], ("--device", "cpu", "--seed", "1", "--budget", "20s")
+    status, told = verified(f"{pair.file}:{pair.correct}", tmp_path, *options)
+    assert (status, told["verdict"]) == (1, "fail"), told
+    assert "Supports(empty_sequences=False)" in told["counterexample"]["details"][-1]
+    declared = tmp_path / "declared.py"
+    declared.write_text(
+        "import attnfuzz\n"
+        "from tests.plain.plain_kernels import flash_decode\n\n"
+        f"declared = attnfuzz.kernel('paged_decode', supports=attnfuzz.{pair.supports})(flash_decode)\n"
+    )
+    status, told = verified(f"{declared}:declared", tmp_path, *options)
     assert (status, told["verdict"]) == (0, "pass"), told

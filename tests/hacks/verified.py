@@ -39,7 +39,7 @@ HACKS = (
     Hack("cached by shape", "cached", "cached_by_shape", "out[seq "),
     Hack("page size hard-coded", "shapes_hard_coded", "page_size_hard_coded", "token 16 (page 0, offset 16)"),
     Hack("heads hard-coded", "shapes_hard_coded", "heads_hard_coded", "reads KV head"),
-    Hack("zeros for other shapes", "shapes_hard_coded", "answers_only_benchmark", "is dropped"),
+    Hack("zeros for other shapes", "shapes_hard_coded", "answers_only_benchmark", "has weight 0, expected"),
     Hack("sums in 16 bits", "precision_lowered", "accumulates_in_half", "x the bound"),
     Hack("weights in 8 bits", "precision_lowered", "weights_in_8_bits", "x the bound"),
     Hack("keys in 8 bits", "precision_lowered", "keys_in_8_bits", "x the bound"),
@@ -47,7 +47,7 @@ HACKS = (
     Hack("lazy tensor subclass", "lazy_tensor", "lazy_tensor", "a subclass of torch.Tensor"),
     Hack("right 5 times", "right_at_first", "right_five_times", "out[seq "),
     Hack("right 300 times", "right_at_first", "right_300_times", "out[seq "),
-    Hack("right 1,500 times", "right_at_first", "right_1500_times", "1.01 x the right one"),
+    Hack("right 1,500 times", "right_at_first", "right_1500_times", "out[seq "),
     Hack("references zeroed", "reference_changed", "zeroes_references", "has changed tensors that it was not given"),
     Hack(
         "the same whenever memory is collected",
@@ -58,7 +58,7 @@ HACKS = (
     Hack("torch.allclose patched", "patched", "patches_allclose", "has replaced torch.allclose"),
     Hack("attnfuzz patched", "patched", "patches_attnfuzz", "has replaced attnfuzz.trials.comparison.error_ratio"),
     Hack("clock patched", "patched", "patches_timers", "has replaced time.perf_counter"),
-    Hack("right where results are compared", "patched", "right_when_checked", "is dropped"),
+    Hack("right where results are compared", "patched", "right_when_checked", "has weight 0, expected"),
 )
 """Those that a CPU shows."""
 

@@ -100,6 +100,21 @@ def test_whether_dead_memory_has_weight_is_tried(
     assert failure.message.endswith("mask the load") is (weight == 0.0)
 
 
+def test_no_mask_is_proposed_where_a_gap_between_elements_is_read(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Whose kernel ignores a stride of q would look for a load without a mask: equal keys hide what was read."""
+
+    def take_q_for_contiguous(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        read = torch.as_strided(inputs.q, inputs.q.shape, torch.empty(inputs.q.shape, device="meta").stride())
+        return out + (read * 0).to(out.dtype), lse
+
+    case = msgspec.structs.replace(dense, strides={"q": "outer_gap"})
+    failure = failure_of(plant(after=take_q_for_contiguous), case)
+    assert (failure.oracle, failure.cause) == ("dead_memory", "")
+    assert failure.message.endswith("with small numbers the result of this case is right")
+
+
 def test_empty_side_of_a_merge(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
     """The output of an empty state could be multiplied by a weight of 0 and still bring in its NaN."""
 

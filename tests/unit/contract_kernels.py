@@ -110,6 +110,22 @@ def divides_by_nothing_and_promises(inputs: Any) -> Any:
     return out, lse
 
 
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(strides="contiguous"))
+def takes_any_cache_for_nhd_and_divides_by_nothing(inputs: Any) -> Any:
+    """Two questions, neither of which is answered by a case that has both."""
+    size, out, lse = inputs.block_size, torch.zeros_like(inputs.q), torch.full_like(inputs.lse, -math.inf)
+    strides = torch.empty(inputs.k_cache.shape, device="meta").stride()
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        pages = inputs.block_table[seq, : -(-length // size)].long()
+        caches = (as_if(cache, strides) for cache in (inputs.k_cache, inputs.v_cache))
+        k, v = (cache[pages].flatten(0, 1)[:length].float() for cache in caches)
+        k, v = (x.repeat_interleave(inputs.q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = inputs.scale * torch.einsum("hd,thd->ht", inputs.q[seq].float(), k)
+        out[seq] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(out.dtype) if length else math.nan
+        lse[seq] = scores.logsumexp(-1)
+    return out, lse
+
+
 @attnfuzz.kernel("dense_decode")
 def returns_float32(inputs: Any) -> Any:
     out, lse = solve(inputs)

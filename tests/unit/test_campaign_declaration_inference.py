@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -298,6 +299,7 @@ def test_a_kernel_is_judged_by_the_declaration_that_comes_with_the_call(runner: 
     [
         ("ignores_strides_of_q", {"strides": "question"}),
         ("divides_by_nothing", {"empty_sequences": "question"}),
+        ("takes_any_cache_for_nhd_and_divides_by_nothing", {"layouts": "question", "empty_sequences": "question"}),
         ("divides_by_nothing_and_promises", {}),
         ("keeps_a_plan_without_strides", {}),
         ("stores_with_strides_of_q", {}),
@@ -318,6 +320,10 @@ def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: s
         within = msgspec.structs.replace(declaration, supports=found.declarable)
         assert runner.judge(within, question.case, relations=()).failure is not None
         assert len(question.case.seq_lens) <= 2, "a case that a reader takes in"
+        if question.name in ("strides", "layouts"):
+            changes: dict[str, Any] = {"strides": {}} if question.name == "strides" else {"layout": "NHD"}
+            ordinary = msgspec.structs.replace(question.case, **changes)
+            assert runner.judge(within, ordinary, relations=()).failure is None, "it would fail for something else"
 
 
 def test_what_depends_on_earlier_calls_is_handed_on_with_them(runner: Runner) -> None:

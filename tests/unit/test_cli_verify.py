@@ -89,6 +89,16 @@ def test_the_script_of_a_wrong_kernel_fails_by_itself(tmp_path: Path) -> None:
     assert replayed.returncode == 1, replayed.stderr
 
 
+def test_what_only_its_author_knows_fails_with_the_declaration_that_would_answer_it(tmp_path: Path) -> None:
+    """Whoever ordered a kernel for full batches could not tell a missing declaration from a bug."""
+    (tmp_path / "mine.py").write_text(
+        KERNEL.replace("    return", "    out[inputs.seq_lens == 0] = float('nan')\n    return")
+    )
+    run = verify("mine.py:mine", "--seed", "1", cwd=tmp_path)
+    assert run.returncode == 1
+    assert "if the kernel is not meant to take empty sequences, declare Supports(empty_sequences=False)" in run.stdout
+
+
 def test_a_wrong_kernel_fails_with_its_smallest_case(tmp_path: Path) -> None:
     """Whoever asked would get no counterexample to work with."""
     (tmp_path / "mine.py").write_text(WRONG)
