@@ -307,7 +307,7 @@ def _empty(row: MeasuredRow) -> Reading | None:
     if right_lse and bool((constant == 0).all()) and not bool((row.got != 0).any()):
         return None
     seen = "" if lse is None else f" and lse = {number(float(lse[row.number]))}"
-    out = number(float(constant[0])) if not bool((row.got > 0).any()) else "an average of other tokens"
+    out = number(float(constant[0])) if not bool((row.got > 0).any()) else "an average of slots that are not its own"
     what, general = "the sequence is empty", "the result of an empty sequence is wrong"
     if row.case.seen(row.row) is not None:
         what, general = "the query sees no key", "the result of a query that sees no key is wrong"

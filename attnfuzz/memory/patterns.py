@@ -4,7 +4,8 @@
 outputs and workspaces hold before a kernel writes them: another NaN, with a payload that tells "never written" from
 "computed". Each comes in a second, finite version: a result that depends on neither has the same bits under both. The
 third is so low that it loses every comparison: a log-sum-exp or a maximum over numbers that were never written holds
-the first two as if it had not been written itself, where they outweigh the others, but not the third.
+the first two as if it had not been written itself, where they outweigh the others, but not the third. The fourth is as
+high: whatever a query is, a key of one of the two has a large score.
 """
 
 from typing import Literal
@@ -15,11 +16,11 @@ from torch import Tensor
 
 __all__ = ["POISON_BYTES", "Fill", "bits", "holds_prefill", "poison_value", "prefill_", "prefill_bits"]
 
-Fill = Literal["nan", "finite", "low"]
+Fill = Literal["nan", "finite", "low", "high"]
 
-POISON_BYTES: dict[Fill, int] = {"nan": 0xFF, "finite": 0x3C, "low": 0xBC}
+POISON_BYTES: dict[Fill, int] = {"nan": 0xFF, "finite": 0x3C, "low": 0xF8, "high": 0x78}
 """Repeated over whole buffers. 0xFF is NaN in float16, bfloat16, float32 and float64 and -1 as an integer; 0x3C is a
-small positive number in all four (1.06 in float16, 0.0115 in bfloat16 and float32), 0xBC the same below zero."""
+small positive number in all four (1.06 in float16, 0.0115 in bfloat16 and float32), 0x78 a large one (3.7e4, 2e34), 0xF8 the same below zero."""
 
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -42,9 +43,15 @@ _PREFILL_BITS: dict[Fill, dict[torch.dtype, int]] = {
         torch.float32: 0xF2424242,
         torch.float64: 0xF042424242424242,
     },
+    "high": {  # the same above zero
+        torch.float16: 0x7042,
+        torch.bfloat16: 0x7242,
+        torch.float32: 0x72424242,
+        torch.float64: 0x7042424242424242,
+    },
 }
 
-_PREFILL_BYTES: dict[Fill, int] = {"nan": 0x7F, "finite": 0x01, "low": 0x81}
+_PREFILL_BYTES: dict[Fill, int] = {"nan": 0x7F, "finite": 0x01, "low": 0x81, "high": 0x41}
 """For other dtypes: 0x7F is a NaN in float8_e4m3fn and float8_e5m2 and the largest number of a signed byte."""
 
 

@@ -56,7 +56,7 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
-        if _same_numbers(second, trial.poisoned_low):
+        if all(_same_numbers(second, other) for other in trial.poisoned_otherwise):
             if not _is_contiguous(trial.case):  # what lies in a gap has no weight, and is kept out by no mask
                 return Diagnosis("with small numbers the result of this case is right")
             without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"

@@ -93,9 +93,12 @@ class Trial:
         return self._observe("nan", "low")
 
     @cached_property
-    def poisoned_low(self) -> Observation:
-        """As `second`, with other numbers in what is dead: where they make no difference, none of it has a weight."""
-        return self._observe("low", "finite")
+    def poisoned_otherwise(self) -> tuple[Observation, Observation]:
+        """As `second`, with large numbers in what is dead: where they make no difference, none of it has a weight.
+
+        Small ones may have a small weight, too, beside keys whose scores are large.
+        """
+        return self._observe("low", "finite"), self._observe("high", "finite")
 
     @cached_property
     def difference(self) -> "Difference | None":

@@ -57,8 +57,7 @@ PAIRS = (
         "sdpa_decode",
         "sdpa_decode_masks_one_less",
         'Supports(lse="none")',
-        "past the end of the sequence",
-        wrong_supports='Supports(empty_sequences=False, lse="none")',
+        "past the end of sequence 0",
     ),
     Pair(
         "triton_merge",
