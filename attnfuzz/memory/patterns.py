@@ -20,7 +20,8 @@ Fill = Literal["nan", "finite", "low", "high"]
 
 POISON_BYTES: dict[Fill, int] = {"nan": 0xFF, "finite": 0x3C, "low": 0xF8, "high": 0x78}
 """Repeated over whole buffers. 0xFF is NaN in float16, bfloat16, float32 and float64 and -1 as an integer; 0x3C is a
-small positive number in all four (1.06 in float16, 0.0115 in bfloat16 and float32), 0x78 a large one (3.7e4, 2e34), 0xF8 the same below zero."""
+small positive number in all four (1.06 in float16, 0.0115 in bfloat16 and float32), 0x78 a large one (3.7e4,
+2e34), 0xF8 the same below zero."""
 
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

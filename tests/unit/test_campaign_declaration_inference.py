@@ -369,7 +369,7 @@ def test_a_campaign_counts_bugs_and_asks_questions(tmp_path: Path, kernel: str, 
         assert (question["field"], question["declaration"]) == ("strides", 'Supports(strides="contiguous")')
         assert Path(tmp_path, question["path"]).is_file()
         assert "nothing found within what it was found to take; 1 question" in done.stdout
-        replayed = attnfuzz(tmp_path, "replay", question["path"])
+        replayed = attnfuzz(tmp_path, "replay", question["path"], "--kernel", f"{CONTRACTS}:{kernel}")
         assert replayed.returncode == 1, replayed.stdout
 
 
