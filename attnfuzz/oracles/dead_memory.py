@@ -57,9 +57,9 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
         if all(_same_numbers(second, other) for other in trial.poisoned_otherwise):
-            if not _is_contiguous(trial.case):  # what lies in a gap has no weight, and is kept out by no mask
-                return Diagnosis("with small numbers the result of this case is right")
-            without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
+            without = "with small numbers the result is right"
+            if _is_contiguous(trial.case):  # what lies in a gap between elements is kept out by no mask
+                without += ", but 0 x NaN is NaN: mask the load"
             return Diagnosis(without, (Cause(mistake=WITHOUT_WEIGHT, words=without),))
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
         return read or Diagnosis("other numbers there change it as well, within its bounds")
