@@ -76,6 +76,7 @@ from attnfuzz.problems.choices import (
     HEAD_SIZES,
     block_size_rank,
     dtypes_of,
+    head_counts_of,
     head_size_rank,
     is_power_of_two,
     layouts_of,
@@ -253,8 +254,12 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ", ".join(as_call(name, fields) for name, fields in calls.items() if fields or name == "Supports")
 
     def __str__(self) -> str:
-        reasons = ", ".join(map(str, self.settled))
-        return f"Not searched of {self.target}, which does not take it: {reasons}. To declare that: {self.text}"
+        limits = ", ".join(str(one) for one in self.settled if one.standing == "limit")
+        conventions = ", ".join(str(one) for one in self.settled if one.standing == "convention")
+        told = f"Not searched of {self.target}, which does not take it: {limits}. " if limits else ""
+        of_whom = "Beside that, it is" if limits else f"{self.target} is"
+        told += f"{of_whom} held to what it was found to do throughout: {conventions}. " if conventions else ""
+        return f"{told}To declare that: {self.text}"
 
 
 def with_declared(declaration: Declaration, supports: Supports, numerics: Numerics = _ORDINARY) -> Declaration:
@@ -771,12 +776,26 @@ class _Inference:
         judge = self._result if self.declaration.problem == "merge_states" else self._output
         point = msgspec.structs.replace(self.point, **{name: (value,)})
         pairs = list(zip(self._cases(self.point), self._cases(point), strict=False))
+        if name == "layouts":
+            pairs += zip(self._as_many_heads_as_slots(self.point), self._as_many_heads_as_slots(point), strict=False)
         return _throughout(judge, pairs, outcomes)
 
+    def _as_many_heads_as_slots(self, point: Supports) -> list[Case]:
+        """A case whose pages have one shape in several layouts, as far as the kernel takes one."""
+        cases = ProbeCases(self.declaration, point, self.is_even)
+        (size,) = point.block_sizes or (1,)
+        made = [
+            cases.with_lengths(one, (size,), num_kv_heads=size, num_q_heads=size * one.gqa_ratio)
+            for one in self._cases(point)[:1]
+            if isinstance(one, AttentionCase) and head_counts_of(point) is None
+        ]
+        return cases.permitted(made)
+
     def _layouts(self) -> None:
+        """What raises for most shapes and not for a page of as many tokens as heads has not looked at the layout."""
         self._leave_out_of("layouts", layouts_of(self.supports), ("raises",))
         if self.point.block_sizes != (1,):  # there all layouts look alike
-            self._leave_out_of("layouts", layouts_of(self.supports), ("wrong", "dies"))
+            self._leave_out_of("layouts", layouts_of(self.supports), ("raises", "wrong", "dies"))
 
     def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _Seen]:
         """Those of ``values`` that are not taken."""
@@ -994,7 +1013,8 @@ def _throughout(
             continue
         if other.outcome not in outcomes:
             return None
-        seen = seen or replace(other, beside=ordinary)
+        if seen is None or (seen.outcome == "raises" and other.outcome != "raises"):  # once silent is no refusal
+            seen = replace(other, beside=ordinary)
     return seen
 
 

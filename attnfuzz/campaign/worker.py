@@ -327,8 +327,12 @@ class WorkerLoop:
         return failed
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
-        self._meter.judged(declaration, case, seconds, verdict)
         failure = verdict.failure
+        counted = verdict
+        if failure is not None and (failure.designs or self._is_provisional(declaration)):
+            # by what bound it is to be measured is not known before it is known what the kernel rounds and takes
+            counted = msgspec.structs.replace(verdict, error_ratio=0.0)
+        self._meter.judged(declaration, case, seconds, counted)
         self._failures.deaths.judged(declaration, case, failure)
         if ends_process(failure):
             self._sizes[declaration.target].went_wrong()

@@ -38,7 +38,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """Something that was not held against the kernel, which its file leaves open: ``text`` is a sentence.
 
     ``field`` of `Supports` is ``declare`` then. ``how`` shows it that it is not taken: it "raises", gives "wrong"
-    numbers, or "dies"; ``said`` are the kernel's words, or an oracle's.
+    numbers, or "dies"; or it does something else in its place throughout, a "convention". ``said`` are the kernel's
+    words, or an oracle's.
     """
 
     field: str
@@ -154,8 +155,10 @@ def lines_of(verification: Verification) -> Iterator[str]:
     if verification.declared:
         yield f"  declared: {verification.declared}"
     for limit in verification.left_out:
-        said = f": {limit.said}" if limit.said else ""
-        yield f"  left out: {limit.text}{said}"
+        if limit.how == "convention":
+            yield f"  held to what it does throughout: {limit.text}"
+        else:
+            yield f"  left out: {limit.text}{f': {limit.said}' if limit.said else ''}"
     yield from (f"  not confirmed: {message}" for message in verification.unconfirmed)
 
 
@@ -193,7 +196,7 @@ def _left_out(result: CampaignResult) -> Iterator[Limit]:
             yield Limit(
                 field=left_out.name,
                 declare=as_call("Supports", {left_out.name: left_out.kept}),
-                how=left_out.how,
+                how="convention" if left_out.standing == "convention" else left_out.how,
                 said=left_out.said,
                 text=str(left_out),
             )

@@ -243,7 +243,10 @@ def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
     """It raises nothing, so each other size would be a finding of wrong numbers."""
     found = inferred(runner, "pages_of_16")
     assert found.supports.block_sizes == (16,), found
-    assert [str(one) for one in found.questions] == ["it gives wrong numbers for page sizes 1, 8, 32, 128 and 24"]
+    assert [str(one) for one in found.questions] == [
+        "it gives wrong numbers for layout HND",  # it raises for most shapes, and not for as many heads as slots
+        "it gives wrong numbers for page sizes 1, 8, 32, 128 and 24",
+    ]
 
 
 @pytest.mark.night
@@ -278,9 +281,9 @@ def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
     """What lies outside the contract would be told without the way to say so."""
     told = str(inferred(runner, "eager_split_decode"))
     assert told == (
-        f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layouts HND and packed, "
-        "it returns no LSE, it raises where there are no keys. To declare that: Supports("
-        'layouts=("NHD", "interleaved"), empty_sequences=False, lse="none")'
+        f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layout packed, "
+        "it raises where there are no keys. Beside that, it is held to what it was found to do throughout: it returns no "
+        'LSE. To declare that: Supports(layouts=("NHD", "HND", "interleaved"), empty_sequences=False, lse="none")'
     )
 
 

@@ -134,7 +134,8 @@ class LsePairs(Facet[MergeStatesCase]):
 
     def changes(self, case: MergeStatesCase, domain: Domain) -> Iterator[Change]:
         if case.lse_pairs != _PLAIN:
-            yield "finite LSEs only", {"lse_pairs": _PLAIN}
+            has_empty = any(_is_empty(kind) for pair in case.lse_pairs for kind in pair)
+            yield "finite LSEs only" if has_empty else "LSEs between -4 and 4 only", {"lse_pairs": _PLAIN}
 
     def alternatives(self, case: MergeStatesCase, domain: Domain) -> Iterator[Changes]:
         """Each side of each pair of another kind, and the sides exchanged; an empty state stays empty."""

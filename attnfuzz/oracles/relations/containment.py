@@ -8,11 +8,11 @@ A cache may hold them: a model overflowed, a page was corrupted, a mask was writ
   easily subtracted from itself. Of partial states, that of a split which has no other score becomes an empty one.
 * A row of nothing but scores of -inf is an empty row, if a kernel promises rows without keys, too
   (`Supports.empty_sequences`): its output is 0, and its LSE -inf or that of its sink.
-* A key with NaN, a score of +inf or NaN, and a value that is not finite leave the rows that read them, in the heads
-  that do, without a right result. Every other row and head keeps its bits: what shares a batch, a page, a tile or a
-  program with them must not be told of it. Of a token that a row does not see yet the key must not matter, while the
-  value may, since 0 x inf is NaN, and tiles of V are multiplied whole. Of a page that sequences share, one may have
-  reached less than another: what lies behind its end it must not read at all.
+* A key with NaN, a score of +inf or NaN, and a value that is not finite leave the rows of the sequences that have them,
+  in the heads that read them, without a right result. Every other row and head keeps its bits: what shares a batch, a
+  page, a tile or a program with them must not be told of it. Rows of the sequence itself that do not see the token yet
+  may show it: 0 x inf is NaN, and so is NaN with a mask of -inf added, as torch's attention masks. Of a page that
+  sequences share, one may have reached less than another: what lies behind its end it must not read at all.
 
 An 8-bit cache holds such numbers too, but float8_e4m3fn has NaN alone. Under a soft cap no score is -inf.
 
@@ -165,8 +165,7 @@ def _further(declaration: Declaration, case: AttentionCase, contents: Contents) 
     for name, number in _numbers(case):
         if name == "K" and is_torchs_own:
             continue
-        reading = [row for row in place.readers(place.position) if name == "V" or case.row_lens[row] > place.position]
-        kept = place.everywhere_but(reading)
+        kept = place.everywhere_but(place.readers(place.position))
         if bool(kept.any()):
             at = range(place.position, place.position + 1)
             words = f"with {number} in {name} at token {place.position} of {place.where}"
