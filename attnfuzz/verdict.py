@@ -13,10 +13,12 @@ from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
     "IDENTIFYING_CAUSES",
+    "KEPT_BETWEEN_CALLS",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "OTHER_STRIDES",
     "PAST_THE_END",
+    "READ_BEFORE_WRITTEN",
     "REPLACED",
     "RESULT",
     "WITHOUT_WEIGHT",
@@ -44,11 +46,17 @@ PAST_THE_END = "past_the_end"
 WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
 
+READ_BEFORE_WRITTEN = "read_before_written"
+"""The cause of "unwritten" where a result changes with what memory held that nobody had written."""
+
 REPLACED = " replaced"
 """The end of the kind of "red_zone" where a kernel has replaced what judges it: no process that does so tells more."""
 
 RESULT = "result"
 """The kind of "exception" where attnfuzz objects to what a kernel returned, and the kernel itself to nothing."""
+
+KEPT_BETWEEN_CALLS = "kept_between_calls"
+"""The cause where a case fails after other calls, and passes in a process of its own."""
 
 NARROW_OFFSETS = "narrow_offsets"
 OTHER_STRIDES = "other_strides"

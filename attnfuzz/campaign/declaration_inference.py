@@ -89,7 +89,7 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
-from attnfuzz.verdict import Failure, Verdict
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
 
 __all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
 
@@ -961,7 +961,8 @@ class _Inference:
         if seen is not None and all(self._output(case).outcome in ("raises", "wrong") for case in cases):
             failures = [self._result(case).failure for case in cases]
             if any(
-                one is not None and not oracle_of(one.oracle).may_be_meant for one in failures
+                one is not None and (one.cause == READ_BEFORE_WRITTEN or not oracle_of(one.oracle).may_be_meant)
+                for one in failures
             ) or not self._is_of_itself(seen):
                 return
             self._leave_out("empty_sequences", False, (True,), seen)

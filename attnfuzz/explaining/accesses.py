@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnfuzz.explaining.operations import MOST_LINES, SourcePlace
-from attnfuzz.verdict import NARROW_OFFSETS, Failure
+from attnfuzz.verdict import NARROW_OFFSETS, READ_BEFORE_WRITTEN, Failure
 
 __all__ = ["Access", "Question", "lines_of", "question_of"]
 
@@ -39,7 +39,7 @@ def question_of(failure: Failure) -> Question | None:
     if failure.cause == NARROW_OFFSETS:
         return "narrow"
     if failure.oracle == "unwritten":
-        return "unwritten" if failure.kind != failure.tensor else "stored"
+        return "unwritten" if failure.cause == READ_BEFORE_WRITTEN else "stored"
     return "touched" if failure.oracle == "guard_page" and failure.tensor else None
 
 

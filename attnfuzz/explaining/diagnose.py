@@ -250,8 +250,8 @@ class _Rows:
 
     @property
     def told_by(self) -> int:
-        """How many wrong numbers there are, in the rows that are looked at."""
-        rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite]
+        """How many wrong numbers there are, in the rows that are looked at, of which some are not 0 either."""
+        rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite and not _is_zero(row)]
         return sum(int(((row.got - row.expected).abs() > row.bound).sum()) for row in rows)
 
     @property
@@ -494,9 +494,16 @@ def _kept_by_all(rows: Iterable[AveragedRow], found: dict[Key, Match]) -> dict[K
 
 def _says_little(row: AveragedRow) -> tuple[bool, bool, int]:
     """A row that is no number, or 0, is given by many mistakes; one of many wrong elements by few."""
-    beyond = ~((row.got - row.expected).abs() <= row.bound)
-    is_zero = bool((row.got.abs() <= row.bound)[beyond].all())
-    return not row.is_finite, is_zero, -int(beyond.sum())
+    return not row.is_finite, _is_zero(row), -int(_beyond(row).sum())
+
+
+def _beyond(row: AveragedRow) -> Tensor:
+    return ~((row.got - row.expected).abs() <= row.bound)
+
+
+def _is_zero(row: AveragedRow) -> bool:
+    """Whether all that is wrong of the output is 0, as where nothing was averaged."""
+    return bool((row.got.abs() <= row.bound)[_beyond(row)].all())
 
 
 def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
@@ -517,8 +524,8 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
     for row in right:
         for maker in _makers(row, {mistake for mistake, _ in wanted}):
             for one in maker.made(row):
-                left = one.left_open(row).tolist()
-                found |= {(one.cause, way) for way, missed in zip(one.ways, left, strict=True) if missed > REFUTED}
+                is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
+                found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
     return wanted & found
 
 

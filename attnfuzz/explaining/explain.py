@@ -6,10 +6,12 @@ Rows that say the same are told in one line.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
@@ -19,6 +21,8 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from
 from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
+from attnfuzz.explaining.neighbours import neighbours
+from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, written_elsewhere
 from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
@@ -92,10 +96,16 @@ def explain_case(
 
     A crash or hang ends or blocks this process, as in judging.
     """
-    if isinstance(case, OpenCase):  # weights are those of attention
-        return Explanation()
     until = time.monotonic() + seconds
-    explaining = _Explaining(Reruns(kernel, case, device=device, is_over=lambda: time.monotonic() > until), oracle)
+
+    def reruns_of(one: Case) -> Reruns:
+        return Reruns(kernel, one, device=device, is_over=lambda: time.monotonic() > until)
+
+    explaining: _Explaining | _OfOwnProblem
+    if isinstance(case, OpenCase):  # weights are those of attention
+        explaining = _OfOwnProblem(reruns_of(case), map(reruns_of, neighbours(case)))
+    else:
+        explaining = _Explaining(reruns_of(case), oracle)
     try:
         explaining.explain()
     except OutOfRuns:
@@ -111,6 +121,32 @@ def explain_case(
         runs=explaining.reruns.runs,
         causes=explaining.causes,
     )
+
+
+class _OfOwnProblem:
+    """Finds out what is read or written elsewhere, if not in the case then in one of ``others``."""
+
+    def __init__(self, reruns: Reruns, others: Iterable[Reruns]) -> None:
+        self.reruns = reruns
+        self.lines: list[str] = []
+        self.drawn: list[WeightedRow] = []
+        self.blamed = Blame()
+        self.causes: tuple[Cause, ...] | None = None
+        self._others = others
+
+    def explain(self) -> None:
+        """The first case that tells where."""
+        for place, one in enumerate(itertools.chain([self.reruns], self._others)):
+            for cause in itertools.chain(written_elsewhere(one), read_elsewhere(one)):
+                if place == 0 or cause.mistake != NOT_READ:
+                    words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
+                    self.causes = (msgspec.structs.replace(cause, words=words),)
+                if cause.mistake != NOT_READ:
+                    return
+
+
+def _told(case: Case) -> str:
+    return ", ".join(f"{name} {getattr(case, name)}" for name in case.__struct_fields__ if name != "options")
 
 
 class _Explaining:

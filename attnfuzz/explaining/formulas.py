@@ -45,6 +45,8 @@ __all__ = [
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST_FACTOR = 1e-9
+_POISONED = 128
+"""Bytes behind a tensor that hold nothing else."""
 _SCALES = (0.25, 4.0)
 _STEPS = 61
 _ZOOMS = 6
@@ -591,7 +593,7 @@ def masks(row: AttentionRow) -> Iterator[Family]:
 
 
 def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
-    """Other keys of the sequence that a row may see, as far as it then sees any."""
+    """Other keys of the sequence that a row may see, as far as it then sees any; NaN where nothing follows."""
     rows, length = case.rows_of(row.seq), case.seq_lens[row.seq]
     count, query = len(rows), row.row - rows.start
     table = [case.rows_seen[i] for i in rows]
@@ -599,18 +601,24 @@ def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
     tables = [b"".join(case.rows_seen[i] for i in case.rows_of(seq)) for seq in range(case.num_seqs)]
     begins = sum(map(len, tables[: row.seq]))
     whole, at = b"".join(tables), begins + query * length
-    wrong: list[tuple[str, str, bytes]] = [
+
+    def entries(start: int) -> bytes | None:
+        """Of a row that begins so far into the mask; poison behind it, which is true; None where others may lie."""
+        beyond = max(0, start + length - len(whole))
+        return (whole + b"\1" * beyond)[start : start + length] if beyond <= _POISONED else None
+
+    wrong: list[tuple[str, str, bytes | None]] = [
         ("not applied", "the mask is not applied", b"\1" * length),
         ("causal", "the mask is taken for a causal one", b"\1" * (length - count + query + 1)),
         ("transposed", "the mask is read with keys before query tokens", flat[query::count]),
         (
             "rows of queries",
             f"rows of the mask are taken to be {count} keys long, not {length}",
-            flat[query * count :][:length],
+            entries(begins + query * count),
         ),
-        ("offset twice", "the table of the mask begins at twice its offset", whole[at + begins :][:length]),
-        ("offset left out", "the table of the mask begins where the first one does", whole[query * length :][:length]),
-        ("next byte", "the mask is read one entry too far", whole[at + 1 :][:length]),
+        ("offset twice", "the table of the mask begins at twice its offset", entries(at + begins)),
+        ("offset left out", "the table of the mask begins where the first one does", entries(query * length)),
+        ("next byte", "the mask is read one entry too far", entries(at + 1)),
     ]
     for more, way in ((-1, "the row before"), (1, "the next row")):
         if 0 <= query + more < count:
@@ -619,6 +627,9 @@ def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
     k, v = row.keys_of(row.seq, row.kv_head), row.values_of(row.seq, row.kv_head)
     own = _ones(table[query])
     for way, words, seen in wrong:
+        if seen is None:
+            yield Predicted(v.new_full((v.shape[1],), math.nan), math.nan, way, words)
+            continue
         keys = _ones(seen)
         if keys == own:
             continue

@@ -85,7 +85,8 @@ class Beside(NamedTuple):
 class Replay:
     """Results that a row would have: row i of `out` goes with row i of `lse`, modulo the number of these.
 
-    An `lse` of None says that the log-sum-exp stays right. `cause` is the mistake, in a short, stable word.
+    An `lse` of None says that the log-sum-exp stays right. `cause` is the mistake, in a short, stable word. A result
+    that is NaN is 0 / 0, of which a kernel may make anything; with an `lse` of NaN as well, even what is right.
     """
 
     cause: str
@@ -112,6 +113,10 @@ class Replay:
         """The largest part of the row's error, in bounds, that each result leaves open."""
         beside = self.beside(row)
         return (beside.missed / beside.bound.clamp(min=_TINY)).amax(1).nan_to_num(torch.inf)
+
+    def leaves_open(self, row: AveragedRow) -> Bool[Tensor, " results"]:
+        """Of which of these nothing follows, not even that the row is wrong: what is read is nobody's."""
+        return self.out.isnan().any(1) & self.lse_of(row).isnan()
 
 
 def _nowhere(i: int) -> tuple[tuple[int, int], ...]:

@@ -12,7 +12,9 @@ import msgspec
 
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.sequences import with_lengths
+from attnfuzz.cases.fields import Integer, Seed
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 from attnfuzz.problems.repeated import plain_values
 
@@ -21,6 +23,13 @@ __all__ = ["neighbours"]
 _SEEDS = (0x2545F491, 0x9E3779B1)
 _ANOTHER_SCALE = 0.625
 """Beside 1, 1/2 and the like, which stand in other places, too."""
+_MORE_THAN_A_TILE = 37
+"""Keys: what is left of a window without its first tile tells which one that was."""
+_TILES = 64
+"""Keys before a window that begins with a tile, of whatever size up to that."""
+_OTHER_SEEDS = 4
+_MORE = (3, 6, 11)
+"""Of what cases of a user's own problem count."""
 _LONG = 70
 """Tokens: more than a tile of 64, and no multiple of any."""
 
@@ -31,6 +40,8 @@ def neighbours(case: Case) -> Iterator[Case]:
         yield from _of_attention(case)
     elif isinstance(case, MergeStatesCase):
         yield from _of_merge(case)
+    else:
+        yield from _of_own_problem(case)
 
 
 def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
@@ -69,12 +80,18 @@ def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:
 
 
 def _of_another_window(case: AttentionCase) -> Iterator[AttentionCase | None]:
-    """A window of some keys more, in sequences that are longer."""
-    if case.variant.window is not None:
-        kept = tuple(length + 9 if length else 0 for length in case.seq_lens)
-        longer = with_lengths(case, kept)
+    """A window of some keys more, in longer sequences; and two that are longer than a tile, of which one begins one."""
+    if (window := case.variant.window) is None:
+        return
+    several = window + _MORE_THAN_A_TILE
+    for keys, kept in (
+        (window + 5, [length + 9 for length in case.seq_lens]),
+        (several, [length + 2 * _MORE_THAN_A_TILE + 5 for length in case.seq_lens]),
+        (several, [several + _TILES for _ in case.seq_lens]),
+    ):
+        longer = with_lengths(case, tuple(new if old else 0 for old, new in zip(case.seq_lens, kept, strict=True)))
         if longer is not None:
-            variant = msgspec.structs.replace(case.variant, window=case.variant.window + 5)
+            variant = msgspec.structs.replace(case.variant, window=keys)
             yield changed(longer, variant=variant, values=plain_values(longer, _SEEDS[0] ^ case.values.seed))
 
 
@@ -116,3 +133,19 @@ def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
             )
             if several is not None:
                 yield several
+
+
+def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
+    """Other numbers, where they have a seed; and more of all that is counted."""
+    fields = type(case).problem.fields
+    seeds = [name for name, kind in fields.items() if isinstance(kind, Seed)]
+    for number in range(1, _OTHER_SEEDS + 1) if seeds else ():
+        yield msgspec.structs.replace(case, **{name: getattr(case, name) ^ number for name in seeds})
+    for more in _MORE:
+        counts = {
+            name: min(getattr(case, name) + more, kind.high)
+            for name, kind in fields.items()
+            if isinstance(kind, Integer)
+        }
+        if any(count != getattr(case, name) for name, count in counts.items()):
+            yield msgspec.structs.replace(case, **counts, **{name: getattr(case, name) ^ more for name in seeds})

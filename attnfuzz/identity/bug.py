@@ -20,6 +20,7 @@ from attnfuzz.cases.facets.storage import EXTRA_COLUMNS, strided
 from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.declaration import Declaration
+from attnfuzz.identity.differences import differences, differing
 from attnfuzz.identity.features import (
     NEEDS_PRECEDING,
     aspects,
@@ -36,10 +37,13 @@ from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_cas
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.verdict import (
     IDENTIFYING_CAUSES,
+    KEPT_BETWEEN_CALLS,
     PAST_THE_END,
+    READ_BEFORE_WRITTEN,
     REPLACED,
     RESULT,
     WITHOUT_WEIGHT,
+    Cause,
     Failure,
     ends_process,
     is_fault,
@@ -90,6 +94,8 @@ _SUPPLIED: dict[str, frozenset[Feature]] = {
 }
 """What a relation's further runs have, whatever the case has."""
 _OF_ROUNDING = frozenset({"value_affinity", "batch_invariance"})
+_FEW_DIFFERENCES = 3
+"""Between two cases: more of them say nothing."""
 _STRIDE = "ignored_stride"
 _PAGE_IDS = "ignored_page_ids"
 _WHAT_WAS_READ = frozenset(
@@ -109,6 +115,7 @@ _WHAT_WAS_READ = frozenset(
         "treated_as_empty",
         "values_dropped",
         PAST_THE_END,
+        READ_BEFORE_WRITTEN,
         WITHOUT_WEIGHT,
         _PAGE_IDS,
     }
@@ -191,12 +198,21 @@ class FailingCase:
 
     @property
     def told(self) -> Failure:
-        """The failure, with what it needs besides the case."""
+        """The failure, with what it needs besides the case: then it says nothing about the case by itself."""
         if not self.preceding:
             return self.failure
-        others = "another case has" if len(self.preceding) == 1 else f"{len(self.preceding)} other cases have"
-        message = f"{self.failure.message}; only after {others} run in the same process"
-        return msgspec.structs.replace(self.failure, message=message)
+        differs = sorted({path for one in self.preceding for path in differing(self.case, one)})
+        if not differs:
+            earlier = "the same call"
+        elif len(self.preceding) == 1 and len(differs) <= _FEW_DIFFERENCES:
+            what = " and ".join(differences(self.case, self.preceding[0]))
+            earlier = f"a call that is the same but for {what}"
+        else:
+            earlier = "another case" if len(self.preceding) == 1 else f"{len(self.preceding)} other cases"
+        words = f"only after {earlier} in the same process: alone, in a fresh one, it passes"
+        cause = Cause(mistake=KEPT_BETWEEN_CALLS, way=", ".join(differs[:_FEW_DIFFERENCES]), words=words)
+        message = f"{self.failure.message}; {words}"
+        return msgspec.structs.replace(self.failure, message=message, causes=(cause,), maybe=(), remedy={})
 
 
 def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[Feature]:
@@ -375,7 +391,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         if self.is_told_apart_from(seen):
             return False
         if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
-            return (self.flaky and seen.flaky) or self.features <= seen.features
+            return (self.flaky and seen.flaky) or self.features - {NEEDS_PRECEDING} <= seen.features
         if self.symptom != seen.symptom:
             return False
         if self.features <= seen.features or self.missing & seen.missing:
@@ -433,7 +449,7 @@ def bugs_shown(
         bugs[one.symptom] = msgspec.structs.replace(bug, mistakes=frozenset(), perhaps=frozenset(), missing=frozenset())
     if told is not None:
         case = encode_case(told.case)
-        bugs[told.symptom] = Bug.shown_by(told.declaration.target, told.failure, needed, case=case, **more)
+        bugs[told.symptom] = Bug.shown_by(told.declaration.target, told.told, needed, case=case, **more)
     return list(bugs.values())
 
 
@@ -541,9 +557,9 @@ class KnownBugs:
             if bug.case and aspects(bug.features) and not aspects(bug.features) <= seen.features
         ]
 
-    def of_symptom(self, symptom: Symptom) -> list[Bug]:
-        """The bugs that show so."""
-        return [bug for bug in self._bugs.get(symptom.kernel, ()) if bug.symptom == symptom]
+    def of_sort(self, symptom: Symptom) -> list[Bug]:
+        """The bugs of the same kernel at which the same happens: wrong memory or numbers, by whatever oracle."""
+        return [bug for bug in self._bugs.get(symptom.kernel, ()) if bug.symptom.sort == symptom.sort]
 
     def set_busy(self, symptom: Symptom, busy: bool) -> None:
         """Note that another worker starts or stops looking into ``symptom``."""

@@ -38,10 +38,11 @@ Probe = Callable[[Edge, Sequence[str], int, bool], GuardReply | None]
 def with_name(runner: Runner, declaration: Declaration, case: Case, verdict: Verdict) -> Verdict:
     """`verdict`, if it is of an access outside on a GPU with tensor and distance in its message, if they can be told.
 
+    On a CPU the address of the access has told them.
     Raises what ``Runner.judge`` raises.
     """
     failure = verdict.failure
-    if failure is None or failure.oracle != GUARD_PAGE.name or not failure.kind.startswith("raised cuda:"):
+    if failure is None or failure.oracle != GUARD_PAGE.name or runner.device == "cpu":
         return verdict
     names = [failure.tensor] if failure.tensor else [*tensor_specs(case), _WORKSPACE]
     access = named_access(GuardedRuns(runner, declaration, case), names)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Shaped
@@ -20,7 +21,7 @@ from torch import Tensor
 from attnfuzz.isolation.memory_faults import FaultMap, GuardedRegion
 from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable
 from attnfuzz.memory.arena import Arena, span
-from attnfuzz.memory.patterns import bits, prefill_
+from attnfuzz.memory.patterns import bits, holds_prefill, prefill_
 from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
 from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.recipes import StrideKind
@@ -59,15 +60,18 @@ def landings(start: int, length: int, itemsize: int) -> set[tuple[int, int]]:
 
     Pieces (start, length) in elements that begin elsewhere than what they stand for, perhaps below 0.
     """
-    found = set()
+    return {(lands, piece) for _, lands, piece in _moved(start, length, itemsize)}
+
+
+def _moved(start: int, length: int, itemsize: int) -> Iterator[tuple[int, int, int]]:
+    """As `landings`, each piece with the element that it stands for."""
     for signed in _SIGNS:
         for unit in (1, itemsize):
             at = start
             for lands, piece in wrapped(start * unit, length * unit, _OFFSET_BITS, signed=signed):
                 if lands != at * unit:
-                    found.add((lands // unit, piece // unit))
+                    yield at, lands // unit, piece // unit
                 at += piece // unit
-    return found
 
 
 CACHES = ("k_cache", "v_cache", "kv_cache")
@@ -94,6 +98,16 @@ _ALIGNMENT = 64  # elements between strides
 _WIDE = (1 << 30) + (1 << 20)
 """Elements: a stride that fits into 32 bits, with which every index but the first two passes 2^31. What wraps by 2^32
 elements or bytes comes out beside the rows that are there."""
+
+
+class _Placed(NamedTuple):
+    """A far tensor on the host: the stretches of its memory (start, length in elements) that hold what lives."""
+
+    buffer: SparseBuffer
+    dtype: torch.dtype
+    elements: int
+    live: Sequence[tuple[int, int]]
+    role: Role
 
 
 class FarAllocator:
@@ -125,13 +139,14 @@ class FarAllocator:
         self._near = near
         self._fault_map = fault_map
         self._on_gpu = on_gpu
+        self._placed: list[_Placed] = []
 
     def tensor(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
     ) -> Shaped[Tensor, "..."]:
         """The live part of a tensor: poison, or pre-fill if its `role` is "output"."""
         if self._first.get(name):
-            return self._pages(name, shape, dtype, strides)
+            return self._pages(name, shape, dtype, strides, role)
         if name in self._stretched and self._near:
             gapped = gapped_strides(shape, self._stretched[name], dtype.itemsize)
             return self._arena.strided(name, shape, gapped, dtype, role=role)
@@ -143,7 +158,36 @@ class FarAllocator:
         """As the arena's."""
         self._arena.only_changes(name, where)
 
-    def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind) -> Tensor:
+    def put_where_short_offsets_land(self) -> None:
+        """Have what lives in each far tensor on the host lie there as well, in place of decoys.
+
+        A kernel whose offsets are right but for having 32 bits is right then, and none that is wrong otherwise.
+        """
+        for buffer, dtype, own, landed, _ in self._pieces():
+            size = dtype.itemsize
+            source = buffer.opened(own[0] * size, own[1] * size)
+            buffer.opened(landed * size, own[1] * size).copy_(source)
+
+    def take_from_where_short_offsets_land(self) -> None:
+        """Bring results that were written there, and not to their own places, to these."""
+        for buffer, dtype, own, landed, role in self._pieces():
+            if role == "output":
+                size = dtype.itemsize
+                ours = buffer.opened(own[0] * size, own[1] * size).view(dtype)
+                theirs = buffer.opened(landed * size, own[1] * size).view(dtype)
+                is_there = holds_prefill(ours, self._arena.prefill) & ~holds_prefill(theirs, self._arena.prefill)
+                ours.copy_(torch.where(is_there, theirs, ours))
+
+    def _pieces(self) -> Iterator[tuple[SparseBuffer, torch.dtype, tuple[int, int], int, Role]]:
+        """What lives, as start and length in elements, and where short offsets look for it, if that is in reach."""
+        for buffer, dtype, elements, live, role in self._placed:
+            lowest = -(buffer.below // dtype.itemsize)
+            for start, length in live:
+                for at, lands, piece in dict.fromkeys(_moved(start, length, dtype.itemsize)):
+                    if lowest <= lands <= lands + piece <= elements:
+                        yield buffer, dtype, (at, piece), lands, role
+
+    def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind, role: Role) -> Tensor:
         first, count = self._first[name], shape[0]  # a mask has no pages: each entry stands for one
         whole = (first + count, *shape[1:])
         layout = strided_layout(whole, kind, dtype.itemsize)
@@ -156,7 +200,8 @@ class FarAllocator:
         below = max(_LARGEST_SIGNED, block << _ID_BITS - 1)
         elements = layout.storage_elements
         if self._on_gpu is None:
-            memory = self._laid_out(name, elements, dtype, decoys, below=below)
+            live_strips = [(start + first * block, length) for start, length in strips]
+            memory = self._laid_out(name, elements, dtype, decoys, live_strips, role, below=below)
         else:
             # All of it is elements, and a kernel may copy them. Where that is too much to be copied, and to be mapped:
             # entries of the table that nobody uses may be 0, and that page be read.
@@ -189,7 +234,8 @@ class FarAllocator:
             live = _shared_granules(starts, length, self._granule(dtype))
             memory = self._mapped(span(shape, strides), dtype, live, decoys, below=_LARGEST_SIGNED)
         else:
-            memory = self._laid_out(name, span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
+            rows_at = [(start, length) for start in starts]
+            memory = self._laid_out(name, span(shape, strides), dtype, decoys, rows_at, role, below=_LARGEST_SIGNED)
         rows = memory.as_strided(shape, strides)
         if role == "output":
             prefill_(rows, self._arena.prefill)
@@ -198,13 +244,22 @@ class FarAllocator:
         return rows
 
     def _laid_out(
-        self, name: str, elements: int, dtype: torch.dtype, decoys: set[tuple[int, int]], *, below: int
+        self,
+        name: str,
+        elements: int,
+        dtype: torch.dtype,
+        decoys: set[tuple[int, int]],
+        live: Sequence[tuple[int, int]],
+        role: Role,
+        *,
+        below: int,
     ) -> Shaped[Tensor, " elements"]:
         """Memory for so many elements, with numbers unlike a case's at each of ``decoys`` that lies within reach."""
         size = dtype.itemsize
         if (elements + below) * size > MOST_BYTES:
             raise SparseUnavailable(f"{(elements + below) * size} bytes of addresses are more than {MOST_BYTES}")
         buffer = SparseBuffer(elements * size, below=below * size)
+        self._placed.append(_Placed(buffer, dtype, elements, live, role))
         if self._fault_map is None:
             buffer.opened(-below * size, below * size)
         else:

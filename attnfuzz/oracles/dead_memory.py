@@ -13,7 +13,10 @@ __all__ = ["check"]
 
 
 def check(trial: Trial) -> Failure | None:
-    """Two runs on the same live inputs, with NaN and with finite numbers everywhere else, gave different bits."""
+    """Two runs on the same live inputs, with NaN and with finite numbers everywhere else, gave different bits.
+
+    What that points to is told where the trial inquires: what is seen in passing may come of an earlier call.
+    """
     if cause_of_difference(trial) != "dead_memory" or trial.second is None:
         return None
     one, other = trial.first.results, trial.second.results
@@ -27,7 +30,7 @@ def check(trial: Trial) -> Failure | None:
         kind=name,
         message=f"{where} changes with memory that holds no token: it is {got} where that holds NaN, "
         f"and {got_otherwise} where it holds small numbers"
-        + (f"; {found.words}" if found is not None and found.words else ""),
+        + (f"; {found.words}" if found is not None and found.words and trial.inquire else ""),
         details=(
             f"it changes {extent(name, axes, masks[name])}",
             *place_of(trial.case, name, index),

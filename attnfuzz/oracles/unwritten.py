@@ -15,7 +15,7 @@ from attnfuzz.problems.wording import element, number, shape_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure
 
 __all__ = ["check", "lacks_lse"]
 
@@ -135,6 +135,7 @@ def _read_before_written(trial: Trial) -> Failure:
         f"holds NaN, and {got_otherwise} where it holds finite numbers",
         details=(f"it changes {extent(name, axes, masks[name])}", *_workspaces(trial)),
         tensor=name,
+        causes=(Cause(mistake=READ_BEFORE_WRITTEN),),
         blame=blame_of(trial.case, axes, index),
     )
 

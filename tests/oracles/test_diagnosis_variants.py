@@ -10,9 +10,11 @@ import msgspec
 import pytest
 import torch
 
+import attnfuzz
+from attnfuzz.declaration import load_kernels
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.row import AttentionRow
-from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.cases import MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.variants import Variant
@@ -118,3 +120,51 @@ def test_plain_mistakes_are_replayed_beside_a_variant() -> None:
     assert told(replace(row, got=row.got * 3)) == {"the output is 3.0 x the right one"}
     out, lse = row.average(row.log_weights[:-1], row.v[:-1])
     assert told(replace(row, got=out, got_lse=float(lse))) == {"token 8 (page 2, offset 0) of sequence 0 is dropped"}
+
+
+@attnfuzz.kernel(
+    "paged_decode",
+    supports=attnfuzz.Supports(variants=("window",), lse="none", strides="contiguous", layouts=("NHD",)),
+)
+def skips_a_partial_tile(inputs: Any) -> torch.Tensor:
+    """Begins with the first tile of 16 keys that lies in the window with all of its keys."""
+    out = torch.zeros_like(inputs.q)
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        first = -(-max(length - (inputs.window or length), 0) // 16) * 16
+        pages = inputs.block_table[seq, : -(-length // inputs.block_size)].long()
+        k, v = (one[pages].flatten(0, 1)[first:length].double() for one in (inputs.k_cache, inputs.v_cache))
+        if first < length:
+            k, v = (one.repeat_interleave(inputs.q.shape[1] // one.shape[1], 1) for one in (k, v))
+            weights = torch.einsum("hd,thd->ht", inputs.q[seq].double(), k).mul(inputs.scale).softmax(-1)
+            out[seq] = torch.einsum("ht,thd->hd", weights, v).to(out.dtype)
+    return out
+
+
+def test_a_tile_that_a_window_begins_in_is_named_where_nothing_else_is_seen(failure_of: Any) -> None:
+    """Of a window of one key nothing is left, which a hundred mistakes give: none would be told, or a wrong one."""
+    case = msgspec.structs.replace(case_with(window=1), seq_lens=(2,), num_q_heads=1, num_kv_heads=1, values=Values())
+    message = failure_of(skips_a_partial_tile, case).message
+    assert message.endswith(
+        "token 1 (page 0, offset 1) of sequence 0 is dropped (the first, partial tile of 16 of the window)"
+    )
+
+
+def test_a_mask_that_is_read_elsewhere_is_told_beside_rows_of_which_nothing_follows(failure_of: Any) -> None:
+    """It would be told as a mistake that is made at times, where some rows are right since no mask lies there."""
+    (right,) = load_kernels("masked_attention_eager")
+
+    @attnfuzz.kernel("masked_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def at_twice_its_offset(inputs: Any) -> Any:
+        inputs.mask = torch.cat((inputs.mask, torch.ones_like(inputs.mask)))
+        inputs.mask_indptr = 2 * inputs.mask_indptr
+        sizes = inputs.cu_seqlens_q.diff() * inputs.seq_lens
+        starts = inputs.mask_indptr[:-1].tolist()
+        tables = [inputs.mask[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
+        inputs.mask = torch.cat(tables)
+        inputs.mask_indptr = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(torch.int32)
+        return right.function(inputs)
+
+    case = MaskedAttentionCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1, 2), query_lens=(1, 2), scale=0.25, block_size=16
+    )
+    assert failure_of(at_twice_its_offset, case).message.endswith("the table of the mask begins at twice its offset")

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
 import pytest
 
 from attnfuzz.campaign.messages import Smaller
 from attnfuzz.campaign.triage.confirmation import (
+    Allowance,
     confirm,
     fewer,
     find_preceding,
     first_death,
+    more_alike,
     rate_of,
     retries_of,
-    simpler,
     still_fails_afresh,
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Symptom
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
@@ -289,14 +289,11 @@ def test_a_lost_batch_is_traced_to_the_case_that_dies() -> None:
 CASES = tuple(a_case(last_length) for last_length in range(1, 65))
 
 
-SIMPLEST = simplest_case("dense_decode", KERNEL.supports, KERNEL.options)
-
-
 @pytest.mark.parametrize("needed", [(63,), (0,), (20,), (5, 40), (0, 1, 62)])
 def test_only_what_is_needed_is_kept(needed: tuple[int, ...]) -> None:
     """Sixty cases in a file hide the two that matter."""
     wanted = [CASES[i] for i in needed]
-    assert fewer(CASES, lambda kept: all(case in kept for case in wanted), until=math.inf) == tuple(wanted)
+    assert fewer(CASES, lambda kept: all(case in kept for case in wanted)) == tuple(wanted)
 
 
 def test_the_last_few_are_tried_first() -> None:
@@ -307,14 +304,21 @@ def test_the_last_few_are_tried_first() -> None:
         tried.append(len(kept))
         return CASES[-3] in kept
 
-    fewer(CASES, fails, until=math.inf)
+    fewer(CASES, fails)
     assert tried[:3] == [1, 2, 4]
     assert max(tried) == 4
 
 
-def test_nothing_is_tried_when_time_is_up() -> None:
-    """What is known to fail is kept as it is."""
-    assert fewer(CASES, lambda kept: pytest.fail("tried"), until=time.monotonic()) == CASES
+def test_so_many_runs_are_made_whatever_they_take() -> None:
+    """A machine that has much to do would tell other things than one that has not."""
+    made: list[int] = []
+
+    def fails(kept: Sequence[Case]) -> bool:
+        made.append(len(kept) + 1)
+        return False
+
+    assert fewer(CASES, Allowance(100).limited(fails)) == CASES
+    assert 60 < sum(made) <= 100
 
 
 def test_an_earlier_case_that_fails_alike_ends_the_sequence() -> None:
@@ -338,13 +342,23 @@ def test_another_crash_on_the_way_is_not_taken_for_it() -> None:
     assert find_preceding(suspect, [CASES], process.retries()) is None
 
 
-def test_preceding_cases_become_as_simple_as_they_can_be() -> None:
-    """Any case will do for some bugs; for others, one thing about it matters."""
-    suspect = PretendedProcess(lambda case, earlier: None).suspect(a_case(7), CASES[9], CASES[8])
-    assert simpler(suspect, lambda cases: len(cases) == 2, until=math.inf) == (SIMPLEST, SIMPLEST)
+def test_preceding_cases_become_as_like_the_failing_one_as_they_can_be() -> None:
+    """Nothing would tell which part of an earlier call is kept, among all in which it happens to be another one."""
+    suspect = PretendedProcess(lambda case, earlier: None).suspect(a_case(7), WIDE, a_case(9, num_q_heads=2))
+    assert more_alike(suspect, lambda cases: len(cases) == 2) == (a_case(7), a_case(7))
 
     def fails(cases: Sequence[Case]) -> bool:
-        assert isinstance(cases[0], DenseDecodeCase)
-        return cases[0].seq_lens[0] >= 8
+        assert isinstance(cases[1], DenseDecodeCase)
+        return cases[1].seq_lens[0] >= 8
 
-    assert simpler(suspect, fails, until=math.inf) == (a_case(8), SIMPLEST)
+    assert more_alike(suspect, fails) == (a_case(7), a_case(9))
+
+
+def test_a_case_that_needs_another_is_tried_after_one_that_is_nearly_the_same() -> None:
+    """Among a hundred earlier calls those that matter would be looked for in vain, and the bug called flaky."""
+    scaled = msgspec.structs.replace(a_case(7), scale=0.5)
+    process = PretendedProcess(lambda case, earlier: WRONG if case == a_case(7) and scaled in earlier else None)
+    found = confirm(process.suspect(a_case(7), *OTHERS, failure=WRONG), process.retries())
+    assert (found.failing.preceding, found.is_flaky) == ((scaled,), False)
+    assert "a call that is the same but for scale (0.5 there, 0.25 here)" in found.failing.told.message
+    assert [(one.mistake, one.way) for one in found.failing.told.causes] == [("kept_between_calls", "scale")]

@@ -282,8 +282,8 @@ def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
     told = str(inferred(runner, "eager_split_decode"))
     assert told == (
         f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layout packed, "
-        "it raises where there are no keys. Beside that, it is held to what it was found to do throughout: it returns no "
-        'LSE. To declare that: Supports(layouts=("NHD", "HND", "interleaved"), empty_sequences=False, lse="none")'
+        "it raises where there are no keys. Beside that, it is held to what it was found to do throughout: it returns "
+        'no LSE. To declare that: Supports(layouts=("NHD", "HND", "interleaved"), empty_sequences=False, lse="none")'
     )
 
 

@@ -20,6 +20,7 @@ from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
+from attnfuzz.identity.features import NEEDS_PRECEDING
 from attnfuzz.oracles.registry import ORACLES, oracle_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
@@ -231,6 +232,17 @@ def test_what_one_run_shows_is_told_although_a_relation_saw_it_before(is_of_rela
         assert last(sent, Minimised).same_as == "0a1b2c"
     else:
         assert [bug.finding for bug in last(sent, Duplicate).bugs] == ["0a1b2c"]
+
+
+@pytest.mark.parametrize("keeps_something", [True, False])
+def test_what_is_kept_between_calls_is_one_bug_however_it_shows(keeps_something: bool) -> None:
+    """Strides of an earlier call are wrong numbers in one case and dead memory in the next: each would be a finding."""
+    needed = frozenset({NEEDS_PRECEDING}) if keeps_something else named("head_size>16")
+    known = KnownBugs([Bug.shown_by(KERNEL.target, WRONG, needed)])
+    process = PretendedProcess(lambda case, earlier: DEAD if earlier else None)
+    is_bug, sent = looked_into(process.suspect(a_case(9), a_case(7), failure=DEAD), process.timed(), known)
+    assert is_bug
+    assert bool(sent) is not keeps_something
 
 
 def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:

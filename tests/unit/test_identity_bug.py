@@ -107,6 +107,7 @@ def test_what_a_relation_adds_to_any_case_counts_as_had() -> None:
 def test_runs_that_differ_are_one_bug(other: Bug, same: bool) -> None:
     """Noise was two findings: bits differ between two runs of a case, and before and after another call."""
     assert a_bug(oracle="call_sequence", kind="bits").predicts(other) is same
+    assert a_bug("preceding cases", oracle="determinism", kind="lse").predicts(other) is same
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_kernel_without_the_mistake_has_no_line_for_it(runner: Runner) -> None
     (declaration,) = runner.declarations([str(KERNELS)])
     failures = (
         Failure(oracle="page_relocation", kind="strides of k", message="", causes=(Cause(mistake="narrow_offsets"),)),
-        Failure(oracle="unwritten", kind="read before written", message="", tensor="out"),
+        Failure(oracle="unwritten", kind="", message="", causes=(Cause(mistake="read_before_written"),)),
         Failure(oracle="accuracy", kind="out:value", message="", tensor="out"),
     )
     for failure in failures:

@@ -133,7 +133,8 @@ def test_silence_names_nothing() -> None:
 class Asked:
     """A runner whose kernel reads one element past q."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda") -> None:
+        self.device = device
         self.gpu = Gpu("q", "end", 1, nbytes=80)
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
@@ -159,8 +160,11 @@ def test_only_the_message_changes() -> None:
     assert after.failure.message == "the kernel read past q (float16 [3, 13]): 1 element (2 bytes) past its end"
     assert after.failure.details == (before.failure.message,)
     runs = asked.gpu.runs
-    for other in (Verdict(), verdict_of(kind="read past q"), verdict_of(oracle="page_relocation")):
+    for other in (Verdict(), verdict_of(oracle="page_relocation")):
         assert with_name(asked, declaration, CASE, other) is other
+    on_host: Any = Asked("cpu")
+    assert with_name(on_host, declaration, CASE, before) is before
+    assert not on_host.gpu.runs
     assert asked.gpu.runs == runs
 
 

@@ -1,11 +1,12 @@
 """Whether a failure comes back: always, now and then (flaky), only after certain other cases, or never.
 
 Retries run one kernel's cases alone, or after other cases in one fresh process. Of the cases that a failure needs
-before it, as few and as small are kept as can be found in time.
+before it, as few are kept as can be found with so many runs, each as like the failing one as can be.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Patience, U
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, Symptom, is_leak, may_be_leak
-from attnfuzz.minimise import minimise
+from attnfuzz.identity.differences import differing, others_like, with_fields_of
 from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import supports_case
 from attnfuzz.verdict import Failure, Relations, ends_process
 
 __all__ = [
     "MAX_RUNS",
+    "Allowance",
     "Confirmation",
     "LeakRetries",
     "Retries",
@@ -31,9 +33,9 @@ __all__ = [
     "find_preceding",
     "first_death",
     "leak_behind",
+    "more_alike",
     "rate_of",
     "retries_of",
-    "simpler",
     "still_fails_afresh",
 ]
 
@@ -163,7 +165,7 @@ def first_death(judge: CaseJudge, declaration: Declaration, cases: Sequence[Case
 Fails = Callable[[Sequence[Case]], bool]
 """Whether the failure is still there after these cases."""
 _VERIFICATIONS = 3
-_MAX_CALLS_PER_CASE = 40
+_HANG_GUARD_S = 300.0
 
 
 def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], retries: Retries) -> FailingCase | None:
@@ -186,15 +188,34 @@ def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], re
     return None
 
 
-def fewer(preceding: Sequence[Case], fails: Fails, *, until: float) -> tuple[Case, ...]:
-    """As few of ``preceding`` as are needed: the last 1, 2, 4 ..., then without halves, quarters, single ones.
+class Allowance:
+    """So many runs of cases, whatever they take: a machine that has much to do is not to tell less, or other things.
 
-    ``until`` on the monotonic clock nothing more is tried.
+    Only what hangs ends it by the clock.
     """
+
+    def __init__(self, runs: int) -> None:
+        self._left = runs
+        self._until = time.monotonic() + _HANG_GUARD_S
+
+    def take(self, runs: int = 1) -> bool:
+        """Whether so many more may be made; they count then."""
+        if self._left < runs or time.monotonic() >= self._until:
+            return False
+        self._left -= runs
+        return True
+
+    def limited(self, fails: Fails) -> Fails:
+        """``fails``, and False once there are no more runs."""
+        return lambda preceding: self.take(len(preceding) + 1) and fails(preceding)
+
+
+def fewer(preceding: Sequence[Case], fails: Fails) -> tuple[Case, ...]:
+    """As few of ``preceding`` as are needed: the last 1, 2, 4 ..., then without halves, quarters, single ones."""
     kept = tuple(preceding)
 
     def still_fails(cases: Sequence[Case]) -> bool:
-        return bool(cases) and time.monotonic() < until and fails(cases)
+        return bool(cases) and fails(cases)
 
     last = 1
     while last < len(kept):
@@ -215,40 +236,46 @@ def fewer(preceding: Sequence[Case], fails: Fails, *, until: float) -> tuple[Cas
     return kept
 
 
-def simpler(failing: FailingCase, fails: Fails, *, until: float) -> tuple[Case, ...]:
-    """The failing case's preceding cases, each as simple as it can be."""
-    declaration = failing.declaration
-    supports, options = declaration.supports, declaration.options
-    kept = failing.preceding
-    for uniform in (simplest_case(failing.case.problem, supports, options), failing.case):
-        if time.monotonic() < until and fails((uniform,) * len(kept)):
-            return (uniform,) * len(kept)
-    for i in range(len(kept)):
-        kept = _with_simpler(kept, i, failing, fails, until=until)
+def more_alike(failing: FailingCase, fails: Fails) -> tuple[Case, ...]:
+    """The failing case's preceding cases, each as like the case itself as it can be.
+
+    In what they still differ is what the kernel confuses: what it keeps of one call and uses in the next.
+    """
+    case, kept = failing.case, failing.preceding
+    if all(one == case for one in kept) or fails((case,) * len(kept)):
+        return (case,) * len(kept)
+    for i in range(len(kept) - 1, -1, -1):
+        kept = _with_more_alike(kept, i, failing, fails)
     return kept
 
 
-def _with_simpler(
-    preceding: tuple[Case, ...], i: int, failing: FailingCase, fails: Fails, *, until: float
-) -> tuple[Case, ...]:
-    before, after = preceding[:i], preceding[i + 1 :]
-    smallest = minimise(
-        preceding[i],
-        lambda case: fails((*before, case, *after)),
-        supports=failing.declaration.supports,
-        options=failing.declaration.options,
-        deadline=until,
-        max_calls=_MAX_CALLS_PER_CASE,
-    )
-    return (*before, smallest, *after)
+def _with_more_alike(preceding: tuple[Case, ...], i: int, failing: FailingCase, fails: Fails) -> tuple[Case, ...]:
+    declaration, case, now = failing.declaration, failing.case, preceding[i]
+
+    def fails_with(one: Case) -> bool:
+        return supports_case(declaration.supports, declaration.options, one) and fails(
+            (*preceding[:i], one, *preceding[i + 1 :])
+        )
+
+    paths = differing(case, now)
+    nearly = [one for path in paths if (one := with_fields_of(case, now, [path])) is not None]
+    if (alike := next(filter(fails_with, [case, *nearly]), None)) is not None:
+        return (*preceding[:i], alike, *preceding[i + 1 :])
+    for path in paths:
+        closer = with_fields_of(now, case, [path])
+        if closer is not None and closer != now and fails_with(closer):
+            now = closer
+    return (*preceding[:i], now, *preceding[i + 1 :])
 
 
 MAX_RUNS = 20
 """Runs that a rate is taken from, if there is time for them."""
 _FRESH_RUNS = 4
 _LAST_RUNS = 4
-_REPEATING_LIMIT_S = 10.0
-_SEQUENCE_LIMIT_S = 20.0
+_SEQUENCE_RUNS = 400
+"""Of cases, to find out which of those before it a case needs."""
+_MOST_LIKE_IT = 12
+"""Calls that differ from a failing one in one respect, which are made before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +351,9 @@ def _between_calls(failing: FailingCase, retries: Retries) -> Confirmation | Non
 
 def rate_of(failing: FailingCase, retries: Retries) -> Confirmation:
     """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
-    until = time.monotonic() + _REPEATING_LIMIT_S
+    allowance = Allowance(MAX_RUNS)
     failures: list[Failure | None] = []
-    while len(failures) < MAX_RUNS and (not failures or time.monotonic() < until):
+    while allowance.take():
         failures.append(_run(failing, retries, afresh=not failures))
     return Confirmation(failing, [failure for failure in failures if failure is not None], len(failures))
 
@@ -356,7 +383,9 @@ def _run(failing: FailingCase, retries: Retries, *, afresh: bool) -> Failure | N
 
 
 def _look_further(failing: FailingCase, retries: Retries) -> Confirmation:
-    """The case passes in a fresh process: does it fail when repeated, or after others?"""
+    """The case passes in a fresh process: does it fail after a call that is like it, when repeated, or after others?"""
+    if (after := _after_one_like_it(failing, retries)) is not None:
+        return Confirmation(after, [after.failure] * 2, 2)
     repeats, failure = _repeat(failing, retries)
     histories = [(failing.case,) * (repeats - 1)] if failure is not None else []
     histories += [failing.preceding] if failing.preceding else []
@@ -368,21 +397,44 @@ def _look_further(failing: FailingCase, retries: Retries) -> Confirmation:
     return Confirmation(kept, [kept.failure] * 2, 2)
 
 
+def _after_one_like_it(failing: FailingCase, retries: Retries) -> FailingCase | None:
+    """The case after one that differs from it in a single respect, or in none, if it always fails then.
+
+    That is not asked of what was seen in the first case that a process ran.
+    """
+    declaration, case = failing.declaration, failing.case
+    if not failing.preceding or ends_process(failing.failure):
+        return None
+    others = others_like(case, supports=declaration.supports, options=declaration.options)
+    for one in (case, *itertools.islice(others, _MOST_LIKE_IT)):
+        seen = retries.after((one,), case, afresh=True)
+        if seen is None or failing.as_(case, seen).symptom.sort != failing.symptom.sort:
+            continue
+        found = FailingCase(declaration, case, seen, (one,))
+        again = [retries.after((one,), case, afresh=True) for _ in range(_VERIFICATIONS - 1)]
+        alone = [retries.alone(case, afresh=True) for _ in range(_VERIFICATIONS)]
+        if not any(alone) and all(
+            other is not None and found.as_(case, other).symptom == found.symptom for other in again
+        ):
+            return found
+    return None
+
+
 def _only_needed(failing: FailingCase, retries: Retries) -> FailingCase:
     def fails(preceding: Sequence[Case]) -> bool:
         failure = retries.after(preceding, failing.case)
         return failure is not None and failing.as_(failing.case, failure).symptom == failing.symptom
 
-    kept = fewer(failing.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
+    kept = fewer(failing.preceding, Allowance(_SEQUENCE_RUNS).limited(fails))
     return FailingCase(failing.declaration, failing.case, failing.failure, kept)
 
 
 def _repeat(failing: FailingCase, retries: Retries) -> tuple[int, Failure | None]:
     """How many runs there have been when it failed again, or in all."""
-    runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
+    runs, allowance = 1, Allowance(MAX_RUNS - 1)
     if failing.failure.oracle == HANG.name:  # a slow machine is likelier than a kernel that hangs now and then
         return runs, None
-    while runs < MAX_RUNS and time.monotonic() < until:
+    while allowance.take():
         runs += 1
         failure = retries.alone(failing.case)
         if failure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import msgspec
@@ -9,10 +10,13 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
+from attnfuzz.oracles.registry import ACCURACY, CALL_SEQUENCE, CRASH, GUARD_PAGE, HANG, oracle_of
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.supported import supports_case
 from attnfuzz.verdict import Cause, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
@@ -20,6 +24,8 @@ __all__ = ["explain_failure", "explain_in_short", "shortened"]
 _WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0
 """Of each finding of a campaign, once; the explain command takes its time."""
+_MOST_BESIDE = 8
+"""Cases beside one with an access outside."""
 _MOST_LINES = 4
 _MOST_CHARACTERS = 300
 
@@ -59,11 +65,16 @@ def explain_failure(
         named = with_name(runner, declaration, case, Verdict(failure=failure)).failure
         if named is not None and named is not failure:
             found = Explanation(lines=(named.message,))
+    if failure.oracle == GUARD_PAGE.name and (beside := _told_beside(runner, declaration, case)):
+        found = msgspec.structs.replace(found, lines=(*found.lines, beside))
     if lines := runner.access_lines(declaration, case, failure).sources:
         found = msgspec.structs.replace(found, sources=lines)
     if failure.oracle == CRASH.name and not found.runs:  # it has died again, which has been said
         found = Explanation()
-    found = msgspec.structs.replace(found, told=_by_weights(told, failure, found.causes))
+    if isinstance(case, OpenCase):
+        found = msgspec.structs.replace(found, told=_with_causes(told, found.causes or ()))
+    else:
+        found = msgspec.structs.replace(found, told=_by_weights(told, failure, found.causes))
 
     def fails(changed: Case) -> bool | None:
         """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
@@ -79,11 +90,38 @@ def explain_failure(
     return msgspec.structs.replace(found, changes=changes)
 
 
+def _told_beside(runner: Runner, declaration: Declaration, case: Case) -> str:
+    """The mistake that wrong numbers in a similar case point to: what lies outside of a tensor tells of none.
+
+    An offset that is wrong need not lead outside, and where it does not, it gives wrong numbers; the line that reads
+    outside is as a rule not the one that is wrong.
+    """
+    for one in itertools.islice(neighbours(case), _MOST_BESIDE):
+        if not supports_case(declaration.supports, declaration.options, one):
+            continue
+        seen = runner.judge(declaration, one, relations=()).failure
+        if seen is None or seen.oracle != ACCURACY.name:
+            continue
+        told = runner.judge(declaration, one, relations=(), inquire=True).failure
+        if told is not None and told.cause and not told.causes[0].rounding:
+            words = list(dict.fromkeys(one.words for one in told.causes))
+            return f"in a similar case: {words[0]}" if len(words) == 1 else ""
+    return ""
+
+
 def _told(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Failure:
     """``failure`` with the mistake that neighbouring cases leave, if it shows again."""
     relations = oracle_of(failure.oracle).relations
     told = runner.judge(declaration, case, relations=relations, inquire=True).failure
     return told if told is not None and (told.oracle, told.kind) == (failure.oracle, failure.kind) else failure
+
+
+def _with_causes(told: Failure, causes: tuple[Cause, ...]) -> Failure:
+    """``told``, and the ``causes`` that runs with other inputs show."""
+    if told.causes or not causes:
+        return told
+    words = dict.fromkeys(one.words for one in causes)
+    return msgspec.structs.replace(told, message="; ".join((told.message, *words)), causes=causes)
 
 
 def _by_weights(told: Failure, plain: Failure, measured: tuple[Cause, ...] | None) -> Failure:

@@ -17,15 +17,16 @@ from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Adopted, Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.probe_cases import TOLD_ON_ALL_PATHS, ProbeCases, points, trial_of, with_values_of
 from attnfuzz.campaign.triage.confirmation import (
+    Allowance,
     Confirmation,
     LeakRetries,
     confirm,
     ever_fails_afresh,
     fewer,
     leak_behind,
+    more_alike,
     rate_of,
     retries_of,
-    simpler,
     still_fails_afresh,
 )
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
@@ -35,6 +36,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, is_leak, is_refusal, tag_of
+from attnfuzz.identity.differences import differing, with_fields_of
 from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
 from attnfuzz.identity.relatives import nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
@@ -42,6 +44,7 @@ from attnfuzz.oracles.registry import DETERMINISM, EXCEPTION, HANG, UNWRITTEN
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName, ends_process
 
@@ -52,8 +55,12 @@ _MAX_TRIES = 10
 _MISSED = 0.1
 """How often a smaller case that is as flaky may be taken for one that passes."""
 _MAX_HANGS_WHILE_SHRINKING = 25
-_SHRINKING_LIMIT_S = 60.0
-_SHRINKING_DEATHS_LIMIT_S = 25.0
+_SHRINKING_RUNS = 500
+_SHRINKING_DEATHS = 60
+"""Runs of which each costs a process."""
+_SEQUENCE_RUNS = 400
+_HANG_GUARD_S = 300.0
+"""No shrinking takes that long but where runs hang."""
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -106,6 +113,8 @@ class Investigation:
         self._retries = retries_of(failing, judge, self._deaths)
         self._is_over = is_over
         self._shrink_until = deadline
+        self._allowance = Allowance(_SHRINKING_RUNS)
+        self._is_cut_off = False
         self._tries = 1
         self._afresh = False
         self._steps: list[FailingCase] = []
@@ -194,8 +203,11 @@ class Investigation:
         return all(any(self._failure_of(now.declaration, case) is not None for case in shape) for shape in shapes)
 
     def _is_known_to_need_others(self) -> bool:
-        """A symptom that is known to need other cases, on a case that ran after some and does not fail alone."""
-        known = self._known.of_symptom(self._first.symptom)
+        """A case that ran after others and does not fail alone, of a kernel that is known to keep something of those.
+
+        What is left of an earlier call shows in numbers and in memory, by whatever oracle looks first.
+        """
+        known = self._known.of_sort(self._first.symptom)
         if not self._first.preceding or not any(bug.needs_others for bug in known):
             return False
         try:
@@ -284,9 +296,10 @@ class Investigation:
     def _shrink(self) -> None:
         before = self._now
         deadly = ends_process(before.failure)
-        limit_s = _SHRINKING_DEATHS_LIMIT_S if deadly else _SHRINKING_LIMIT_S
-        self._shrink_until = min(self._shrink_until, time.monotonic() + limit_s)
+        self._allowance = Allowance(_SHRINKING_DEATHS if deadly else _SHRINKING_RUNS)
+        self._shrink_until = min(self._shrink_until, time.monotonic() + _HANG_GUARD_S)
         try:
+            self._shrink_preceding()
             self._minimise()
             self._shrink_preceding()
             if before.failure.oracle == HANG.name:
@@ -310,14 +323,15 @@ class Investigation:
         )
 
     def _shrink_preceding(self) -> None:
-        """Fewer and simpler cases before the failing one, which is smaller now."""
+        """Fewer cases before the failing one, and such as are more like it."""
         if not self._now.preceding:
             return
-        until, now = self._shrink_until, self._now
-        kept = fewer(now.preceding, self._fails_after, until=until)
-        now = FailingCase(now.declaration, now.case, now.failure, kept)
-        kept = simpler(now, self._fails_after, until=until)
-        self._step_to(FailingCase(now.declaration, now.case, now.failure, kept))
+        fails = Allowance(_SEQUENCE_RUNS).limited(self._fails_after)
+        now = self._now
+        kept = FailingCase(now.declaration, now.case, now.failure, fewer(now.preceding, fails))
+        kept = FailingCase(now.declaration, now.case, now.failure, more_alike(kept, fails))
+        if kept.preceding != now.preceding:
+            self._step_to(kept)
 
     def _fails_after(self, preceding: Sequence[Case]) -> bool:
         if self._is_over():
@@ -354,15 +368,29 @@ class Investigation:
             raise _CutOff
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
             return False
+        preceding = tuple(self._followed(one, case) for one in self._now.preceding)
         for _ in range(self._tries):
+            if not self._allowance.take():
+                self._is_cut_off = True
+                return False
             try:
-                failure = self._retries.after(self._now.preceding, case, patience="short", afresh=self._afresh)
+                failure = self._retries.after(preceding, case, patience="short", afresh=self._afresh)
             except OutOfTime as cut:
                 raise _CutOff from cut
             self._hangs += failure is not None and failure.oracle == HANG.name
-            if failure is not None and self._is_alike(self._now.as_(case, failure)):
+            if failure is not None and self._is_alike(FailingCase(self._now.declaration, case, failure, preceding)):
                 return True
         return False
+
+    def _followed(self, earlier: Case, case: Case) -> Case:
+        """A call before the failing one that differs from ``case`` as ``earlier`` does from the case as it is now.
+
+        What a kernel keeps is often found by a shape that both have: one could not become smaller without the other.
+        """
+        declaration = self._now.declaration
+        followed = with_fields_of(case, earlier, differing(self._now.case, earlier))
+        is_one = followed is not None and supports_case(declaration.supports, declaration.options, followed)
+        return followed if followed is not None and is_one else earlier
 
     def _is_alike(self, other: FailingCase) -> bool:
         now = self._now
@@ -409,11 +437,11 @@ class Investigation:
         self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, bug.finding)))
 
     def _close_as_new(self) -> None:
-        is_complete = time.monotonic() < self._shrink_until
+        is_complete = not self._is_cut_off and time.monotonic() < self._shrink_until
         needed = self._needs()
         is_declarable = self._passes_as_declared(needed)
         explanation = self._explanation()
-        told = self._now.failure.undecided if explanation.told is None else explanation.told
+        told = explanation.told or (self._now.failure if self._now.preceding else self._now.failure.undecided)
         if told != self._now.failure:
             self._step_to(self._now.as_(self._now.case, told))
         self._send(

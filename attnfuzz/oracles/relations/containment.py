@@ -40,14 +40,17 @@ from attnfuzz.oracles.relations.relation import (
     FurtherRuns,
     Relation,
     Results,
+    as_it_is,
     one_by_one,
+    results_of,
     unequal_bits,
     where_bits_differ,
 )
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.registry import Contents
+from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 
 __all__ = ["CONTAINMENT"]
 
@@ -55,6 +58,7 @@ _LOW = 2.0**15
 """An element of K that makes a score so low, in magnitude: every dtype has it."""
 _LOW_IN_8_BITS = 2.0**12
 """The same in an 8-bit cache, whose scale, at most 8, leaves it a float16."""
+_FINITE = 3.0
 _GAP = 256.0
 """Between a score and the largest one of its row: float32's exp gives 0 from 104 on, a 16-bit one earlier."""
 _GAP_OF_SPLITS = 200.0
@@ -71,7 +75,8 @@ class _Law:
     """What the run of number `after` gives in every head of each row that `kept` names.
 
     `before`: what it should give, from the results of the run on the case as it is and of all others; `differing`:
-    where it does not, of these two.
+    where it does not, of these two. `finite`: values of which the run must differ as little, with a number in place of
+    the one that is not finite.
     """
 
     before: Callable[[Results, Sequence[Results]], Results]
@@ -82,6 +87,7 @@ class _Law:
     why: str
     differing: Callable[[Results, Results], _Masks] = where_bits_differ
     rule: str = "the bits must be equal"
+    finite: LogicalAttention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +180,41 @@ def _further(declaration: Declaration, case: AttentionCase, contents: Contents) 
                 "a sequence that has this token" if place.position < case.shared_tokens else f"sequence {place.seq}"
             )
             why = f"only rows that read KV head {place.kv_head} of {reader} may show it"
-            laws.append(_Law(_as_it_is, after, kept, f"{number} in {name}", "originally", why))
+            finite = place.with_number(name, _FINITE, at) if name == "V" else None
+            laws.append(_Law(_as_it_is, after, kept, f"{number} in {name}", "originally", why, finite=finite))
     if not runs:
         return None
 
-    def compare(one: Results, others: Sequence[Results]) -> Failure | None:
-        return next((found for law in laws if (found := _objection(case, law, runs, one, others)) is not None), None)
+    objecting: list[_Law] = []
 
-    return FurtherRuns(runs, compare)
+    def compare(one: Results, others: Sequence[Results]) -> Failure | None:
+        for law in laws:
+            if (found := _objection(case, law, runs, one, others)) is not None:
+                objecting.append(law)
+                return found
+        return None
+
+    def refine(trial: Trial, failure: Failure) -> Failure:
+        """What leaks, if it is NaN and does so with a weight of 0: a number in its place makes no difference then."""
+        (law,) = objecting
+        if law.finite is None or not _is_nan_only(trial, law, runs[law.after]):
+            return failure
+        plain = Changed("with a number there", case, law.finite, contents.placement)
+        masks = where_bits_differ(as_it_is(trial), results_of(trial, plain))
+        if any(bool((mask & _over(mask, law.kept)).any()) for mask in masks.values()):
+            return failure
+        words = "with a finite number there it is right, as where it has a weight of 0: 0 x inf and 0 x NaN are NaN"
+        cause = Cause(mistake=WITHOUT_WEIGHT, words=words)
+        return msgspec.structs.replace(failure, message=f"{failure.message}; {words}", causes=(cause,))
+
+    return FurtherRuns(runs, compare, refine=refine)
+
+
+def _is_nan_only(trial: Trial, law: _Law, changed: Changed) -> bool:
+    """Whether all that leaks in a run shows as NaN."""
+    after = results_of(trial, changed)
+    masks = where_bits_differ(as_it_is(trial), after)
+    return all(bool((after[name].isnan() | ~(mask & _over(mask, law.kept))).all()) for name, mask in masks.items())
 
 
 @functools.cache

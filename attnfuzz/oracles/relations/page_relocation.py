@@ -302,13 +302,15 @@ class Far:
     """What lies far away: pages from id ``first_page`` on, a mask's tables from ``first_entry`` on, and what has high
     indices along an axis of a tensor.
 
-    ``near``: of the latter, not far, but merely further away than in a contiguous tensor.
+    ``near``: of the latter, not far, but merely further away than in a contiguous tensor. ``wrapped``: all of it lies
+    also where offsets of 32 bits look for it.
     """
 
     first_page: int = 0
     first_entry: int = 0
     stretched: Mapping[str, int] = field(default_factory=dict)
     near: bool = False
+    wrapped: bool = False
 
 
 def run_far(trial: Trial, far: Far) -> Observation | None:
@@ -333,9 +335,11 @@ def run_far(trial: Trial, far: Far) -> Observation | None:
                 on_gpu=None if trial.device == "cpu" else sparse_memory(),
             )
             inputs = _built(trial, far, memory)
+            if far.wrapped:
+                memory.put_where_short_offsets_land()
         except SparseUnavailable:
             return None
-        return _run(trial, far, inputs)
+        return _run(trial, far, inputs, memory)
 
 
 def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
@@ -364,7 +368,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
     return inputs
 
 
-def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
+def _run(trial: Trial, far: Far, inputs: Any, memory: FarAllocator) -> Observation | None:
     """What is returned holds on to none of the memory of the run."""
     allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
     started = time.perf_counter()
@@ -379,6 +383,8 @@ def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
         if not far.near and context_lost(raised.error) is not None:
             raised.maybe = (NARROW_OFFSETS,)
         raise
+    if far.wrapped:
+        memory.take_from_where_short_offsets_land()
     nothing = Arena(trial.device, poison="nan", prefill="nan")
     seen = Observation("nan", "nan", None, given=nothing, allocated=nothing)
     seen.results = {name: result.clone() for name, result in results.items()}
@@ -426,6 +432,10 @@ _WIDER_ENTRIES = (
     "convert what mask_indptr holds, and an index before it is multiplied with a length, to 64 bits "
     "(`.to(tl.int64)`, `int64_t`)"
 )
+_NOT_WRAPPED = (
+    "that offsets are cut to 32 bits does not explain it: what should be read was put where such offsets lead, too, "
+    "and the result is wrong all the same"
+)
 _FOLLOW_IDS = "read each page where its row of the block table says that it lies"
 _WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
@@ -446,12 +456,12 @@ def _weight(declaration: Declaration, case: BundledCase) -> int:
 def _check(trial: Trial) -> Failure | None:
     most_rows = MOST_ROWS if trial.device == "cpu" else MOST_ROWS_ON_GPU
     for far in _placements(trial.kernel.declaration, trial.case, most_rows):
+        if far.first_entry and not _is_right(trial, Far(first_entry=_NEAR_ENTRY)):
+            continue  # before the far run, which ends the process of a kernel that is astray by more than it wraps
         if trial.device == "cpu" and _is_right(trial, far):
             continue
         if far.first_page and not _heeds_page_strides(trial):
             far = Far(stretched=far.stretched)
-        if far.first_entry and not _is_right(trial, Far(first_entry=_NEAR_ENTRY)):
-            continue
         ignored = _ignored(trial, far)
         if failure := _told_of_ignored(trial, ignored):
             return None if _comes_and_goes(trial) else failure
@@ -592,20 +602,33 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
             if wrong is not None:
                 words = f"with {name}.stride({axis}) enlarged until offsets exceed 2^31 elements"
                 is_last = axis == len(shape) - 1
-                found = _failure(
-                    trial,
-                    alone,
-                    wrong,
-                    f"strides of {name}",
-                    words,
-                    _WIDER_OFFSETS,
-                    cause=NARROW_OFFSETS,
-                    tensor=name,
-                )
+                cause, advice = _if_wrapped(trial, alone, _WIDER_OFFSETS)
+                found = _failure(trial, alone, wrong, f"strides of {name}", words, advice, cause=cause, tensor=name)
                 remedy = {"strides": "last_contiguous"} if is_last else {}
                 return found and msgspec.structs.replace(found, remedy=remedy)
     words = f"with strides of {', '.join(far.stretched)} enlarged until offsets exceed 2^31 elements"
-    return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS, cause=NARROW_OFFSETS)
+    cause, advice = _if_wrapped(trial, far, _WIDER_OFFSETS)
+    return _failure(trial, far, seen, "strides", words, advice, cause=cause)
+
+
+def _if_wrapped(trial: Trial, far: Far, advice: str) -> tuple[str, str]:
+    """That offsets are too narrow, and the ``advice`` for that, if that has been tried; else that it does not explain.
+
+    Offsets of 32 bits lead to one place, the right one modulo 2^32: with the same numbers there as well such a kernel
+    is right. On a GPU rows share granules of memory with what lies there, so that it cannot be tried: there the limit
+    up to which it is right has to do.
+    """
+    if trial.device != "cpu":
+        return NARROW_OFFSETS, advice
+    try:
+        seen = run_far(trial, replace(far, wrapped=True))
+    except KernelRaised as raised:
+        if raised.fatal or not raised.is_a(Exception):
+            raise
+        return "", _NOT_WRAPPED
+    if seen is None:
+        return "", advice
+    return ("", _NOT_WRAPPED) if _differs(trial, far, seen) else (NARROW_OFFSETS, advice)
 
 
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
@@ -624,16 +647,19 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
         below = (limit.page - 1 - count) // step * step  # of which no page reaches the limit with its last token
         if below <= 0 or _wrong(trial, Far(below)) is None:
             words = f"with page ids from {first} on, past {limit.words}"
-            is_of_ids = "ids" in limit.units
-            cause = "" if is_of_ids and len(limit.units) > 1 else "narrow_page_ids" if is_of_ids else NARROW_OFFSETS
-            remedy = _WIDER_IDS if is_of_ids else _WIDER_OFFSETS
-            found = _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy, cause=cause)
-            return found and msgspec.structs.replace(found, maybe=() if cause else (NARROW_OFFSETS,))
+            if limit.units == {"ids"}:
+                cause, advice = "narrow_page_ids", _WIDER_IDS
+            else:
+                cause, advice = _if_wrapped(trial, Far(first), _WIDER_OFFSETS)
+            either = cause == NARROW_OFFSETS and "ids" in limit.units  # short ids may lead to the same place
+            cause, advice = ("", _WIDER_IDS) if either else (cause, advice)
+            found = _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), advice, cause=cause)
+            return found and msgspec.structs.replace(found, maybe=(NARROW_OFFSETS,) if either else ())
         seen, far = above, Far(first)
         break
     words = f"with page ids from {far.first_page} on; with page ids up to {right_up_to} the result is right"
-    found = _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
-    return found and msgspec.structs.replace(found, maybe=(NARROW_OFFSETS,))
+    cause, advice = _if_wrapped(trial, far, _WIDER_IDS)
+    return _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), advice, cause=cause)
 
 
 def _explained_by_tables(trial: Trial, far: Far, seen: Observation) -> Failure | None:
@@ -642,9 +668,8 @@ def _explained_by_tables(trial: Trial, far: Far, seen: Observation) -> Failure |
     words = f"with mask_indptr from {far.first_entry} on, so that offsets into mask exceed 2^31 elements"
     start, end = (far.first_entry + entry for entry in table[1:])
     where = f"the table of sequence {table.seq} begins {start} elements into mask, and ends {end} elements into it"
-    return _failure(
-        trial, far, seen, "offsets into mask", words, where, _WIDER_ENTRIES, cause=NARROW_OFFSETS, tensor="mask"
-    )
+    cause, advice = _if_wrapped(trial, far, _WIDER_ENTRIES)
+    return _failure(trial, far, seen, "offsets into mask", words, where, advice, cause=cause, tensor="mask")
 
 
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:

@@ -23,7 +23,7 @@ from attnfuzz.explaining.diagnose import row_of
 from attnfuzz.explaining.low_precision import Rounding, roundings
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
-from attnfuzz.oracles import registry
+from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.accuracy import objection
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.problems.cases import AttentionCase
@@ -83,9 +83,18 @@ def _check(trial: Trial) -> Failure | None:
         reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance="bound")
         comparisons = compare(reference, seen)
         if (wrong := objection(reference, comparisons, seen.poison, nearby=tuple)) is not None:
-            return _beyond(wrong, changed)
+            return _beyond(_inquired(trial, changed) or wrong, changed)
         found += _tokens_of(trial, changed, reference, comparisons)
     return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
+
+
+def _inquired(trial: Trial, changed: AttentionCase) -> Failure | None:
+    """What is told of a case with other numbers where it is looked into, as of any case that is wrong by itself."""
+    if not trial.inquire:
+        return None
+    tolerance = trial.reference.tolerance
+    alone = Trial(trial.kernel, changed, device=trial.device, tolerance=tolerance, twice=False, inquire=True)
+    return accuracy.check(alone)
 
 
 def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:

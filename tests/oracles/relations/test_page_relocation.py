@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -188,6 +189,7 @@ def test_planted_bug_is_found_by_nothing_else(name: str, runner: Runner, tmp_pat
     assert failure is not None
     assert (failure.oracle, failure.kind) == ("page_relocation", kind)
     assert words in failure.message
+    assert (failure.cause or name) in {"narrow_offsets", "narrow_page_ids", "narrow_between_2_31_and_2_32"}
     assert runner.restarts == before
 
 
@@ -289,12 +291,20 @@ def wrapped(name: str, changed: Any, **supports: Any) -> Kernel:
 
 
 def narrow(inputs: Any) -> None:
-    """Spoils q where the offset of an element that is read does not fit into 32 bits."""
-    reach = 1 + sum(
-        stride * (size - 1) for stride, size in zip(inputs.k_cache.stride()[1:], inputs.k_cache.shape[1:], strict=True)
-    )
-    if int(inputs.block_table.max()) * inputs.k_cache.stride(0) + reach > 1 << 31:
-        inputs.q = inputs.q + 1
+    """Has K read at offsets of 32 bits."""
+    k, table = inputs.k_cache, inputs.block_table
+    pages, numbers = table.clamp(0, k.shape[0] - 1).unique(return_inverse=True)
+    offsets = pages.long()[:, None, None, None] * k.stride(0)
+    for axis in (1, 2, 3):
+        index = torch.arange(k.shape[axis]).view([-1 if axis == one else 1 for one in range(4)])
+        offsets = offsets + index * k.stride(axis)
+    short = (offsets + (1 << 31)) % (1 << 32) - (1 << 31)
+    breaks = (short.flatten().diff() != 1).nonzero()[:, 0] + 1
+    runs = zip([0, *breaks.tolist()], [*breaks.tolist(), short.numel()], strict=True)
+    places = short.flatten().tolist()
+    read = b"".join(ctypes.string_at(k.data_ptr() + 2 * places[a], 2 * (b - a)) for a, b in runs)
+    inputs.k_cache = torch.frombuffer(bytearray(read), dtype=k.dtype).view(short.shape)
+    inputs.v_cache, inputs.block_table = inputs.v_cache[pages.long()], numbers.to(table.dtype)
 
 
 def as_if_contiguous(*names: str) -> Any:
@@ -330,6 +340,28 @@ def test_where_ids_and_offsets_reach_a_limit_together_either_may_be_narrow() -> 
     assert failure is not None
     assert (failure.cause, failure.maybe) == ("", ("narrow_offsets",))
     assert "2^31 elements and 2^32 bytes and 2^16 page ids" in failure.message
+
+
+def test_another_wrong_offset_is_not_called_narrow() -> None:
+    """Whoever has wide offsets, and something else that is wrong far away, would be told to widen them."""
+
+    def far_astray(inputs: Any) -> None:
+        if int(inputs.block_table.max()) * inputs.k_cache.stride(0) >= 1 << 31:
+            inputs.q = inputs.q + 1
+
+    failure = relocated(wrapped("paged_eager", far_astray), PAGED)
+    assert failure is not None
+    assert (failure.cause, failure.maybe) == ("", ())
+    assert any("does not explain it" in line for line in failure.details)
+
+
+def test_a_mask_read_at_a_wrong_place_ends_no_process(runner: Runner, tmp_path: Path) -> None:
+    """A wrong table of a mask would be a crash of its own, on a case that is right, since far away nothing lies."""
+    start = "stride_indptr, mask=m_found, other=0).to(tl.int64)"
+    edit = Edit("masked/masked_attention.py", start, f"{start} * 2")
+    target = plant(Mutant("astray", "masked_attention_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    alone = msgspec.structs.replace(MASKED, seq_lens=(5,), query_lens=(1,), mask=Mask())
+    assert judged(runner, target, alone, "page_relocation") is None
 
 
 def test_an_ignored_stride_is_no_narrow_index() -> None:

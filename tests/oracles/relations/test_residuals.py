@@ -83,7 +83,7 @@ def test_an_error_beyond_its_bound_is_told_as_such(judged: Judged) -> None:
     assert failure is not None
     assert (failure.oracle, failure.kind, failure.cause) == ("residuals", "out:value", "scale")
     assert failure.message.startswith("with other numbers, out[")
-    assert failure.message.endswith("the scale is left out")
+    assert failure.message.endswith("; the scale is left out")  # as a fact: cases beside it are asked as of any other
 
 
 @pytest.mark.night

@@ -1,0 +1,251 @@
+"""What a kernel of a user's own problem reads or writes in wrong places.
+
+All that is known of such a problem is its reference. So that is asked about changed inputs as the kernel is: elements
+that must matter and do not are read elsewhere, and the reference tells where, if it gives the kernel's result once they
+hold what lies there. Of results it is looked for where else the rows lie that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from attnfuzz.explaining.reruns import Reruns, Results
+from attnfuzz.memory.patterns import bits
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.open_cases import OpenCase, implementation_of
+from attnfuzz.problems.open_module import OWN_TOLERANCES, Target, filled
+from attnfuzz.problems.own import Expected
+from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.wording import element, plural
+from attnfuzz.trials.comparison import axes_of, extent
+from attnfuzz.verdict import Cause
+
+__all__ = ["NOT_READ", "read_elsewhere", "written_elsewhere"]
+
+NOT_READ = "not_read"
+"""The cause where what a kernel does not read is known, and not what it reads in place of that."""
+
+_FLIPPED = {
+    torch.uint8: 0x15,
+    torch.int8: 0x15,
+    torch.float16: 0x200,
+    torch.bfloat16: 0x40,
+    torch.float32: 0x400000,
+}
+"""Bits of an element that is changed: of a number, enough to see it. What other types hold are indices, for all that is
+known, and a kernel may die of a wrong one."""
+_MOST_ELEMENTS = 1024
+_FAR_ENOUGH = 4.0
+"""Bounds by which the result must change with an element that matters."""
+_NEARLY = 1e-2
+"""Of the largest number of a result."""
+_FARTHEST = 64
+"""Elements from the right place, in either direction, up to which any distance is tried; else those that the fields of
+the case say."""
+_FEWEST_NUMBERS = 4
+"""Unlike each other, so that a row lies nowhere by chance."""
+
+Elements = Int64[Tensor, " elements"]
+Some = Int64[Tensor, " some"]
+"""Of the elements that are looked at."""
+
+
+def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
+    """Inputs that do not matter though they must, if it is known where the kernel reads in place of them."""
+    case = reruns.case
+    if not isinstance(case, OpenCase):
+        return
+    _tell_bytes_apart(reruns)
+    reruns.reset()
+    got = reruns.run()
+    reference = _Reference(case)
+    if _is_given(got, reference.right):
+        return
+    for name, spec in tensor_specs(case).items():
+        tensor = getattr(reruns.inputs, name)
+        if spec.role != "input" or tensor.dtype not in _FLIPPED or not tensor.is_contiguous():
+            continue
+        live = reruns.values.written[name][1].flatten().nonzero().flatten()
+        if not 0 < len(live) <= _MOST_ELEMENTS:
+            continue
+        ignored = _ignored(reruns, reference, name, live, got)
+        if not len(ignored):
+            continue
+        mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu").index_fill(0, ignored, True)
+        which = extent(name, axes_of(name, case), mask.view(tensor.shape))
+        found = {
+            step: why for step, why in _steps(case) if _is_given(got, reference.moved(reruns, name, ignored, step))
+        }
+        if len(found) == 1:
+            ((step, why),) = found.items()
+            side = "before" if step < 0 else "behind"
+            words = f"{which} are read {plural(abs(step), 'element')} {side} their places{why}"
+            yield Cause(mistake="read_elsewhere", way=f"{name}: {step:+}", words=words)
+        else:
+            yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
+
+
+def _tell_bytes_apart(reruns: Reruns) -> None:
+    """Have bytes that the problem leaves out differ from each other, so that what is read of them tells which."""
+    reruns.reset()
+    for name, spec in tensor_specs(reruns.case).items():
+        tensor = getattr(reruns.inputs, name)
+        if spec.role == "input" and tensor.dtype in (torch.uint8, torch.int8) and tensor.is_contiguous():
+            dead = (~reruns.values.written[name][1]).flatten().nonzero().flatten().to(tensor.device)
+            bits(tensor).view(-1)[dead] = (dead * 37 % 61 + 1).to(torch.uint8)
+    reruns.keep()
+
+
+def _steps(case: OpenCase) -> Iterator[tuple[int, str]]:
+    """How far from its place something may be read, and which fields of the case are as large."""
+    said: dict[int, list[str]] = {}
+    for name in case.problem.fields:
+        value = getattr(case, name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            said.setdefault(value, []).append(name)
+    for step in dict.fromkeys((*said, *range(1, _FARTHEST + 1))):
+        why = f", as many as {' or '.join(said[step])} says" if step in said else ""
+        yield -step, why
+        yield step, why
+
+
+class _Reference:
+    """What a case's problem says of its inputs, and of others in their place."""
+
+    def __init__(self, case: OpenCase) -> None:
+        self._case = case
+        self._tensors = filled(case)
+        self.right = self._asked({})
+
+    def changed(self, name: str, elements: Elements) -> list[Target]:
+        """With these elements of a tensor changed."""
+        other = self._tensors[name].clone()
+        _flip(other, elements)
+        return self._asked({name: other})
+
+    def moved(self, reruns: Reruns, name: str, elements: Elements, step: int) -> list[Target]:
+        """With what the kernel finds so many elements from them; nothing where that is outside."""
+        other, there = self._tensors[name].clone(), elements + step
+        if int(there.min()) < 0 or int(there.max()) >= other.numel():
+            return []
+        memory = bits(getattr(reruns.reset(), name)).flatten().cpu()
+        bits(other).view(-1)[elements] = memory[there]
+        return self._asked({name: other})
+
+    def _asked(self, others: dict[str, Tensor]) -> list[Target]:
+        problem = implementation_of(self._case.problem)
+        given = {name: others.get(name, tensor).clone() for name, tensor in self._tensors.items()}
+        bounds = problem.bound(self._case, {name: tensor.clone() for name, tensor in given.items()})
+        found = []
+        for name, one in problem.reference(self._case, given).items():
+            value = (one.value if isinstance(one, Expected) else one).double().cpu()
+            if isinstance(one, Expected) and one.where is not None:
+                value = torch.where(one.where.cpu(), value, 0.0)
+            usual = OWN_TOLERANCES.get(self._tensors[name].dtype)
+            bound: Any = bounds.get(name, 0.0 if usual is None else usual.bound(value))
+            found.append(
+                Target(name, value, torch.as_tensor(bound, dtype=torch.float64, device="cpu").expand_as(value))
+            )
+        return found
+
+
+def _is_given(got: Results, wanted: list[Target]) -> bool:
+    """Whether these are the results, and there is something to compare: beside small numbers, a bound allows much."""
+    for one in wanted:
+        error = (got[one.name].double() - one.value).abs()
+        same = (got[one.name].double() == one.value) | (got[one.name].isnan() & one.value.isnan())
+        nearly = error <= torch.minimum(one.bound, _NEARLY * one.value.nan_to_num().abs().max())
+        if not bool((same | nearly).all()):
+            return False
+    return bool(wanted)
+
+
+def _flip(tensor: Tensor, elements: Elements) -> None:
+    flat = bits(tensor).view(-1)
+    at = elements.to(flat.device)
+    flat[at] = flat[at] ^ _FLIPPED[tensor.dtype]
+
+
+def _ignored(reruns: Reruns, reference: _Reference, name: str, live: Elements, got: Results) -> Some:
+    """Elements that do not matter to the kernel, with some that must among each stretch of them.
+
+    Of the bytes of a number, the last ones hardly matter to anybody.
+    """
+
+    def differs(chosen: Elements) -> bool:
+        _flip(getattr(reruns.reset(), name), chosen)
+        return any(bool((bits(part) != bits(got[result])).any()) for result, part in reruns.run().items())
+
+    def matters(chosen: Elements) -> float:
+        return max(_distance(*pair) for pair in zip(reference.right, reference.changed(name, chosen), strict=True))
+
+    needed = _single(live, lambda chosen: matters(chosen) > 0)
+    strongly = {int(one) for one in needed if matters(one[None]) > _FAR_ENOUGH}
+    read = set(_single(needed, differs).tolist())
+    found: list[int] = []
+    stretch: list[int] = []
+    for one in [*needed.tolist(), -2]:
+        if stretch and (one != stretch[-1] + 1 or one in read):
+            found += stretch if strongly & set(stretch) else []
+            stretch = []
+        if one not in read:
+            stretch.append(one)
+    return torch.tensor(sorted(set(found) - {-2}), dtype=torch.int64, device="cpu")
+
+
+def _distance(one: Target, other: Target) -> float:
+    """The largest difference, in bounds; infinite where a number becomes none."""
+    same = (one.value == other.value) | (one.value.isnan() & other.value.isnan())
+    apart = (one.value - other.value).abs() / one.bound.clamp(min=torch.finfo(torch.float64).tiny)
+    return float(torch.where(same, 0.0, apart.nan_to_num(torch.inf)).max()) if one.value.numel() else 0.0
+
+
+def _single(candidates: Elements, tells: Callable[[Elements], bool]) -> Some:
+    """Those of ``candidates`` that tell by themselves, found by halves."""
+    if not len(candidates) or not tells(candidates):
+        return candidates[:0]
+    if len(candidates) == 1:
+        return candidates
+    middle = len(candidates) // 2
+    return torch.cat([_single(candidates[:middle], tells), _single(candidates[middle:], tells)])
+
+
+def written_elsewhere(reruns: Reruns) -> Iterator[Cause]:
+    """Rows of a result that are missing at their places and lie elsewhere."""
+    reruns.reset()
+    results = reruns.run()
+    for target in reruns.values.targets("bound"):
+        moves = list(_moves(reruns.case, target, reruns.values.where[target.name], results[target.name]))
+        if moves:
+            yield Cause(mistake="written_elsewhere", way=target.name, words="; ".join(dict.fromkeys(moves)))
+
+
+_MOST_MOVES = 2
+
+
+def _moves(case: Case, target: Target, where: Bool[Tensor, "..."] | None, result: Tensor) -> Iterator[str]:
+    if result.dim() < 2:
+        return
+    wanted = target.value.to(result.dtype)
+    counts = torch.ones_like(wanted, dtype=torch.bool) if where is None else where
+    told = 0
+    for row in range(len(wanted)):
+        content = wanted[row].flatten()
+        if not bool(counts[row].all()) or len(set(content.tolist())) < _FEWEST_NUMBERS:
+            continue
+        if int((result[row].flatten() == content).sum()) * 2 > len(content):
+            continue
+        lies = (result.flatten().unfold(0, len(content), 1) == content).all(-1).nonzero().flatten().tolist()
+        if not lies:
+            continue
+        step = lies[0] - row * len(content)
+        at = element(target.name, axes_of(target.name, case)[:1], (row,))
+        yield f"what belongs at {at} lies {plural(abs(step), 'element')} {'behind' if step > 0 else 'before'} its place"
+        told += 1
+        if told == _MOST_MOVES:
+            return
