@@ -315,7 +315,7 @@ def test_a_leak_has_the_mistake_that_gives_it(plant: Any) -> None:
 
 
 def test_a_mask_that_is_added(plant: Any) -> None:
-    """Keys behind a query would count as soon as they are NaN: nothing is selected by adding -inf."""
+    """Torch's own attention would be accused: what is masked by adding -inf shows NaN of its own sequence's keys."""
 
     def added(inputs: Any, out: Tensor, lse: Tensor) -> Any:
         k_cache = inputs.k_cache
@@ -328,9 +328,7 @@ def test_a_mask_that_is_added(plant: Any) -> None:
         )
         return out + 0 * tails[seq].to(out.dtype), lse
 
-    failure = contained(plant("paged_attention", after=added), msgspec.structs.replace(CAUSAL, layout="NHD"))
-    assert failure is not None
-    assert failure.kind == "nan in K"
+    assert contained(plant("paged_attention", after=added), msgspec.structs.replace(CAUSAL, layout="NHD")) is None
 
 
 @pytest.mark.parametrize("case", [DENSE, PAGED, CAUSAL])
