@@ -33,6 +33,8 @@ from attnfuzz.project import everybody_can_write, project_root
 
 __all__ = [
     "DEVICES",
+    "MAX_ASKED_LENGTH",
+    "MAX_ASKED_SEQS",
     "MAX_SEED",
     "MAX_WORKERS",
     "PROFILE_VARIABLE",
@@ -73,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     oracles: tuple[OracleName, ...] | None = None
     seed: int | None = None
+    max_seq_len: int | None = None
+    max_seqs: int | None = None
     fail_fast: bool | None = None
     on: tuple[str, ...] | None = None
     against: Path | None = None
@@ -217,6 +221,8 @@ def _show(value: object) -> str:
 DEVICES = ("auto", "cpu", "cuda")
 MAX_WORKERS = 256
 MAX_SEED = 2**32 - 1
+MAX_ASKED_LENGTH = 1 << 20
+MAX_ASKED_SEQS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +277,18 @@ RULES: dict[str, Rule] = {
     ),
     "seed": Rule(
         int, f"a number between 0 and {MAX_SEED}", "20261121", check=lambda value: _check_number(value, 0, MAX_SEED)
+    ),
+    "max_seq_len": Rule(
+        int,
+        f"a number between 1 and {MAX_ASKED_LENGTH}",
+        "8192",
+        check=lambda value: _check_number(value, 1, MAX_ASKED_LENGTH),
+    ),
+    "max_seqs": Rule(
+        int,
+        f"a number between 1 and {MAX_ASKED_SEQS}",
+        "64",
+        check=lambda value: _check_number(value, 1, MAX_ASKED_SEQS),
     ),
     "fail_fast": Rule(bool, "true or false", "true"),
     "on": Rule(

@@ -77,6 +77,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``is_settled``: it is an engine's, in Triton, and of what it leaves open it has been found out that it means the
     default.
     ``oracles``: those that its file defines (`attnfuzz.oracle`).
+    ``lengths``: numbers in its source that the length of a sequence may be compared with.
     A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
     not be shown, or not be sent as JSON, and for what ``where`` names and cases of the problem do not have.
     """
@@ -93,6 +94,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     needs_preparing: bool = False
     is_settled: bool = False
     oracles: tuple[OracleName, ...] = ()
+    lengths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_text("name", self.name)

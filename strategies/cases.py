@@ -23,6 +23,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.choices import lse_kinds_of, masks_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
@@ -30,6 +31,7 @@ from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
 from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
+from attnfuzz.strategies.masked_tiles import MASKED_TILES_BYTES, Placed, RowLimits, decide_placed
 from attnfuzz.strategies.masks import decide_mask, mask_bytes
 from attnfuzz.strategies.needles import Causal
 from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
@@ -49,16 +51,24 @@ _WORK_OF_QUERIES = 6
 """Times the work of one query token per sequence: for a whole tile of queries in a case with few heads."""
 _MOST_WORK_OF_QUERIES = 2
 """Times the most that other cases may be: on the interpreter, a case that takes longer would look like a hang."""
-_PARTS_BYTES = 3 + PAGES_BYTES + VALUES_BYTES  # of an attention case, lengths left out; merging takes less
+_MOST_WORK_OF_PLACED = 2
+"""Likewise: it has the first sequences of its batch only, and a kernel takes rows of a block together."""
+_MOST_BESIDE_PLACED = 2
+_PARTS_BYTES = 3 + PAGES_BYTES + VALUES_BYTES + MASKED_TILES_BYTES
+"""Of an attention case, lengths left out; merging takes less."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What can be known before the first draw; without ``formats`` one is drawn for each case."""
+    """What can be known before the first draw; without ``formats`` one is drawn for each case.
+
+    ``numbers``: of the kernel's source, which may be a size of its tiles or a limit of lengths.
+    """
 
     free: FormatPlan
     formats: tuple[Format, ...]
     plain: Mapping[str, Sequence[Any]]
+    numbers: tuple[int, ...]
 
     @property
     def supports(self) -> Supports:
@@ -94,9 +104,13 @@ def case_lists(
     options: Mapping[str, tuple[OptionValue, ...]] | None = None,
     sizes: Sizes = CPU_SIZES,
     formats: Sequence[Format] = (),
+    numbers: tuple[int, ...] = (),
 ) -> st.SearchStrategy[list[Case]]:
-    """Lists of ``length`` independent ``cases``, each of which costs a fraction of one drawn by itself."""
-    build, size = _builder(problem, supports, options, sizes, formats)
+    """Lists of ``length`` independent ``cases``, each of which costs a fraction of one drawn by itself.
+
+    ``numbers``: of tokens, at which the kernel may do something else than before.
+    """
+    build, size = _builder(problem, supports, options, sizes, formats, numbers)
     return decided_together(build, size=size, count=length)
 
 
@@ -106,6 +120,7 @@ def _builder(
     options: Mapping[str, tuple[OptionValue, ...]] | None,
     sizes: Sizes,
     formats: Sequence[Format],
+    numbers: tuple[int, ...] = (),
 ) -> tuple[Callable[[Decisions], Case], int]:
     """What makes a case, and the number of bytes it reads."""
     if len(formats) > _MOST_FORMATS:
@@ -117,7 +132,7 @@ def _builder(
     check_one_of("problem", problem, PROBLEMS)
     facets = facets_of(CASE_TYPES[problem])
     plain = {name: choices for facet in facets for name, choices in facet.draws(supports).items()}
-    plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats), plain)
+    plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats), plain, numbers)
     build = _BUILDERS.get(problem, _paged)
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs + len(plain)
     if has_query_lens(problem):
@@ -195,11 +210,15 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
     limits = _length_limits(plan, format_, num_splits, work)
     seq_lens = decide_seq_lens(decisions.part(1 + limits.max_seqs), limits)
     fields = {name: value for name in Format.__struct_fields__ if (value := getattr(format_, name)) is not None}
+    placed = decide_placed(decisions.part(MASKED_TILES_BYTES), _row_limits(plan, format_, limits))
+    if placed is not None:
+        seq_lens = _with_placed(seq_lens, placed, limits)
     query_lens: tuple[int, ...] = ()
     if has_query_lens(plan.free.problem):
         seq_lens = seq_lens if any(seq_lens) else (1, *seq_lens[1:])  # for one query token at least
         part = decisions.part(_queries_bytes(limits.max_seqs))
         query_lens = decide_query_lens(part, seq_lens, _query_limits(plan, format_, limits))
+        query_lens = query_lens if placed is None else (placed.query_len, *query_lens[1:])
         fields["query_lens"] = query_lens
         fields["seq_slack"] = decide_slack(part, max(seq_lens), plan.supports.max_seq_len)
         fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
@@ -212,6 +231,8 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
             [-(-seq_len // block_size) for seq_len in seq_lens],
             may_hide_all=plan.supports.empty_sequences,
             per_sequence=plan.supports.mask_per_sequence,
+            edge=0 if placed is None else placed.edge,
+            pages_of_context=(seq_lens[0] - query_lens[0]) // block_size,
         )
     fields |= _decide_plain(decisions, plan)
     if format_.layout is not None:
@@ -227,6 +248,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         reach=format_.head_size * scale,
         causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
         may_lie_low=not _has_floor(format_),
+        begins_masked=placed is not None and _hides_first_keys(format_, fields.get("mask")),
         kv=format_.kv,
     )
     if _window(format_) is not None and plan.supports.freed_pages and decisions.pick(_FREES_PAGES):
@@ -236,6 +258,10 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
 
 def _window(format_: Format) -> int | None:
     return format_.variant.window if format_.variant is not None else None
+
+
+def _hides_first_keys(format_: Format, mask: Mask | None) -> bool:
+    return _window(format_) is not None or (mask is not None and mask.kind in ("chunks", "pages"))
 
 
 def _has_floor(format_: Format) -> bool:
@@ -255,6 +281,25 @@ def _most_queries(supports: Supports) -> int | None:
 
 def _gqa_ratio(format_: Format) -> int:
     return format_.num_q_heads // (format_.num_kv_heads or 1)
+
+
+def _row_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> RowLimits:
+    varlen = has_query_lens(plan.free.problem)
+    blocks, options = _row_blocks(plan, format_)
+    return RowLimits(
+        window=lengths.window,
+        max_len=min(lengths.max_len, lengths.max_padded),
+        max_query_len=(_most_queries(plan.supports) or lengths.max_len) if varlen else None,
+        tiles=tile_sizes(options) or plan.numbers,
+        work=_MOST_WORK_OF_PLACED * max(plan.sizes.work) // blocks,
+        tile=lengths.tile,
+    )
+
+
+def _with_placed(seq_lens: tuple[int, ...], placed: Placed, limits: LengthLimits) -> tuple[int, ...]:
+    """It comes first, before a few others, as far as there is room for them."""
+    beside = min(_MOST_BESIDE_PLACED, limits.max_padded // placed.seq_len - 1)
+    return (placed.seq_len, *seq_lens[1 : 1 + beside])
 
 
 def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryLimits:
@@ -283,6 +328,7 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
     window = _window(format_)
     return LengthLimits(
         steps=steps if window is None else (*steps, window),
+        known=plan.numbers,
         window=window,
         num_splits=num_splits,
         min_seqs=1,

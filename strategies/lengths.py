@@ -17,6 +17,8 @@ __all__ = ["LengthLimits", "decide_seq_lens", "seq_lens"]
 
 _SEQ_COUNTS = (1, 1, 2, 2, 3, 4, 6, 8, 17, 33, 64)
 _MOST_TOKENS = 1 << 24
+_BUFFERS = (512, 1024, 2048, 4096, 8192)
+"""Numbers of tokens for which buffers are made, and models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,8 @@ class LengthLimits:
 
     ``work`` counts tiles of ``tile`` tokens over all sequences, at least one for each. Splits are counted only in part,
     since most of them are short: one tile for every 4 splits, and one for every 2 that are not empty.
-    ``max_padded``: number of sequences times the longest. ``window``: keys that a query sees, if not all.
+    ``max_padded``: number of sequences times the longest. ``window``: keys that a query sees, if not all. ``known``: of
+    a kernel, lengths at which it does something else.
     """
 
     steps: tuple[int, ...]
@@ -38,6 +41,7 @@ class LengthLimits:
     work: int
     tile: int
     window: int | None = None
+    known: tuple[int, ...] = ()
 
 
 def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ...]:
@@ -128,22 +132,24 @@ def _batches_between(least: int, most: int) -> tuple[tuple[int, bool, bool], ...
 
 
 @lru_cache(maxsize=4096)
-def _lengths(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int) -> tuple[int, ...]:
+def _lengths(
+    steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int, known: tuple[int, ...]
+) -> tuple[int, ...]:
     """Boundary lengths, ascending; tiles that a kernel may use without saying so count too."""
     every_step = tuple(dict.fromkeys((*steps, *DEFAULT_TILES)))
-    lengths = boundary_lengths(every_step, num_splits, max_len)
+    lengths = boundary_lengths(every_step, num_splits, max_len, (*known, *_BUFFERS))
     return tuple(sorted({min_len, *(length for length in lengths if length >= min_len)}))
 
 
 @lru_cache(maxsize=4096)
 def _choices(
-    steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int, window: int | None
+    steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int, known: tuple[int, ...], window: int | None
 ) -> tuple[int, ...]:
     """1 first, because it is simplest; then 0, so often that one ragged batch in four has an empty row.
 
     With a window, two of three others are beyond it.
     """
-    lengths = _lengths(steps, num_splits, min_len, max_len)
+    lengths = _lengths(steps, num_splits, min_len, max_len, known)
     empty_rows = [0] * max(1, len(lengths) // 8) if 0 in lengths else []
     others = [length for length in lengths if length > 1]
     if window is not None and (beyond := _beyond(window, steps, max_len)):
@@ -163,7 +169,7 @@ def _pick_length(decisions: Decisions, limits: LengthLimits, most: int, *, is_lo
     With splits, for one of more than a tile: many kernels hand out whole tiles, and of one tile make one split. Then
     ``is_long`` asks for nothing else, unless a window says which lengths matter.
     """
-    key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len)
+    key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len, limits.known)
     if is_long and limits.num_splits > 1 and limits.window is None:
         lengths = _lengths(*key)
         several = lengths[bisect_right(lengths, limits.tile) : bisect_right(lengths, most)]

@@ -1,4 +1,4 @@
-"""Masks: trees as speculative decoding makes them, pages that are skipped, and patterns that are anything."""
+"""Masks: trees as speculative decoding makes them, pages that are skipped, chunks, and patterns that are anything."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _SEQS = (1, 2, 3)
 """Sequences that differ; more share the numbers of the first ones."""
 _MOST_NUMBERS = 6
 _TREES = ("root", "sibling", "before", "any")
+_CHUNKS = (1, 2, 3, 5, 16, 17, 32, 64, 100)
 _BITS = (0, 1, 2, 0x8000, 0x5555, 0xAAAA, 0xFFFE, 0x7FFF, 0x00FF, 0xFF00, ALL_HIDDEN)
 
 
@@ -29,15 +30,24 @@ def decide_mask(
     *,
     may_hide_all: bool,
     per_sequence: bool = True,
+    edge: int = 0,
+    pages_of_context: int = 0,
 ) -> Mask:
     """A mask of one of ``kinds`` for sequences with so many query tokens and pages.
 
-    Unless it ``may_hide_all``, every query token sees the first key of its sequence; unless ``per_sequence``, all
+    Unless it ``may_hide_all``, every query token sees some key of its sequence; unless ``per_sequence``, all
     sequences have the numbers of one that fit the longest.
+
+    ``edge``: in the first sequence, where some rows are to begin or to see nothing before; 0 for none. Of its pages
+    before that, ``pages_of_context`` hold no query token.
     """
     kind = decisions.pick(tuple(kinds))
     if kind in ("causal", "full"):
         return Mask(kind=kind)
+    if edge and kind == "chunks":
+        return Mask(kind=kind, seqs=((edge,),))
+    if edge and kind == "pages" and pages_of_context and (per_sequence or may_hide_all):
+        return Mask(kind=kind, seqs=_hidden_pages(decisions, pages_of_context, len(query_lens) if per_sequence else 1))
     if not per_sequence:
         query_lens, num_pages = (max(query_lens),), (max(num_pages),)
     count = decisions.pick(_SEQS[: len(query_lens)])
@@ -45,6 +55,8 @@ def decide_mask(
     for seq in range(count):
         if kind == "tree":
             seqs.append(_parents(decisions, query_lens[seq]))
+        elif kind == "chunks":
+            seqs.append((decisions.pick(_CHUNKS),))
         elif kind == "pages":
             seqs.append(_pages(decisions, num_pages[seq], first=0 if may_hide_all else 1))
         else:
@@ -62,6 +74,12 @@ def _parents(decisions: Decisions, query_len: int) -> tuple[int, ...]:
         parent = found[-1] if way == "sibling" and found else j - 1 if way == "before" else parent
         found.append(min(parent, j - 1))
     return tuple(found)
+
+
+def _hidden_pages(decisions: Decisions, count: int, num_seqs: int) -> tuple[tuple[int, ...], ...]:
+    """The first ``count`` of the first sequence, or those between its first one and them; of others none."""
+    first = decisions.pick((0, 0, 1))
+    return (tuple(range(first if first < count else 0, count)), *[()] * (num_seqs - 1))
 
 
 def _pages(decisions: Decisions, num_pages: int, *, first: int) -> tuple[int, ...]:

@@ -22,7 +22,10 @@ _KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
 """Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
 _KEYS_OF_SPLITS: tuple[KeyRecipe, ...] = (*_KEYS, *("negative",) * 4)
 """Merging has more maxima that begin, or are masked, at -inf. Not with sinks or a cap, which keep them up."""
+_KEYS_OF_MASKED_TILES: tuple[KeyRecipe, ...] = (*_KEYS, *("negative",) * 8, *("equal",) * 3)
+"""A maximum that a tile without keys leaves behind shows where all scores lie far below it, or far above."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
+_HIGH_EXPONENTS = (0, 4, 8)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
 _LOW_SCORE = 5.1e4
 """Numbers of this size stand in for -inf in kernels (FlashInfer's is -5e4)."""
@@ -55,16 +58,26 @@ def decide_values(
     reach: float,
     causal: Causal = NOT_CAUSAL,
     may_lie_low: bool = True,
+    begins_masked: bool = False,
     kv: QuantisedKv | None = None,
 ) -> Values:
-    """``reach``: head size times scale. What an 8-bit cache multiplies K with counts as well."""
-    keys = decisions.pick(_KEYS_OF_SPLITS if num_splits > 1 and may_lie_low else _KEYS)
+    """``reach``: head size times scale. What an 8-bit cache multiplies K with counts as well.
+
+    ``begins_masked``: whether some row sees nothing of the tile that its block begins with.
+    """
+    of_low = _KEYS_OF_MASKED_TILES if begins_masked else _KEYS_OF_SPLITS if num_splits > 1 else _KEYS
+    keys = decisions.pick(of_low if may_lie_low else _KEYS)
     values = decisions.pick(_VALUES)
     seed = decisions.pick(_SEEDS)
-    reach *= max(kv.head_scales(num_kv_heads, seed).k) if kv is not None else 1.0
+    largest_scale = max(kv.head_scales(num_kv_heads, seed).k) if kv is not None else 1.0
+    reach *= largest_scale
     lowest = _exponent((_LOW_SCORE if kv is None else _LOW_SCORE_OF_TIES) / (_NEGATIVE_SCORE * reach))
-    exponents = (0, lowest, lowest // 2, lowest) if keys == "negative" else _EXPONENTS
-    exponent = min(decisions.pick(exponents), lowest if keys == "negative" else _exponent(_LARGEST_REACH / reach))
+    is_level = begins_masked and keys == "equal"
+    exponents = (0, lowest, lowest // 2, lowest) if keys == "negative" else _HIGH_EXPONENTS if is_level else _EXPONENTS
+    exponent = decisions.pick(exponents)
+    if kv is not None and kv.scales == "wide" and keys != "negative":  # numbers as large as their scales are small
+        exponent = max(MIN_LOGIT_EXPONENT, min(exponent - round(math.log2(largest_scale)), MAX_LOGIT_EXPONENT))
+    exponent = min(exponent, lowest if keys == "negative" else _exponent(_LARGEST_REACH / reach))
     if kv is not None and kv.scales == "large":  # what the cache stands for stays in float16
         keys, exponent = "normal" if keys == "negative" else keys, MIN_LOGIT_EXPONENT
     needles = decide_needles(
@@ -74,7 +87,7 @@ def decide_values(
         steps=steps,
         num_splits=num_splits,
         causal=causal,
-        max_needles=_most_needles(keys, lies_low=exponent == lowest),
+        max_needles=0 if is_level else _most_needles(keys, lies_low=exponent == lowest),
     )
     return Values(keys=keys, values=values, logit_exponent=exponent, seed=seed, needles=needles)
 

@@ -282,6 +282,8 @@ class Coordinator:
             tolerance=request.tolerance,
             watching=request.verifying,
             import_patience_s=request.import_patience_s,
+            max_seq_len=request.max_seq_len,
+            max_seqs=request.max_seqs,
             memory_limit_bytes=self._memory_limit_bytes,
             device_id=self._device_ids[number],
             device_label=str(device_ids.index(self._device_ids[number])) if self._all_devices else "",

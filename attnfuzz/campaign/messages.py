@@ -122,6 +122,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``adopting``: whether what
     kernels of the user round on purpose is found out, too. ``sharing`` is how many
     workers share it. ``watching`` and ``import_patience_s`` are those of `Runner`.
+    ``max_seq_len`` and ``max_seqs``: how long a sequence of a case may be, and how many there may be, if the user says.
     """
 
     worker: int
@@ -140,6 +141,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     tolerance: Tolerance = "bound"
     watching: bool = False
     import_patience_s: float = LOAD_TIMEOUT_S
+    max_seq_len: int | None = None
+    max_seqs: int | None = None
 
 
 class Begin(msgspec.Struct, tag="begin", frozen=True, kw_only=True):

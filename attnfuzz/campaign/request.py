@@ -34,7 +34,8 @@ class CampaignRequest:
     user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors run, if not in the
     driver's environment. ``verifying``: it is about one kernel, of whose contract only what it refuses is left out,
     and where tensors lie (`infer`). ``asks_first``: what kernels take is found out before the search begins, not
-    beside it, of those that are settled as well.
+    beside it, of those that are settled as well. ``max_seq_len``, ``max_seqs``: how long a sequence of a case may be,
+    and how many there may be; None: as usual.
     """
 
     kernels: tuple[str, ...]
@@ -54,6 +55,8 @@ class CampaignRequest:
     python: Python | None = None
     verifying: bool = False
     asks_first: bool = False
+    max_seq_len: int | None = None
+    max_seqs: int | None = None
 
     @property
     def import_patience_s(self) -> float:
@@ -69,7 +72,7 @@ class CampaignRequest:
         return (*asked, *(name for name in self.oracles if name not in KNOWN))
 
 
-_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")
+_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic", "max_seq_len", "max_seqs")
 
 
 def resumed(

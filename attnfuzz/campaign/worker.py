@@ -23,7 +23,7 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.draw.long_cases import LONG_SIZES, LongCases, longest_sequence
+from attnfuzz.campaign.draw.larger_cases import LargerCases, asked_sizes, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.floor import floor_of
 from attnfuzz.campaign.judge.case_judge import GRACE_S, CaseJudge, OutOfTime, Patience, Pipeline, Unjudged
@@ -75,7 +75,7 @@ class WorkerLoop:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
 
     ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
-    of each case is drawn too. ``long_cases``: where they are not drawn like any others. ``most_together``: as many
+    of each case is drawn too. ``larger``: where large cases are not drawn like any others. ``most_together``: as many
     cases as are judged in one batch. ``mail`` came before the search.
     """
 
@@ -88,7 +88,7 @@ class WorkerLoop:
         channel: Channel[ToWorker],
         mail: Iterable[ToWorker] = (),
         formats: WorkingSets | None = None,
-        long_cases: LongCases | None = None,
+        larger: LargerCases | None = None,
         most_together: int = _MOST_TOGETHER,
     ) -> None:
         self._setup = setup
@@ -96,7 +96,7 @@ class WorkerLoop:
         self._channel = channel
         self._mail = list(mail)
         self._formats = formats
-        self._long_cases = long_cases
+        self._larger = larger
         self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
         targets = [declaration.target for declaration in setup.kernels]
@@ -194,6 +194,7 @@ class WorkerLoop:
         cases_before = self._meter.cases(target)
         self._scout(declaration)
         if self._goes_on():
+            roomy = None if self._larger is None else self._larger.roomy(declaration)
             until = started + self._schedule.slice_s(target, max(0.0, self._setup.deadline - started))
             drawn = self._drawn[target]
 
@@ -206,7 +207,10 @@ class WorkerLoop:
                     self._have_judged(declaration, cases)
                 return self._goes_on() and time.monotonic() < until
 
-            self._drawing.round(declaration, visit, until=self._setup.deadline)
+            (roomy or self._drawing).round(declaration, visit, until=self._setup.deadline)
+            if self._larger is not None:
+                cases, seconds = self._meter.cases(target) - cases_before, time.monotonic() - started
+                self._larger.round_over(declaration, roomy=roomy is not None, cases=cases, seconds=seconds)
             self._go_far(declaration)
             self._meter.flush()
         self._schedule.record(
@@ -215,11 +219,9 @@ class WorkerLoop:
 
     def _go_far(self, declaration: Declaration) -> None:
         """Judge a few long cases, if it is time for some; each alone, with all the time that a case may take."""
-        if self._long_cases is None or not self._goes_on():
+        if self._larger is None or not self._goes_on():
             return
-        target = declaration.target
-        cases, seconds = self._meter.cases(target), self._meter.seconds(target)
-        due = self._long_cases.due(declaration, seconds=seconds, cases=cases, until=self._setup.deadline)
+        due = self._larger.due(declaration, until=self._setup.deadline)
         if due:
             self._collect()
         for case in due:
@@ -227,7 +229,7 @@ class WorkerLoop:
             if not self._goes_on() or self._failures.deaths.forbids(declaration, case):
                 continue
             passed = not self._judge_alone(declaration, [case], patience="longest")
-            self._long_cases.judged(
+            self._larger.judged(
                 declaration, longest_sequence(case), time.monotonic() - started, passed=passed and self._goes_on()
             )
 
@@ -412,7 +414,9 @@ def main(arguments: list[str]) -> int:
 
 def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker: socket.socket) -> None:
     """Search as ``setup`` says, with executors from the zygote behind ``broker``. ``mail`` has come after ``setup``."""
-    sizes = GPU_SIZES if setup.device == "cuda" else CPU_SIZES
+    on_gpu = setup.device == "cuda"
+    asked: dict[str, int | None] = {"max_seq_len": setup.max_seq_len, "max_seqs": setup.max_seqs}
+    sizes = asked_sizes(GPU_SIZES if on_gpu else CPU_SIZES, **asked)
     zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
     runner = Runner(
         device=setup.device,
@@ -452,8 +456,8 @@ def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker:
             strategy_for=partial(_strategy, sizes),
             channel=channel,
             mail=mail,
-            formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
-            long_cases=_long_cases(setup) if setup.device == "cpu" else None,
+            formats=WorkingSets(partial(_formats, setup, sizes)) if on_gpu else None,
+            larger=_larger_cases(setup, sizes, on_gpu=on_gpu),
         ).run()
 
 
@@ -472,20 +476,27 @@ def _await_begin(channel: Channel[ToWorker], mail: list[ToWorker]) -> Begin | No
 def _strategy(
     sizes: Sizes, declaration: Declaration, formats: Sequence[Format], length: int
 ) -> SearchStrategy[list[Case]]:
-    supports, options = declaration.supports, declaration.options
     return case_lists(
-        declaration.problem, length=length, supports=supports, options=options, sizes=sizes, formats=formats
+        declaration.problem,
+        length=length,
+        supports=declaration.supports,
+        options=declaration.options,
+        sizes=sizes,
+        formats=formats,
+        numbers=declaration.lengths,
     )
 
 
-def _long_cases(setup: Setup) -> LongCases:
-    seeds = (setup.seed, setup.worker)
-    return LongCases(tuple(CaseSource(partial(_strategy, one), seeds=(*seeds, one.max_seq_len)) for one in LONG_SIZES))
+def _larger_cases(setup: Setup, usual: Sizes, *, on_gpu: bool) -> LargerCases:
+    def source_of(sizes: Sizes) -> CaseSource:
+        return CaseSource(partial(_strategy, sizes), seeds=(setup.seed, setup.worker, sizes.max_seq_len))
+
+    return LargerCases(source_of, usual=usual, on_gpu=on_gpu, max_seq_len=setup.max_seq_len)
 
 
-def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:
+def _formats(setup: Setup, sizes: Sizes, declaration: Declaration) -> Iterator[Format]:
     """What a worker compiles: each begins at its own place among the first, and goes on with some of its own."""
-    domain: dict[str, Any] = {"supports": declaration.supports, "options": declaration.options, "sizes": GPU_SIZES}
+    domain: dict[str, Any] = {"supports": declaration.supports, "options": declaration.options, "sizes": sizes}
     first = first_formats(declaration.problem, count=_FIRST_FORMATS, **domain)
     place = setup.worker * len(first) // setup.num_workers
     own = derive_seed(setup.seed, setup.worker, declaration.name, "formats")

@@ -31,7 +31,7 @@ from attnfuzz.cli.options import (
 from attnfuzz.cli.outcome import Outcome, outcome_of
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
-from attnfuzz.config import RULES
+from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
@@ -80,6 +80,12 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and printed by default.")
 @SHARD
 @click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(1, MAX_ASKED_LENGTH),
+    help="Draw sequences of up to so many tokens, no longer ones; as long as there is time for by default.",
+)
+@click.option("--max-seqs", type=click.IntRange(1, MAX_ASKED_SEQS), help="Draw batches of up to so many sequences.")
 @click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
 @click.option(
@@ -109,6 +115,8 @@ def command(
     seed: int | None,
     shard: Shard | None,
     oracles: tuple[str, ...],
+    max_seq_len: int | None,
+    max_seqs: int | None,
     save_dir: Path | None,
     json_file: Path | None,
     junit_file: Path | None,
@@ -153,6 +161,8 @@ def command(
             fail_fast=fail_fast,
             tolerance=tolerance,
             pedantic=pedantic,
+            max_seq_len=max_seq_len,
+            max_seqs=max_seqs,
             against=against,
         )
         if sanitizer is not None:

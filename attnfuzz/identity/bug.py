@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
-_OF_STATISTICS = (":size", ":lean")
+_OF_STATISTICS = (":size", ":lean", ":factor")
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _REFUSALS = frozenset(
     {

@@ -39,6 +39,7 @@ from attnfuzz.judging.messages import (
     PrepareRequest,
     to_wire,
 )
+from attnfuzz.judging.source_numbers import numbers_in_source
 from attnfuzz.judging.special_runs import GrowthTrial, access_lines, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles import exception, registry
@@ -124,7 +125,10 @@ class JudgingService:
             (target,) = request.targets
             changes = {"supports": contract.supports, "numerics": contract.numerics}
             self._kernels[target] = self._kernels[target].declared(**changes)
-        return DeclarationsReply([kernel.declaration for kernel in kernels])
+            return DeclarationsReply([kernel.declaration for kernel in kernels])
+        return DeclarationsReply(
+            [msgspec.structs.replace(kernel.declaration, lengths=numbers_in_source(kernel)) for kernel in kernels]
+        )
 
     def _load(self, target: str, within: str | None = None) -> list[Kernel]:
         kernels = load_kernels(target, within=None if within is None else Path(within), folder=self._folder)

@@ -28,6 +28,13 @@ it, at most g of them. So by Chernoff, with R the sum of the mean r of each row,
 Likewise the mean of error / (S + D), signs kept, is at most sqrt(2 L Q / n) + sqrt(T (1 + z)), where Q and T are the
 means of r^2 and of (1 - r)^2, but for a probability of exp(-L) for each part. `_NATS` is L. Of a log-sum-exp, which
 knows no V, D is a bound: there b is at most 1.
+
+A sum of weights that is wrong moves all elements of a row by one *factor*, which in each of them is no larger than
+its roundings. The factor of a row is w . error with w = out / |out|^2. Roundings of weight i move it by p_i (w . v_i),
+or by p_i (w . v_i - 1) if they are summed as well, and those of single elements hardly: so its S is several times
+smaller than an element's. Its D is a bound, b at most 1, for what each weight errs by, and for products. A partial sum,
+however the kernel orders its tokens, is a vector whose squared norm exceeds sum_d s_d^2 by no more than `_most` says,
+but for a probability of exp(-L); additions err by that, times |w|, and by as much of the sum of weights.
 """
 
 from __future__ import annotations
@@ -39,7 +46,14 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.numerics.arithmetic import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, Arithmetic, side_by_side
+from attnfuzz.numerics.arithmetic import (
+    EXP_ERROR,
+    FLOAT32_ROUNDOFF,
+    LOG_ERROR,
+    SMALLEST_NORMAL_FLOAT32,
+    Arithmetic,
+    side_by_side,
+)
 from attnfuzz.numerics.row_units import RowUnits, attention_units
 
 __all__ = ["Residuals", "Spread", "residuals", "spread_of_row"]
@@ -66,13 +80,16 @@ rises log n times on average. Five times (1 + log n) are exceeded with a probabi
 class Spread:
     """What errors of one query token's results may be together.
 
-    `out`, `lse`: S + D; `out_fixed`, `lse_fixed`: D alone. `is_telling`: heads whose roundings go either way.
+    `out`, `lse`, `factor`: S + D; `out_fixed`, `lse_fixed`, `factor_fixed`: D alone. `is_telling`: heads whose
+    roundings go either way.
     """
 
     out: Float64[Tensor, "num_q_heads v_head_size"]
     out_fixed: Float64[Tensor, "num_q_heads v_head_size"]
     lse: Float64[Tensor, " num_q_heads"]
     lse_fixed: Float64[Tensor, " num_q_heads"]
+    factor: Float64[Tensor, " num_q_heads"]
+    factor_fixed: Float64[Tensor, " num_q_heads"]
     is_telling: Bool[Tensor, " num_q_heads"]
 
 
@@ -126,6 +143,21 @@ def spread_of_row(
     partial = ((arithmetic.tile + arithmetic.partial) * of_sums + arithmetic.partial_absolute).square()
     varying = ((torch.maximum(of_values, of_deviations) + half_ulp.square()) / 3 + partial).sqrt()
 
+    towards = out / out.square().sum(-1, keepdim=True).clamp(min=SMALLEST_NORMAL_FLOAT32)
+    of_each = towards @ values.mT
+    of_rounded = (each * torch.maximum(of_each.abs(), (of_each - 1).abs()).square()).sum(-1)
+    of_elements = (towards.square() * (half_ulp.square() / 3 + partial)).sum(-1)
+    size = values.shape[-1]
+    norm = (of_sums.square().sum(-1) * _most(float(size)) / size).sqrt() * towards.square().sum(-1).sqrt()
+    products_of_values = (towards.abs() * (p @ values.abs() + out.abs())).sum(-1)
+    factor_fixed = (
+        (p * on_weights * (of_each.abs() + 1)).sum(-1)
+        + additions * (norm + 1)
+        + _PER_PRODUCT * products_of_values
+        + (units.by_lse * logarithm).squeeze(-1)
+    )
+    factor = (of_rounded / 3 + of_elements).sqrt() + factor_fixed
+
     lse_fixed = (p * of_lse).sum(-1, keepdim=True) + rescales + additions
     lse_fixed = lse_fixed + logarithm + LOG_ERROR
     of_rounded_sum = units.sums_rounded * (each.sum(-1, keepdim=True) - each.amax(-1, keepdim=True)).clamp(min=0) / 3
@@ -135,6 +167,8 @@ def spread_of_row(
         out_fixed=fixed.flatten(0, 1),
         lse=(of_rounded_sum.sqrt() + lse_fixed).flatten(),
         lse_fixed=lse_fixed.flatten(),
+        factor=factor.flatten(),
+        factor_fixed=factor_fixed.flatten(),
         is_telling=((heaviest < _HEAVIEST) & (beside < _BESIDE_THE_HEAVIEST)).flatten(),
     )
 

@@ -13,6 +13,7 @@ from attnfuzz.problems.supports import OptionValue
 
 __all__ = [
     "DEFAULT_TILES",
+    "MASKED_TILES",
     "QUERY_TILE",
     "boundary_lengths",
     "boundary_positions",
@@ -27,6 +28,9 @@ __all__ = [
 
 DEFAULT_TILES = (16, 32, 64)
 """Tile sizes to expect of a kernel that does not name its own as an option."""
+
+MASKED_TILES = (16, 32, 64, 128)
+"""Sizes of tiles that rows may see no key of: a row that lies whole tiles away shows in larger ones as well."""
 
 QUERY_TILE = 16
 """Rows of a matrix instruction, which kernels fill with query tokens, or with those of a group of query heads."""
@@ -64,9 +68,14 @@ def has_empty_split(seq_len: int, num_splits: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def boundary_lengths(steps: tuple[int, ...], num_splits: int, most: int) -> tuple[int, ...]:
-    """Lengths up to ``most``, ascending from 0: tiny ones and those within one of the end of a step or split."""
-    lengths = {0, 1, 2, 3, 5, most, *_near(num_splits)}
+def boundary_lengths(
+    steps: tuple[int, ...], num_splits: int, most: int, limits: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Lengths up to ``most``, ascending from 0: tiny ones and those within one of the end of a step or split.
+
+    And of each of ``limits``, at which something else begins.
+    """
+    lengths = {0, 1, 2, 3, 5, most, *_near(num_splits, *limits)}
     for step in steps:
         lengths.update(_near(*(step * k for k in _MULTIPLES), *([step * num_splits] if num_splits > 1 else [])))
         lengths.add(step + step // 2)

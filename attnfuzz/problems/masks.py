@@ -12,6 +12,8 @@ of them is the context. Sequence s has the numbers ``seqs[s % len(seqs)]``:
   follows the context. A token without a number follows the one before it, so no numbers are the causal mask.
 * ``pages``: keys up to ``p`` but for those in pages that are skipped, as attention to a few pages of a cache does
   (Tang et al., Quest, arXiv 2406.10774). The numbers are the pages that are skipped, counted as the sequence does.
+* ``chunks``: keys up to ``p`` of its own chunk, as local attention in chunks sees them (Llama 4). The number is the
+  length of a chunk; the first one begins with the sequence. None is the causal mask.
 * ``bits``: any keys. Query token j has the number ``m[j % len(m)]``, and does not see key t where its bit ``t % 16`` is
   1; no numbers hide nothing. 65535 hides all.
 
@@ -39,7 +41,7 @@ __all__ = [
     "table_starts",
 ]
 
-MaskKind = Literal["causal", "full", "tree", "pages", "bits"]
+MaskKind = Literal["causal", "full", "tree", "pages", "bits", "chunks"]
 MASK_KINDS: tuple[MaskKind, ...] = get_args(MaskKind)
 
 PERIOD = 16
@@ -47,7 +49,7 @@ PERIOD = 16
 ALL_HIDDEN = (1 << PERIOD) - 1
 
 _MOST_NUMBERS = 1 << 10
-_RANGES = {"tree": (-1, 1 << 20), "pages": (0, 1 << 20), "bits": (0, ALL_HIDDEN)}
+_RANGES = {"tree": (-1, 1 << 20), "pages": (0, 1 << 20), "bits": (0, ALL_HIDDEN), "chunks": (1, 1 << 24)}
 
 
 class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -66,12 +68,19 @@ class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             for number in numbers:
                 if not low <= number <= high:
                     raise ValueError(f"mask.seqs[{i}] holds {number}: must be between {low} and {high}")
+            if self.kind == "chunks" and len(numbers) > 1:
+                raise ValueError(f"mask.seqs[{i}]={numbers!r} must be one number, the length of a chunk, or none")
         if len({*self.seqs}) <= 1:  # equal masks are written in one way
             msgspec.structs.force_setattr(self, "seqs", self.seqs[:1] if any(self.seqs) else ())
 
     def of(self, seq: int) -> tuple[int, ...]:
         """The numbers of sequence ``seq``."""
         return self.seqs[seq % len(self.seqs)] if self.seqs else ()
+
+    @property
+    def least_number(self) -> int:
+        """The smallest that there may be in ``seqs``."""
+        return _RANGES.get(self.kind, (0, 0))[0]
 
 
 CAUSAL_MASK = Mask()
@@ -100,6 +109,8 @@ def seen_keys(mask: Mask, query_lens: tuple[int, ...], seq_lens: tuple[int, ...]
             found += [_pattern(numbers[j % len(numbers)] if numbers else 0, seq_len) for j in range(query_len)]
         elif mask.kind == "tree":
             found += _tree(parents_of(numbers, query_len), context)
+        elif mask.kind == "chunks" and numbers:
+            found += [_own_chunk(context + j, seq_len, numbers[0]) for j in range(query_len)]
         else:
             rows = (bytearray(b"\1" * (context + j + 1) + b"\0" * (query_len - j - 1)) for j in range(query_len))
             skipped = numbers if mask.kind == "pages" else ()
@@ -110,6 +121,11 @@ def seen_keys(mask: Mask, query_lens: tuple[int, ...], seq_lens: tuple[int, ...]
 def _pattern(hidden: int, seq_len: int) -> bytes:
     once = bytes(1 - (hidden >> t & 1) for t in range(PERIOD))
     return (once * (seq_len // PERIOD + 1))[:seq_len]
+
+
+def _own_chunk(position: int, seq_len: int, length: int) -> bytes:
+    first = position // length * length
+    return bytes(first) + b"\1" * (position + 1 - first) + bytes(seq_len - position - 1)
 
 
 def _tree(parents: tuple[int, ...], context: int) -> list[bytes]:

@@ -37,7 +37,7 @@ __all__ = [
 
 KvDtype = Literal["float8_e4m3fn", "float8_e5m2"]
 KvGranularity = Literal["tensor", "head"]
-KvScaleRecipe = Literal["one", "powers", "scattered", "large"]
+KvScaleRecipe = Literal["one", "powers", "scattered", "large", "wide"]
 
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 KV_GRANULARITIES: tuple[KvGranularity, ...] = get_args(KvGranularity)
@@ -51,6 +51,7 @@ LARGE_K_SCALE = 2.0**15
 """Times 2 it is more than float16 can hold: a kernel that multiplies it into a query keeps that in float32."""
 _K_SCALES, _V_SCALES = 12, 13  # hash streams of a case's seed, beside those of `attnfuzz.values.draws.Stream`
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)  # not 0, so that no scale can be left out unseen
+_WIDE_EXPONENTS = tuple(exponent for exponent in range(-11, 10) if exponent)
 _FRACTION_BITS = 23
 
 
@@ -59,7 +60,8 @@ class QuantisedKv(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     ``scales``: all 1 (``"one"``), powers of two other than 1 (``"powers"``) or float32 numbers with all bits of their
     significand (``"scattered"``); these two differ between K and V and from head to head. ``"large"``: K's are 2^15, so
-    that most queries times them are beyond float16, and V's powers of two.
+    that most queries times them are beyond float16, and V's powers of two. ``"wide"``: as ``"scattered"``, from 2^-12
+    to 2^9: a tensor whose largest number is 1 has one near 2^-9, and a query times that is less than float16 is for.
     """
 
     dtype: KvDtype
@@ -72,7 +74,7 @@ class QuantisedKv(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class KvScales(NamedTuple):
-    """One for each KV head: float32 numbers from 1/16 to 8, or 2^15."""
+    """One for each KV head: float32 numbers from 1/16 to 8, or 2^15, or from 2^-12 to 2^9."""
 
     k: tuple[float, ...]
     v: tuple[float, ...]
@@ -96,7 +98,8 @@ def _scale(recipe: KvScaleRecipe, seed: int, stream: int, i: int) -> float:
     if recipe == "large" and stream == _K_SCALES:
         return LARGE_K_SCALE
     word = fold(stream_key(seed, stream), i)
-    exponent = _EXPONENTS[(word >> 24) % len(_EXPONENTS)]
+    exponents = _WIDE_EXPONENTS if recipe == "wide" else _EXPONENTS
+    exponent = exponents[(word >> 24) % len(exponents)]
     if recipe in ("powers", "large"):
         return math.ldexp(1.0, exponent)
     return math.ldexp((1 << _FRACTION_BITS) + (word & ((1 << _FRACTION_BITS) - 1)), exponent - 1 - _FRACTION_BITS)

@@ -42,8 +42,9 @@ _CODES_BELOW = {"float8_e4m3fn": 16, "float8_e5m2": 8}
 """Integers up to these have exact neighbours: 4 and 3 bits of significand."""
 
 _BELOW_TWO = 0xBF
+_LARGEST_FLOAT16 = 65504.0
 _LARGEST_OF_FLOAT16 = 7168.0
-"""In a format of 8 bits; times the largest scale, 8, below 65,504."""
+"""In a format of 8 bits; times the largest scale, 8, below 65,504. Of scales that are "wide" a power of two is."""
 
 
 _LARGER: dict[ValueRecipe, int] = {"positions": 6, "integers": 0, "normal": 0, "large": 9, "small": 0, "fine": 0}
@@ -279,7 +280,7 @@ def _quantised_keys(case: AttentionCase, k: Float[Tensor, "*shape"]) -> Float[Te
         return k
     if case.values.keys == "fine":
         k = _of_bits(k, case.kv.dtype, _BELOW_TWO) * 2.0**case.values.logit_exponent
-    return _rounded(k, case.kv.dtype)
+    return _rounded(k, case)
 
 
 def _quantised_values(case: AttentionCase, v: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -288,22 +289,31 @@ def _quantised_values(case: AttentionCase, v: Float[Tensor, "*shape"]) -> Float[
         return v
     dtype, recipe = case.kv.dtype, case.values.values
     if recipe == "fine":
-        return _of_bits(v, dtype, _BELOW_TWO if dtype == "float8_e5m2" else 0xFF)
+        v = _of_bits(v, dtype, _BELOW_TWO if dtype == "float8_e5m2" else 0xFF)
+        return v if case.kv.scales != "wide" else _rounded(v, case)
     if recipe == "positions":
         v = (v - 1) % _CODES_BELOW[dtype] + 1
     elif recipe == "large" and dtype == "float8_e4m3fn":
         v = v / 4
-    return _rounded(v, dtype)
+    return _rounded(v, case)
 
 
 def _quantised_needle(case: AttentionCase, key: Float[Tensor, " head_size"]) -> Float[Tensor, " head_size"]:
     """The key of a needle, as the cache of ``case`` holds it."""
-    return key if case.kv is None else _rounded(key, case.kv.dtype)
+    return key if case.kv is None else _rounded(key, case)
 
 
-def _rounded(numbers: Float[Tensor, "*shape"], dtype: KvDtype) -> Float[Tensor, "*shape"]:
-    """To the nearest of ``dtype``, in the dtype they have. torch's versions differ in what they make of larger ones."""
-    largest = min(LARGEST[dtype], _LARGEST_OF_FLOAT16) if numbers.dtype == torch.float16 else LARGEST[dtype]
+def _rounded(numbers: Float[Tensor, "*shape"], case: AttentionCase) -> Float[Tensor, "*shape"]:
+    """To the nearest of the cache, in the dtype they have. torch's versions differ in what they make of larger ones."""
+    if case.kv is None:
+        return numbers
+    dtype = case.kv.dtype
+    largest = LARGEST[dtype]
+    if numbers.dtype == torch.float16:
+        largest = min(largest, _LARGEST_OF_FLOAT16)
+        if case.kv.scales == "wide":
+            scales = case.kv.head_scales(case.num_kv_heads, case.values.seed)
+            largest = min(largest, 2.0 ** math.floor(math.log2(_LARGEST_FLOAT16 / max(*scales.k, *scales.v))))
     return numbers.float().clamp(-largest, largest).to(getattr(torch, dtype)).to(numbers.dtype)
 
 

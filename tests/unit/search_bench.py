@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.draw.long_cases import LongCases
+from attnfuzz.campaign.draw.larger_cases import LargerCases
 from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
@@ -65,6 +65,7 @@ class Bench:
 
     bug: Bug
     budget_s: float = 600.0
+    seed: int = 1
     enough: Callable[[list[msgspec.Struct]], bool] = lambda sent: False
     most_cases: int | None = None
     kernels: tuple[Declaration, ...] = (KERNEL,)
@@ -80,7 +81,7 @@ class Bench:
         setup = Setup(
             worker=0,
             num_workers=1,
-            seed=1,
+            seed=self.seed,
             kernels=self.kernels,
             deadline=deadline,
             device="cpu",
@@ -95,7 +96,7 @@ class Bench:
             strategy_for=drawn,
             channel=channel,
             formats=formats,
-            long_cases=self.long_cases(),
+            larger=self.larger(),
             most_together=self.most_together,
         )
         loop.run()
@@ -104,7 +105,7 @@ class Bench:
     def formats(self) -> WorkingSets | None:
         return None
 
-    def long_cases(self) -> LongCases | None:
+    def larger(self) -> LargerCases | None:
         return None
 
     def timed(self, deadline: float) -> CaseJudge:

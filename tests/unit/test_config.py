@@ -23,6 +23,8 @@ workers = 3
 device = "cpu"
 oracles = ["accuracy"]
 seed = 7
+max_seq_len = 5000
+max_seqs = 40
 fail_fast = true
 on = ["paged_*", "my/others.py"]
 against = "baseline.json"
@@ -68,6 +70,8 @@ def test_every_setting_is_read() -> None:
         device="cpu",
         oracles=("accuracy",),
         seed=7,
+        max_seq_len=5000,
+        max_seqs=40,
         fail_fast=True,
         on=("paged_*", "my/others.py"),
         against=Path("baseline.json"),

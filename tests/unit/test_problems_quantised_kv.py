@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -102,6 +103,21 @@ def test_scales_are_float32_numbers_with_all_bits() -> None:
     assert (exact.half().double() != exact).float().mean() > 0.9
     assert min(drawn) >= 1 / 16
     assert max(drawn) < 8
+
+
+def test_wide_scales_reach_what_calibration_gives_and_stay_within_float16() -> None:
+    """Scales of real caches, near 2^-9, would never be met; or a cache stand for what no float16 ever held."""
+    wide = QuantisedKv(dtype="float8_e4m3fn", per="head", scales="wide")
+    drawn = [scale for seed in range(200) for part in wide.head_scales(3, seed) for scale in part]
+    assert 2**-12 <= min(drawn) < 2**-11
+    assert 2**8 < max(drawn) < 2**9
+    assert all(any(2.0**e <= scale < 2.0 ** (e + 1) for scale in drawn) for e in range(-12, 9) if e != -1)
+    for seed in range(30):
+        for recipe in ("fine", "large", "positions"):
+            case = paged(wide)
+            values = msgspec.structs.replace(case.values, values=recipe, seed=seed)
+            exact = attention_values(msgspec.structs.replace(case, values=values)).dequantised()
+            assert float(torch.maximum(exact.k.abs().max(), exact.v.abs().max())) <= 65504
 
 
 def test_scales_of_saved_cases_stay_what_they_are() -> None:

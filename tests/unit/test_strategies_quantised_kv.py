@@ -49,7 +49,7 @@ def test_all_combinations_occur_beside_plain_caches() -> None:
     """Declaring a format would cost the search for everything else, or unequal scales stay untried."""
     drawn = drawn_from(strategies.quantised_kvs(), draws=1000)
     assert 0.6 < sum(kv is None for kv in drawn) / len(drawn) < 0.9
-    assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 16
+    assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 20
 
 
 def test_scores_follow_the_scale_of_k() -> None:
@@ -64,6 +64,20 @@ def test_scores_follow_the_scale_of_k() -> None:
     ]  # fmt: skip
     assert max(reached) < 2 * 8e3
     assert sum(score >= 8e3 for score in reached) > len(low) // 3
+
+
+def test_numbers_are_as_large_as_their_scales_are_small() -> None:
+    """Scores of a cache with a scale near 2^-9 would all be 0, and a wrong scale change nothing."""
+    supports = Supports(kv_dtypes=KV_DTYPES, kv_scales=("tensor",))
+    drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=3000)
+    found = []
+    for case in drawn:
+        if case.kv is not None and case.kv.scales == "wide" and case.values.keys == "normal":
+            scale = max(case.kv.head_scales(case.num_kv_heads, case.values.seed).k)
+            found.append((scale, scale * 2.0**case.values.logit_exponent))
+    assert min(scale for scale, _ in found) < 2**-8
+    assert max(scale for scale, _ in found) > 2**6
+    assert sum(2**-5 <= size <= 2**9 for _, size in found) > 0.9 * len(found)
 
 
 def test_packed_caches_have_heads_of_whole_pieces() -> None:

@@ -23,7 +23,7 @@ from attnfuzz.campaign.judge.journal import FOLDER, remove_if_empty
 from attnfuzz.campaign.messages import Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.cases.feature import Feature
-from attnfuzz.config import MAX_SEED, MAX_WORKERS
+from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.data_files import read_data_file
@@ -94,6 +94,8 @@ class AskedOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
     pedantic: bool = False
+    max_seq_len: Annotated[int, msgspec.Meta(ge=1, le=MAX_ASKED_LENGTH)] | None = None
+    max_seqs: Annotated[int, msgspec.Meta(ge=1, le=MAX_ASKED_SEQS)] | None = None
     python: str = ""
 
     def __post_init__(self) -> None:

@@ -257,8 +257,10 @@ class CacheFormat(Facet[AttentionCase]):
             yield Feature(f"scale per {kv.per}")
         if kv.scales != "one":
             yield Feature("scales")
-        if kv.scales == "scattered":
+        if kv.scales in ("scattered", "wide"):
             yield Feature("scales", " not pow2")
+        if kv.scales == "wide":
+            yield Feature("scales", " far from 1")
         if kv.scales == "large":
             yield Feature("large scale of K")
 

@@ -77,8 +77,7 @@ class MaskFacet(Facet[MaskedAttentionCase]):
             case = yield from first_of(case, [_with_numbers(case, place, numbers) for numbers in shorter])
             if place >= len(case.mask.seqs) or case.mask.seqs[place] != before:
                 continue
-            low = -1 if case.mask.kind == "tree" else 0
-            case = yield from lower_integer(case, before[i], low, _number(place, i))
+            case = yield from lower_integer(case, before[i], case.mask.least_number, _number(place, i))
             i += 1
         return case
 

@@ -4,7 +4,7 @@ The case is run some more times with numbers of which each has a sign of its own
 needles. An error beyond its bound is told by itself. Else what the last query token of each sequence gives is compared
 with the exact result, and the errors of all runs are judged together (`attnfuzz.numerics.residuals`). This sees what a
 bound cannot, which allows for roundings that all go the same way: an accumulator or a row sum kept in 16 bits from tile
-to tile, results that are cut off.
+to tile, results that are cut off. A wrong row sum is seen by the factor that the elements of a row have in common.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _MOST_REPLAYED = 4
 class _Token:
     """One query token of a run: its query heads that tell something, and what their errors may be.
 
-    The last of the `elements` is the log-sum-exp, if there is one.
+    The last of the `elements` is the log-sum-exp, if there is one. `factor`: by how much all elements of the output are
+    too large, in proportion; its spread is in `factor_spread` and `factor_fixed`.
     """
 
     reference: Reference
@@ -58,6 +59,9 @@ class _Token:
     fixed: Float64[Tensor, "heads elements"]
     expected: Float64[Tensor, "heads elements"]
     errors: Float64[Tensor, "heads elements"]
+    factor: Float64[Tensor, " heads"]
+    factor_spread: Float64[Tensor, " heads"]
+    factor_fixed: Float64[Tensor, " heads"]
 
     def row(self, i: int) -> AttentionRow:
         """Of `heads[i]`, with all that went in."""
@@ -133,6 +137,7 @@ def _tokens_of(
         )
         heads = spread.is_telling.nonzero().flatten().tolist()
         if heads:
+            out, errors = expected[token][heads, : case.value_size], (got - expected)[token][heads]
             yield _Token(
                 reference,
                 comparisons,
@@ -141,7 +146,10 @@ def _tokens_of(
                 spread=torch.cat((spread.out, spread.lse[:, None]), 1)[heads][:, elements],
                 fixed=torch.cat((spread.out_fixed, spread.lse_fixed[:, None]), 1)[heads][:, elements],
                 expected=expected[token][heads],
-                errors=(got - expected)[token][heads],
+                errors=errors,
+                factor=(errors[:, : case.value_size] * out).sum(1) / out.square().sum(1),
+                factor_spread=spread.factor[heads],
+                factor_fixed=spread.factor_fixed[heads],
             )
 
 
@@ -158,12 +166,27 @@ def _objection(case: AttentionCase, found: Sequence[_Token]) -> Failure | None:
         sums = residuals(errors[:, part] * towards, spread[:, part], fixed[:, part], most_sharing=most_sharing)
         if sums.is_too_large or sums.is_one_sided:
             return _failure(name, sums, found)
+    factor, spread, fixed = (
+        torch.cat([getattr(token, name) for token in found])[:, None]
+        for name in ("factor", "factor_spread", "factor_fixed")
+    )
+    if bool(factor.isfinite().all()):
+        sums = residuals(factor, spread, fixed, most_sharing=0)
+        if sums.is_too_large:
+            return _failure("out", sums, found, of_factors=True)
     return None
 
 
-def _failure(name: str, sums: Residuals, found: Sequence[_Token]) -> Failure:
+def _failure(name: str, sums: Residuals, found: Sequence[_Token], *, of_factors: bool = False) -> Failure:
     rounding = _replayed(found)
-    if sums.is_too_large:
+    if of_factors:
+        kind, times = "factor", sums.size / sums.largest_size
+        message = (
+            f"each error of {name} is within its bound, but the elements of a row are wrong by a factor in common: "
+            f"these are together {number(sums.size)} x what the roundings make that the kernel may make; above "
+            f"{number(sums.largest_size)} x that is no chance"
+        )
+    elif sums.is_too_large:
         kind, times = "size", sums.size / sums.largest_size
         message = (
             f"each error of {name} is within its bound, but together they are {number(sums.size)} x what the roundings "

@@ -96,6 +96,24 @@ def test_a_row_sum_in_16_bits_is_named(case: DenseDecodeCase, judged: Judged) ->
     assert "the sum of the softmax weights is kept in float16" in failure.message
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tile", [16, 32])
+@pytest.mark.by_day("16-float16")
+def test_a_row_sum_in_16_bits_shows_without_a_log_sum_exp(tile: int, dtype: Any, judged: Judged) -> None:
+    """A kernel that returns its output alone could keep the sum of its weights in 16 bits: each error is small."""
+    case = msgspec.structs.replace(LONG, dtype=dtype)
+
+    def without_lse(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
+        out, _ = run(Mistake("", "", short_sum=True), tile)(q, k, v, scale)
+        scores = torch.einsum("hd,hnd->hn", q.float(), k.float()) * scale
+        return out, scores.logsumexp(-1)  # right, so that nothing else shows it
+
+    failure = judged(without_lse, case, Numerics())
+    assert failure is not None
+    assert failure.kind == "out:factor"
+    assert "by a factor in common" in failure.message
+
+
 @pytest.mark.night
 def test_an_accumulator_in_16_bits_is_named(judged: Judged) -> None:
     """An output that is rounded from tile to tile would go unseen: each of its errors is within the bound."""
