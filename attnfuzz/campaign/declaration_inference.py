@@ -1056,7 +1056,7 @@ def _words(name: str, kept: Any, values: Values, how: str) -> str:
         return "it returns no LSE" if kept == "none" else f"its LSE is to base {kept.removeprefix('base')}"
     others = {
         "query": _QUERIES.get(kept, ""),
-        "scores": "it rounds scores to q's dtype",
+        "scores": "it rounds scores, or the products of q and k that they are sums of, to q's dtype",
         "tile_sums": _TILE_SUMS.get(kept, ""),
         "dequantised": "it rounds K and V times their scales to q's dtype",
         "exponential": _EXPONENTIALS.get(kept, ""),

@@ -2,7 +2,8 @@
 
 A `row` is what one query token and head average. `mistakes` says what a mistake gives of one, and which give what came
 out; `tokens`, `formulas`, `merges` and `low_precision` make them. `diagnose` replays all of them on the wrong rows of a
-run, and has `neighbours` of the case decide which is told.
+run, and has `neighbours` of the case decide which is told; of roundings, `precision` decides by runs in which each
+shows by itself.
 
 `explain` makes further runs. Attention is linear in V: with basis vectors for V, the output is the weight that each
 place of the cache was given (`weights`). That is a row as well (`measured_row`), on which the same mistakes are

@@ -8,7 +8,7 @@ is the only one left and other runs have borne it out.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,11 +20,13 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
+from attnfuzz.explaining.neighbours import neighbours, rounding_cases
+from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
-from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
@@ -37,10 +39,13 @@ __all__ = [
     "OF_VALUES",
     "Compared",
     "Diagnosis",
+    "Nearby",
     "Survivors",
     "diagnose",
     "given_by_all",
+    "no_runs",
     "past_the_end_within_bounds",
+    "precision_of",
     "row_of",
 ]
 
@@ -50,6 +55,14 @@ Place = tuple[int, int]
 """A row of q, and a head."""
 Compared = tuple[Reference, list[Comparison]]
 """What a run should give, and what it gave beside it."""
+Nearby = Callable[[Iterable[Case]], Iterable[Compared]]
+"""Makes runs on cases, as far as the kernel supports them."""
+
+
+def no_runs(cases: Iterable[Case]) -> Iterable[Compared]:
+    """Makes none, of whatever cases."""
+    del cases
+    return ()
 
 
 def _made(made: Callable[[Any], Iterator[Family]], *mistakes: str) -> Maker:
@@ -126,6 +139,8 @@ _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
+_FAR_OFF = 0.05
+"""Part of the largest number of a row: few roundings to 8 bits make so large an error."""
 MOST_TOLD = 2
 """Causes that are told where nothing tells them apart."""
 _SAME_BOUNDS = 2.0
@@ -151,15 +166,15 @@ def diagnose(
     failed: Comparison,
     index: tuple[int, ...],
     *,
-    nearby: Callable[[], Iterable[Compared]] | None = None,
+    nearby: Nearby | None = None,
     weighed: Callable[[], Iterable[AttentionRow]] = tuple,
 ) -> Diagnosis:
     """What the wrong element `index` of `failed` points to.
 
-    `poison`: what dead memory held. `nearby`: makes runs on neighbouring cases, which tell mistakes apart; where it
-    makes none, a mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the
-    case's tokens, which is asked for where these runs leave no single mistake. A finding is not lost to a fault in
-    here: the fault is told then.
+    `poison`: what dead memory held. `nearby`: makes runs on cases that tell mistakes apart; where it makes none, a
+    mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the case's tokens,
+    which is asked for where these runs leave no single mistake. A finding is not lost to a fault in here: the fault is
+    told then.
     """
     try:
         return _diagnose(reference, poison, comparisons, failed, index, nearby, weighed)
@@ -173,7 +188,7 @@ def _diagnose(
     comparisons: list[Comparison],
     failed: Comparison,
     index: tuple[int, ...],
-    nearby: Callable[[], Iterable[Compared]] | None,
+    nearby: Nearby | None,
     weighed: Callable[[], Iterable[AttentionRow]],
 ) -> Diagnosis:
     run_is_over()  # what follows takes a while where much is wrong, and is not the kernel's doing
@@ -198,7 +213,10 @@ def _diagnose(
         found = Survivors(rows)
         found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
-    runs = [_Rows(other, poison, compared) for other, compared in itertools.islice(nearby(), _MOST_NEIGHBOURS)]
+    runs = [
+        _Rows(other, poison, compared)
+        for other, compared in itertools.islice(nearby(neighbours(case)), _MOST_NEIGHBOURS)
+    ]
     found = Survivors(rows, decided=True)
     telling = max(runs, key=lambda run: run.told_by, default=rows)
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
@@ -210,6 +228,8 @@ def _diagnose(
     if not found.is_settled and found.weigh(list(weighed())):
         for run in runs:
             found.ask(run)
+    if isinstance(case, AttentionCase) and (rows.are_nearly_right or not found.is_settled):
+        found.decide(precision_of(nearby(rounding_cases(case)), poison), rows)
     found.retell(rows.at((number, head)))
     told = found.told()
     return Diagnosis(
@@ -248,11 +268,25 @@ class _Rows:
             return self._rows([at for at in self._right if self.case.row_lens[at[0]] >= shortest], most)
         return self._rows(self._right, most)
 
+    def last(self) -> list[AttentionRow]:
+        """Each sequence's last query token, with all heads, where they see as many keys."""
+        case: AttentionCase = self.case
+        rows = [case.rows_of(seq)[-1] for seq in range(case.num_seqs) if len(case.rows_of(seq))]
+        made = (self._rows([(row, head)], 1) for row in rows for head in range(case.num_q_heads))
+        found = [row for of_place in made for row in of_place if isinstance(row, AttentionRow)]
+        return [row for row in found if row.num_tokens == found[0].num_tokens]
+
     @property
     def told_by(self) -> int:
         """How many wrong numbers there are, in the rows that are looked at, of which some are not 0 either."""
         rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite and not _is_zero(row)]
         return sum(int(((row.got - row.expected).abs() > row.bound).sum()) for row in rows)
+
+    @property
+    def are_nearly_right(self) -> bool:
+        """Whether the wrong rows are off by no more than roundings make them."""
+        rows = [row for row in self.wrong() if row.is_finite]
+        return all(bool((row.got - row.expected).abs().amax() < _FAR_OFF * row.expected.abs().amax()) for row in rows)
 
     @property
     def wrong_if_empty(self) -> bool:
@@ -303,11 +337,11 @@ class Survivors:
         found = {key: one for key, one in found.items() if key not in self._refuted} or found
         exact = [match for match in found.values() if match.left <= _SAME_BOUNDS]
         roundings: tuple[Cause, ...] = ()
-        if all(isinstance(row, AttentionRow) for row in wrong) and (self._decided or not exact):
-            rounded = _rounded(rows, wrong, right)
+        if all(isinstance(row, AttentionRow) for row in wrong):
+            rounded = _rounded(rows, wrong, right, self._replayed)
             self.maybe = rounded.perhaps()
-            roundings = rounded.exactly(of_few=self._decided)
-            if not (roundings or found):
+            roundings = rounded.exactly(of_few=self._decided) if self._decided or not exact else ()
+            if not (roundings or found or self._decided):
                 roundings, self._is_near = rounded.nearly(), True
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
@@ -333,7 +367,7 @@ class Survivors:
             for row in wrong:
                 kept = _kept_by(row, kept) if kept else kept
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
-                kept |= _rounded(rows, wrong, right).kept(roundings)
+                kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
             if not kept:
                 self._unexplained += 1
                 return
@@ -341,11 +375,38 @@ class Survivors:
             self._alike += 1
             self._is_finite |= any(map(_has_numbers, wrong))
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
-            refuted |= _rounded(rows, [], right).refuted(roundings)
+            refuted |= _rounded(rows, [], right, self._replayed).refuted(roundings)
         self._refuted |= refuted
         self.causes = tuple(one for one in self.causes if _key(one) in kept)
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
+
+    def decide(self, precision: Precision | None, rows: _Rows) -> None:
+        """Let runs in which each rounding shows by itself say which it is, if it is one and the wrong rows are its.
+
+        None: there were no such runs.
+        """
+        wrong = [row for row in rows.wrong(_MOST_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        others = tuple(one for one in self.causes if not one.rounding or one.mistake in OF_SOME_NUMBERS)
+        rounded = _rounded(rows, wrong, rows.right())
+        if precision is None or not precision.is_known:
+            near = rounded.exactly(of_few=True)
+        elif found := precision.behind(wrong):
+            self.causes, self._is_near, self._is_finite = tuple(map(rounded.as_told, found)), False, True
+            self._borne_out, self._unexplained = max(1, self._borne_out), 0
+            self._refuted -= set(map(_key, found))
+            return
+        else:
+            kept = rounded.kept(precision.perhaps) if precision.perhaps else set()
+            near = tuple(one for one in precision.perhaps if _key(one) in kept)
+        if not others:
+            self._is_near, self._unexplained = True, 0
+        self.causes = others or near
+
+    @property
+    def _replayed(self) -> Collection[str] | None:
+        """The roundings that wrong rows alone are asked about: runs in which each shows tell the others."""
+        return OF_SOME_NUMBERS if self._decided else None
 
     @property
     def is_settled(self) -> bool:
@@ -446,8 +507,20 @@ def _key(one: Cause) -> Key:
     return one.mistake, one.way
 
 
-def _rounded(rows: _Rows, wrong: Sequence[Any], right: Sequence[Any]) -> WrongRows:
-    return WrongRows(wrong, right, one_copy=rows.reference.device == "cpu", beside_empty=rows.wrong_if_empty)
+def precision_of(runs: Iterable[Compared], poison: Fill) -> Precision | None:
+    """What runs tell of the roundings that a kernel makes; None if there are none."""
+    seen = [_Rows(reference, poison, compared) for reference, compared in runs]
+    if not seen:
+        return None
+    numerics, is_on_cpu = seen[0].reference.declaration.numerics, seen[0].reference.device == "cpu"
+    return Precision([run.last() for run in seen], numerics, one_copy=is_on_cpu)
+
+
+def _rounded(
+    rows: _Rows, wrong: Sequence[Any], right: Sequence[Any], causes: Collection[str] | None = None
+) -> WrongRows:
+    is_on_cpu = rows.reference.device == "cpu"
+    return WrongRows(wrong, right, one_copy=is_on_cpu, beside_empty=rows.wrong_if_empty, causes=causes)
 
 
 def _makers(row: AveragedRow, mistakes: Iterable[str] | None = None) -> list[Maker]:

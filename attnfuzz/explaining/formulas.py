@@ -118,17 +118,24 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     if not row.case.variant.has_weighty_sinks:
         own = getattr(row.case, "block_size", None)
         tiles = sorted({tile for tile in (1, own, *TILES) if tile is not None and tile < row.num_tokens})
-        yield from family("not_rescaled", [one for tile in tiles for one in _left_as_they_are(row, tile)])
+        found = [one for tile in tiles for one in _left_as_they_are(row, tile)]
+        found += [
+            one for tile in tiles if 2 * tile < row.num_tokens for one in _left_as_they_are(row, tile, peeled=True)
+        ]
+        yield from family("not_rescaled", found)
 
 
-def _left_as_they_are(row: AttentionRow, tile: int) -> Iterator[Predicted]:
+def _left_as_they_are(row: AttentionRow, tile: int, *, peeled: bool = False) -> Iterator[Predicted]:
+    """``peeled``: the second tile is dealt with apart from those behind it, and rightly."""
     scores, top = row.log_weights, row.log_weights.amax()
     so_far = maxima_so_far(scores, tile)
+    if peeled:  # what the first tile adds has been rescaled to the maximum of both
+        so_far = torch.cat((so_far[tile : tile + 1].expand(tile), so_far[tile:]))
     right, left = (scores - top).exp(), (scores - so_far).exp()
     # Each tile's weights are multiplied by exp(new - old) of all later steps: by exp(top - its own maximum) in all.
     inverted = (scores - so_far + (top - so_far)).clamp(max=700.0).exp()
     inverted = torch.where(scores.isneginf(), 0.0, inverted)
-    when = "when the maximum grows"
+    when = "when the maximum grows" + (", from the third tile on" if peeled else "")
     for way, words, of_v, of_sum in (
         ("V", f"the sum of weights x V is not rescaled {when}", left, right),
         ("sum", f"the sum of the weights is not rescaled {when}", right, left),
@@ -155,7 +162,8 @@ def _left_as_they_are(row: AttentionRow, tile: int) -> Iterator[Predicted]:
         if way == "both" and tile == 1:  # from token to token all would have the same weight, where scores rise
             continue
         total = of_sum.sum()
-        yield Predicted((of_v @ row.v) / total, float(top + total.log()), f"{way}, tile of {tile}", words)
+        name = f"{way}, tile of {tile}{', from the third on' if peeled else ''}"
+        yield Predicted((of_v @ row.v) / total, float(top + total.log()), name, words)
 
 
 def rescaled_output(row: AttentionRow) -> Iterator[Family]:

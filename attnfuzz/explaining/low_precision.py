@@ -7,10 +7,12 @@ of scores from which no maximum is subtracted, or not the largest.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64
@@ -18,14 +20,20 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Replay
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.verdict import Cause
 
 __all__ = [
+    "EXACT",
     "LOWEST_EXPONENT",
     "OF_EMPTY_ROWS",
     "TILES",
+    "Design",
+    "Group",
     "Rounding",
+    "designs",
+    "groups",
     "maxima_so_far",
     "merged_states",
     "roundings",
@@ -36,6 +44,7 @@ _MOST_PRODUCTS = 1 << 17
 _CHUNKS = (2, 4, 8)
 """How many neighbouring products a thread may add up before threads exchange their sums."""
 TILES = (1, 16, 32, 64, 128)
+_DESIGNED_TILES = (16, 64)
 _EIGHT = 8
 _MOST_STEPS = 256
 """Roundings of a sum, one after the other, that are replayed."""
@@ -50,13 +59,46 @@ _HARMLESS_FALL = 40.0
 """Scores no further apart overflow in no order, whatever their number: exp gives 2.4e17."""
 _LOG_OF_KEYS = 10.0
 """So many keys have one score at most: those of a tile, or of a sequence."""
-_SHORTER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_OF_16_BITS = ("float16", "bfloat16")
+_SHORTER = (*_OF_16_BITS, "float8_e4m3fn", "float8_e5m2")
 _LARGEST_EXPONENT = 700.0
 _TF32_BITS = 10
 _CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
 
 Scores = Float64[Tensor, " num_tokens"]
 Round = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Design:
+    """What kernels round on purpose beside a mistake: weights, before they multiply V.
+
+    They are rounded beside the maximum of their ``tile`` and those before. ``sums_rounded``: and summed so.
+    """
+
+    tile: int = 0
+    rounded: Round | None = None
+    sums_rounded: bool = False
+
+
+EXACT = Design()
+"""Nothing is."""
+
+
+def designs(rows: Sequence[AttentionRow], declared: Numerics) -> Iterator[Design]:
+    """Those that a kernel may have which declares this, as far as they make a difference; the first rounds nothing."""
+    yield EXACT
+    dtype, number = rows[0].case.dtype, rows[0].num_tokens
+    if dtype == "float32" or declared.probabilities != "input":
+        return
+    summed = (False, True) if declared.row_sum == "input" else (False,)
+    seen: list[list[Any]] = []
+    for tile in (number, *(tile for tile in _DESIGNED_TILES if tile < number)):
+        exact = [(row.log_weights - maxima_so_far(row.log_weights, tile)).exp() for row in rows]
+        weights = [_rounding_to(dtype)(one).tolist() for one in exact]
+        if weights not in seen and any(one.tolist() != of_row for one, of_row in zip(exact, weights, strict=True)):
+            seen.append(weights)
+            yield from (Design(tile, _rounding_to(dtype), sums_rounded) for sums_rounded in summed)
 
 
 @dataclass(frozen=True)
@@ -83,30 +125,76 @@ class Rounding(Replay):
         return bool(self.out.isfinite().all(1).any() & self.lse.isfinite().any())
 
 
-def roundings(row: AttentionRow, *, one_copy: bool) -> Iterator[Rounding]:
-    """The simplest first. The same number for every row of a case."""
-    if row.case.dtype == "float32":
-        yield _in_tf32(row)
-        yield from _weights_of_fewer_bits(row)
-        for name in ("float16", "bfloat16"):
-            yield from _sums_rounded(row, name, _rounding_to(name))
-    else:
-        name = row.case.dtype
-        rounded = _rounding_to(name)
-        yield from _scores_rounded(row, name, rounded, copies=not one_copy)
-        yield _sum_of_rounded_weights(row, name, rounded)
-        yield from _weights_of_fewer_bits(row)
-        yield from _weights_rounded(row, name, rounded)
-        yield from _sums_rounded(row, name, rounded)
-        yield from _tiles_rounded(row, name, rounded)
-        yield from _states_rounded(row, name, rounded)
-        yield from _cut_off(row, name)
-    if row.case.dtype == "float16":
-        yield from _flushed(row)
-    yield from _converted(row)
-    yield _without_maximum(row)
-    yield _finite_maximum(row)
-    yield _maximum_of_each_tile(row)
+def roundings(
+    row: AttentionRow, *, one_copy: bool, causes: Collection[str] | None = None, in_passing: bool = False
+) -> Iterator[Rounding]:
+    """The simplest first. The same number for every row of a case.
+
+    ``causes``: of which alone. ``in_passing``: only in the case's own format, and in the likeliest orders.
+    """
+    for group, made in groups(row, one_copy=one_copy, in_passing=in_passing):
+        if causes is None or group.cause in causes:
+            yield from made
+
+
+class Group(NamedTuple):
+    """Roundings of one ``cause``, to one ``format`` where that matters."""
+
+    cause: str
+    format: str = ""
+
+
+def groups(
+    row: AttentionRow,
+    *,
+    one_copy: bool,
+    beside: Design = EXACT,
+    of_weights: bool = True,
+    in_passing: bool = False,
+) -> Iterator[tuple[Group, Iterator[Rounding]]]:
+    """See `roundings`. Nothing is replayed of a group that is not asked for.
+
+    ``beside``: what is rounded besides; then only mistakes in what comes before the weights are replayed.
+    ``of_weights``: sums are also those of rounded weights.
+    """
+    own = row.case.dtype
+    formats = {name: _rounding_to(name) for name in sorted(_OF_16_BITS, key=lambda name: name != own)}
+    first = next(iter(formats))
+    if in_passing and own in formats:
+        formats = {own: formats[own]}
+    likely = {} if in_passing and own == "float32" else formats
+    if own == "float32" and beside is EXACT:
+        yield Group("tf32"), _in_tf32(row)
+    for name, rounded in likely.items():
+        made = _scores_rounded(row, name, rounded, copies=not one_copy, beside=beside)
+        yield Group("scores_rounded", name), made
+    if likely:
+        yield Group("exponential_rounded"), _exponentials_rounded(row, first, beside=beside)
+    if beside is not EXACT:
+        return
+    for name, rounded in likely.items():
+        yield Group("rounded_weights_summed", name), _sum_of_rounded_weights(row, name, rounded)
+    yield Group("weights_rounded"), _weights_rounded(row)
+    for name, rounded in formats.items():
+        made = _sums_rounded(row, name, rounded, of_weights=of_weights, in_passing=in_passing)
+        yield (
+            Group("sums_rounded", name),
+            itertools.chain(made, _tiles_rounded(row, name, rounded, of_weights=of_weights)),
+        )
+    for name, rounded in likely.items():
+        yield Group("partial_lse_rounded", name), _states_rounded(row, name, rounded)
+        yield Group("cut_off", name), _cut_off(row, name)
+    if own == "float16":
+        yield Group("flushed"), _flushed(row)
+    yield Group("converted"), _converted(row)
+    yield Group("maximum_not_subtracted"), _without_maximum(row)
+    yield Group(OF_EMPTY_ROWS), _finite_maximum(row)
+    yield Group("maximum_not_kept"), _maximum_of_each_tile(row)
+
+
+def _told(which: str, row: AttentionRow, name: str) -> str:
+    """What is rounded, and to which format, if that is not the case's own."""
+    return which if name == row.case.dtype else f"{which} in {name}"
 
 
 def _rounding_to(name: str) -> Round:
@@ -114,7 +202,9 @@ def _rounding_to(name: str) -> Round:
     return lambda x: x.to(dtype).double()
 
 
-def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: bool) -> Iterator[Rounding]:
+def _scores_rounded(
+    row: AttentionRow, name: str, rounded: Round, *, copies: bool, beside: Design = EXACT
+) -> Iterator[Rounding]:
     """``copies``: threads that sum a score together may each have their own."""
     scale = row.case.scale
     heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
@@ -122,7 +212,10 @@ def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: boo
     root = math.sqrt(abs(scale))
 
     def made(which: str, words: str, ways: list[Scores], *, copies: bool = False, **numerics: str) -> Rounding:
-        return _of_scores(row, heaviest, which, words, ways, copies=copies, numerics=numerics)
+        declared = numerics if name == row.case.dtype else {}
+        return _of_scores(
+            row, heaviest, _told(which, row, name), words, ways, copies=copies, beside=beside, numerics=declared
+        )
 
     yield made(
         "products",
@@ -166,79 +259,93 @@ def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: boo
         [end for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
         copies=copies,
     )
+    if row.kv_scales is not None:  # they are of K and of V, by KV head
+        of_k = float(row.kv_scales[0, row.kv_head])
+        yield made(
+            "query times K's scale",
+            f"q x the cache's scale of K is rounded to {name} before it is multiplied with k",
+            [scale * (k / of_k) @ rounded(of_k * q), (k / of_k) @ rounded(scale * of_k * q)],
+            query="scaled",
+        )
 
 
-def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
-    yield _of_weights(
+def _exponentials_rounded(row: AttentionRow, name: str, *, beside: Design = EXACT) -> Iterator[Rounding]:
+    rounded = _rounding_to(name)
+    yield _of_exponentials(
         row,
-        "exponential_rounded",
         "cubic exp2",
         "exp2 is a polynomial of degree 3",
         _cubic_exp,
-        numerics={"exponential": "cubic"},
+        beside,
+        {"exponential": "cubic"},
     )
-    yield _of_weights(
+    yield _of_exponentials(
         row,
-        "exponential_rounded",
         "short exp2",
         f"exp2 is taken of numbers in {name}",
         lambda x: rounded(torch.exp2(rounded(x * math.log2(math.e)))),
-        numerics={"exponential": "input"},
-    )
-    yield _of_weights(
-        row,
-        "weights_rounded",
-        "short weights",
-        "weights are rounded to float8_e4m3fn before they are multiplied with V",
-        torch.exp,
-        of_v=_to_e4m3,
-        numerics={"probabilities": "float8_e4m3fn"},
+        beside,
+        {"exponential": "input"},
     )
 
 
-def _weights_of_fewer_bits(row: AttentionRow) -> Iterator[Rounding]:
-    """Of 16 bits, the case's or not, or of 8: a cast that somebody wrote for the models at hand."""
+def _weights_rounded(row: AttentionRow) -> Iterator[Rounding]:
+    """To 16 bits, the case's or not, or to 8: a cast that somebody wrote for the models at hand."""
     _, lse = row_weights(row.case, row.row, row.head, row.scores)
     total = (lse - _top(row)).exp()
-    for name in ("float16", "bfloat16", "float8_e5m2"):
-        numerics = {"probabilities": "input"} if name == row.case.dtype else {}
+    for name in _SHORTER:
+        numerics = {"probabilities": "input" if name == row.case.dtype else name}
+        if name not in (row.case.dtype, "float8_e4m3fn"):
+            numerics = {}
         words = f"weights are rounded to {name} before they are multiplied with V"
-        rounded = _rounding_to(name)
+        rounded = _rounding_to(name) if name != "float8_e4m3fn" else _to_e4m3
         ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, rounded)]
         ways.append((rounded((row.log_weights - lse).exp()) @ row.v, lse))  # once they are divided by their sum
         yield _rounding("weights_rounded", f"weights in {name}", words, ways, numerics)
 
 
-def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Rounding:
+def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
     ways = []
     for weights in _rounded_in_tiles(row, rounded):
         total = weights.sum() + (row.sink - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
     words = f"softmax weights are rounded to {name} before they are summed"
-    return _rounding("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
+    numerics = {"row_sum": "input"} if name == row.case.dtype else {}
+    yield _rounding("rounded_weights_summed", _told("sum of rounded weights", row, name), words, ways, numerics)
 
 
 def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     """Weights beside the row's maximum, rounded beside that of their tile and those before, for each usual tile."""
     scores = row.log_weights
-    for tile in (*TILES, row.num_tokens):
+    for tile in (*_tiles_of(row), row.num_tokens):
         tops = maxima_so_far(scores, tile)
         yield rounded((scores - tops).exp()) * (tops - _top(row)).exp()
 
 
-def maxima_so_far(scores: Scores, tile: int) -> Scores:
+def _tiles_of(row: AttentionRow) -> tuple[int, ...]:
+    """Numbers of keys that kernels take at once: usual ones, and those of a page."""
+    return (*TILES, *{row.case.page_size} - {0, *TILES})
+
+
+def maxima_so_far(scores: Float64[Tensor, "*ways n"], tile: int) -> Float64[Tensor, "*ways n"]:
     """The largest score up to the end of the tile of each; finite, whatever lies there."""
-    ends = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile)
-    return scores.cummax(0).values[ends.clamp(max=len(scores)) - 1].clamp(min=torch.finfo(torch.float64).min)
+    number = scores.shape[-1]
+    ends = torch.arange(number, device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=number)
+    return scores.cummax(-1).values[..., ends - 1].clamp(min=torch.finfo(torch.float64).min)
 
 
-def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
-    """Sums that are kept in 16 bits from tile to tile, or from token to token."""
-    tiles = [tile for tile in TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    made = [_in_tiles(row, tile, rounded, rounded) for tile in tiles]
-    ways = [way for of_weights in zip(*made, strict=True) for way in of_weights]
-    exact = [one for one in _in_tiles(row, row.num_tokens, torch.clone, rounded) for _ in tiles]
+def _sums_rounded(
+    row: AttentionRow, name: str, rounded: Round, *, of_weights: bool, in_passing: bool
+) -> Iterator[Rounding]:
+    """Sums that are kept in 16 bits from tile to tile, or from token to token; ``of_weights``: rounded ones, too."""
+    number = 1 + of_weights
+
+    tiles = [tile for tile in _tiles_of(row) if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    orders = (False,) if in_passing else (False, True)
+    made = [_in_tiles(row, tile, rounded, rounded, at_once=at_once)[:number] for tile in tiles for at_once in orders]
+    ways = [way for of_tiles in zip(*made, strict=True) for way in of_tiles]
+    exact = [one for one in _in_tiles(row, row.num_tokens, torch.clone, rounded)[:number] for _ in made]
     for which, words, of_sum, of_v in (
         ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
         ("accumulator", f"the sum of weights x V is kept in {name}", False, True),
@@ -248,23 +355,30 @@ def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Roun
         totals = [(way if of_sum else right)[-1] for way, right in pairs]
         outs = [(way if of_v else right)[:-1] / total for (way, right), total in zip(pairs, totals, strict=True)]
         lses = [_top(row) + total.log() for total in totals]
-        told = which if row.case.dtype == name else f"{which} in {name}"
-        yield _rounding("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
+        yield _rounding("sums_rounded", _told(which, row, name), words, list(zip(outs, lses, strict=True)))
 
 
-def _tiles_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
+def _tiles_rounded(row: AttentionRow, name: str, rounded: Round, *, of_weights: bool) -> Iterator[Rounding]:
     """Weights x V of each tile by themselves: in a product that returns 16 bits, or summed in these by eights."""
     exact = _in_tiles(row, row.num_tokens, torch.clone, rounded)[0]
-    tiles = [tile for tile in TILES[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    tiles = [tile for tile in _tiles_of(row)[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
     lse = _top(row) + exact[-1].log()
     outs = [
-        way[:-1] / exact[-1] for tile in tiles for way in _in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)
+        way[:-1] / exact[-1]
+        for tile in tiles
+        for way in _in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)[: 1 + of_weights]
     ]
     words = f"weights x V are rounded to {name}, summed over each tile"
-    yield _rounding("sums_rounded", "tile sums", words, [(out, lse) for out in outs], {"tile_sums": "rounded"})
+    is_own = name == row.case.dtype
+    which = _told("tile sums", row, name)
+    yield _rounding(
+        "sums_rounded", which, words, [(out, lse) for out in outs], {"tile_sums": "rounded"} if is_own else {}
+    )
     words = f"weights x V are multiplied and summed in {name}, eight keys at a time"
     ways = [(out, lse) for out in _by_eights(row, rounded)]
-    yield _rounding("sums_rounded", "sums of eight", words, ways, {"tile_sums": "input"})
+    yield _rounding(
+        "sums_rounded", _told("sums of eight", row, name), words, ways, {"tile_sums": "input"} if is_own else {}
+    )
 
 
 def _by_eights(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
@@ -284,16 +398,24 @@ def _by_eights(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
 
 
 def _in_tiles(
-    row: AttentionRow, tile: int, rounded: Round, of_weights: Round, *, of_tile: Round = torch.clone
+    row: AttentionRow,
+    tile: int,
+    rounded: Round,
+    of_weights: Round,
+    *,
+    of_tile: Round = torch.clone,
+    at_once: bool = False,
 ) -> Float64[Tensor, "2 sums"]:
     """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each.
 
     The second time ``of_weights`` is that of weights before they multiply V, as most kernels have it. ``of_tile`` is
-    that of what a tile adds.
+    that of what a tile adds. ``at_once``: beside the maximum of all keys, which was found before.
     """
     padding = -len(row.log_weights) % tile
     tiled = torch.nn.functional.pad(row.log_weights, (0, padding), value=-torch.inf).reshape(-1, tile)
     tops = tiled.amax(1).cummax(0).values
+    if at_once:
+        tops = tops[-1:].expand(len(tops))
     finite = tops.clamp(min=torch.finfo(torch.float64).min)
     values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, tile, row.v.shape[1])
     weights = (tiled - finite[:, None]).exp()
@@ -317,7 +439,7 @@ def _top(row: AttentionRow) -> Tensor:
 def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Partial log-sum-exps in 16 bits, for each usual number of splits."""
     words = f"the partial log-sum-exps are rounded to {name}"
-    yield _rounding("partial_lse_rounded", "partial LSE", words, merged_states(row, rounded))
+    yield _rounding("partial_lse_rounded", _told("partial LSE", row, name), words, merged_states(row, rounded))
 
 
 def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:
@@ -351,9 +473,10 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
     total = weights.sum() + sink
     lse = top + total.log()
     outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, _rounding_to(name))]
-    yield _rounding("cut_off", "output cut off", f"the output {words}", [(cut(out), lse) for out in outs])
+    which = _told("output cut off", row, name)
+    yield _rounding("cut_off", which, f"the output {words}", [(cut(out), lse) for out in outs])
     ways = [((cut(weights) @ row.v) / end, top + end.log()) for end in (total, cut(weights).sum() + sink)]
-    yield _rounding("cut_off", "weights cut off", f"each softmax weight {words}", ways)
+    yield _rounding("cut_off", _told("weights cut off", row, name), f"each softmax weight {words}", ways)
 
 
 def _flushed(row: AttentionRow) -> Iterator[Rounding]:
@@ -389,7 +512,7 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
             yield _rounding("converted", f"{' '.join(parts)} to {name}", words, [(weights @ v, lse)], numerics)
 
 
-def _without_maximum(row: AttentionRow) -> Rounding:
+def _without_maximum(row: AttentionRow) -> Iterator[Rounding]:
     """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
     scores = torch.cat((row.log_weights, row.sink[None]))
     ways = []
@@ -400,10 +523,10 @@ def _without_maximum(row: AttentionRow) -> Rounding:
         ways.append(((weights[:-1] @ row.v) / weights.sum(), weights.sum().log()))
     flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
     words = f"exp {flows}: the maximum, {row.top:.4g}, is not subtracted from the scores"
-    return _rounding("maximum_not_subtracted", "no maximum", words, ways)
+    yield _rounding("maximum_not_subtracted", "no maximum", words, ways)
 
 
-def _finite_maximum(row: AttentionRow) -> Rounding:
+def _finite_maximum(row: AttentionRow) -> Iterator[Rounding]:
     """A running maximum that begins at a large negative number, with a sum of weights that is not 0.
 
     Beside scores that lie below, what it begins with takes nearly all weight, and V none of that. Where keys that must
@@ -420,10 +543,10 @@ def _finite_maximum(row: AttentionRow) -> Rounding:
         ways.append((row.expected, torch.tensor(row.lse, dtype=torch.float64, device="cpu")))
     if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):
         ways.append((row.got, lse))
-    return _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
+    yield _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
 
 
-def _maximum_of_each_tile(row: AttentionRow) -> Rounding:
+def _maximum_of_each_tile(row: AttentionRow) -> Iterator[Rounding]:
     """An online softmax that takes the maximum of the tile at hand, not the largest so far.
 
     The sums so far are multiplied by exp(maximum before - maximum of the tile). That is right unless they overflow.
@@ -438,7 +561,7 @@ def _maximum_of_each_tile(row: AttentionRow) -> Rounding:
     if len(ways) < len(tiles) or not tiles:
         ways.append((row.expected, torch.tensor(row.lse, dtype=torch.float64, device="cpu")))
     words = "the maximum is that of each tile, not the largest so far, and what was summed before overflows float32"
-    return _rounding("maximum_not_kept", "maximum of each tile", words, ways)
+    yield _rounding("maximum_not_kept", "maximum of each tile", words, ways)
 
 
 def _by_tiles(scores: Scores, v: Tensor, tile: int) -> tuple[Tensor, Tensor]:
@@ -536,6 +659,7 @@ def _of_scores(
     ways: list[Float64[Tensor, " replayed"]],
     *,
     copies: bool = False,
+    beside: Design = EXACT,
     numerics: Mapping[str, str] = MappingProxyType({}),
 ) -> Rounding:
     """Of scores of some ``tokens``, while the others have theirs.
@@ -544,8 +668,12 @@ def _of_scores(
     """
     overflows = not all(bool(scores.isfinite().all()) for scores in ways)
     has_no_weight = any(bool(scores.isneginf().any()) for scores in ways)
-    found = [row_weights(row.case, row.row, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
-    weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
+    every = row.scores.expand(len(ways), -1).index_copy(1, tokens, torch.stack(ways))
+    log_weights = every if row.is_plain else torch.stack([row.final(scores) for scores in every])
+    if beside is not EXACT:
+        return Rounding("scores_rounded", *_designed(row, log_weights, beside), name, words, numerics)
+    terms = torch.cat((log_weights, row.sink.expand(len(ways), 1)), 1)
+    weights, lse = terms.softmax(1)[:, :-1], terms.logsumexp(1)
     out = weights @ row.v
     if copies:
         numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
@@ -555,25 +683,25 @@ def _of_scores(
     return Rounding("scores_rounded", out, lse, name, words, numerics, overflows)
 
 
-def _of_weights(
-    row: AttentionRow,
-    cause: str,
-    name: str,
-    words: str,
-    exp: Round,
-    *,
-    of_v: Round = torch.clone,
-    numerics: Mapping[str, str] = MappingProxyType({}),
-) -> Rounding:
-    """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
+def _designed(
+    row: AttentionRow, log_weights: Float64[Tensor, "ways n"], beside: Design, exp: Round = torch.exp
+) -> tuple[Float64[Tensor, "ways v_head_size"], Float64[Tensor, " ways"]]:
+    """Outputs and LSEs of a kernel that rounds its weights on purpose, which are ``exp`` of these."""
+    top = torch.maximum(log_weights.amax(1, keepdim=True), row.sink)
+    tops = maxima_so_far(log_weights, beside.tile or log_weights.shape[1])
+    weights = exp(log_weights - tops).masked_fill(log_weights == -torch.inf, 0.0)
+    of_v = weights if beside.rounded is None else beside.rounded(weights)
+    rescale = (tops - top).exp()
+    total = ((of_v if beside.sums_rounded else weights) * rescale).sum(1, keepdim=True) + (row.sink - top).exp()
+    return ((of_v * rescale) @ row.v) / total, (top + total.log())[:, 0]
 
-    As in a single tile: where the maximum rises on the way, roundings differ a little.
-    """
-    scores, top = row.log_weights, _top(row)
-    weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
-    total = weights.sum() + (row.sink - top).exp()
-    out = (of_v(weights) @ row.v) / total
-    return _rounding(cause, name, words, [(out, top + total.log())], numerics)
+
+def _of_exponentials(
+    row: AttentionRow, name: str, words: str, exp: Round, beside: Design, numerics: Mapping[str, str]
+) -> Rounding:
+    """Of another ``exp``, as in a single tile: where the maximum rises on the way, it differs a little."""
+    out, lse = _designed(row, row.log_weights[None], beside, exp)
+    return Rounding("exponential_rounded", out, lse, name, words, numerics)
 
 
 def _cubic_exp(x: Tensor) -> Tensor:
@@ -590,7 +718,7 @@ def _to_e4m3(x: Tensor) -> Tensor:
     return x.float().to(torch.float8_e4m3fn).double()
 
 
-def _in_tf32(row: AttentionRow) -> Rounding:
+def _in_tf32(row: AttentionRow) -> Iterator[Rounding]:
     """Both products with operands of 10 bits behind the point, rounded to nearest or cut off."""
     ways = []
     for nearest in (True, False):
@@ -600,7 +728,7 @@ def _in_tf32(row: AttentionRow) -> Rounding:
         ways.append((_to_tf32(weights / largest, nearest=nearest) @ v * largest, lse))
     words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
     declared = {"matmul": "tf32"}
-    return _rounding("tf32", "tf32", words, ways, declared)
+    yield _rounding("tf32", "tf32", words, ways, declared)
 
 
 def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:

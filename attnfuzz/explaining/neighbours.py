@@ -2,10 +2,15 @@
 
 Shrinking ends where little is left to tell mistakes apart: with equal weights, one token more or less, a window of one
 key. The same shapes with numbers that differ, and a few tokens more or less, tell.
+
+Roundings act on the same numbers, so that each gives errors of any size somewhere. There are cases in which some of
+them change nothing: one key has a weight of 1, whatever its score; equal keys have, too, whose sums are exact with a
+number of keys that is a power of 2; and where all values are equal, weights matter by their sum alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -15,14 +20,21 @@ from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.cases.fields import Integer, Seed
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.repeated import plain_values
 
-__all__ = ["neighbours"]
+__all__ = ["neighbours", "rounding_cases"]
 
 _SEEDS = (0x2545F491, 0x9E3779B1)
 _ANOTHER_SCALE = 0.625
 """Beside 1, 1/2 and the like, which stand in other places, too."""
+_ROWS = 8
+"""Rows of a case that tells roundings apart, with few heads; each is replayed with all of them."""
+_ONE_TILE, _WHOLE_TILES, _MOST_KEYS = 16, 64, 192
+_MEAN_MAGNITUDE = 0.625
+"""Of queries where keys are "equal" or "falling"."""
+_FALL = 6.0
+"""Between the largest and the smallest score, in which exp makes normal numbers of any format."""
 _MORE_THAN_A_TILE = 37
 """Keys: what is left of a window without its first tile tells which one that was."""
 _TILES = 64
@@ -149,3 +161,44 @@ def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
         }
         if any(count != getattr(case, name) for name, count in counts.items()):
             yield msgspec.structs.replace(case, **counts, **{name: getattr(case, name) ^ more for name in seeds})
+
+
+def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:
+    """The kernel's case, in all but lengths and numbers, where each rounding shows beside others that do not.
+
+    Of one key; of equal keys, whose weights are 1; of few keys, in one tile; of keys the first of which is the
+    heaviest, so that no maximum rises; of values some of which are equal; and of many keys.
+    """
+    seq = next((seq for seq, count in enumerate(case.query_counts) if count and case.seq_lens[seq]), None)
+    if seq is None:
+        return
+    times = max(1, min(_ROWS, -(-_ROWS // case.num_q_heads)))
+    bare = msgspec.structs.replace(case.values, needles=())
+    alone = msgspec.structs.replace(case, **case.of_sequences([seq] * times), **case.with_own_pages(), values=bare)
+    if alone.kv is not None:  # no scale that overflows, nor a power of 2, with which nothing is rounded
+        alone = msgspec.structs.replace(alone, kv=msgspec.structs.replace(alone.kv, scales="scattered"))
+    plain = plain_values(case, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    of_signs = abs(case.scale) * _MEAN_MAGNITUDE * case.head_size
+    if alone.kv is not None:
+        of_k = alone.kv.head_scales(case.num_kv_heads, plain.seed).k[0]
+        plain, of_signs = _with_exponent(plain, plain.logit_exponent - math.log2(of_k)), of_signs * of_k
+    recipes: tuple[tuple[int, Values], ...] = (
+        (1, plain),
+        (_WHOLE_TILES, _with_exponent(plain, -math.log2(of_signs), keys="equal", values="fine")),
+        (_ONE_TILE, msgspec.structs.replace(plain, logit_exponent=min(plain.logit_exponent + 1, MAX_LOGIT_EXPONENT))),
+        (_WHOLE_TILES, _with_exponent(plain, math.log2(_FALL / (4 * of_signs)), keys="falling", values="fine")),
+        (3 * _ONE_TILE, msgspec.structs.replace(plain, values="positions")),
+        (_MOST_KEYS, plain),
+    )
+    of_power_of_2 = (1.0, _ANOTHER_SCALE) if math.frexp(case.scale)[0] in (0.5, -0.5) else (1.0,)  # it rounds nothing
+    for length, values in recipes:
+        for factor in of_power_of_2 if length == _ONE_TILE else (1.0,):
+            lengths = alone.with_seq_lens((length,) * times)
+            made = changed(alone, **lengths, values=values, scale=factor * case.scale)
+            if made is not None:
+                yield made
+
+
+def _with_exponent(plain: Values, exponent: float, **recipes: str) -> Values:
+    within = max(MIN_LOGIT_EXPONENT, min(round(exponent), MAX_LOGIT_EXPONENT))
+    return msgspec.structs.replace(plain, logit_exponent=within, **recipes)

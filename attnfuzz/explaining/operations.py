@@ -153,6 +153,8 @@ Found = set[Operation]
 _MOVES = ("move", "convert")
 _SUMS = ("add", "sum", "dot", "tf32_dot")
 _PRODUCTS: tuple[Kind, ...] = ("mul", "dot", "tf32_dot")
+_OF_WEIGHTS = re.compile(r"weights in (?P<dtype>\w+)")
+_OF_FORMAT = re.compile(r"(?P<name>.+) in (?:b?float16)")
 _CONVERTED = re.compile(r"(?P<parts>(?:q |K |V )+)to (?P<dtype>\w+)")
 
 
@@ -163,7 +165,8 @@ def places_of(names: Sequence[str], operations: Operations) -> tuple[SourcePlace
     in which a kernel adds, so where products or scores are said to be rounded, any rounding of these will do.
     """
     roles = _Roles(operations)
-    related = _OF_SCORES if set(_OF_SCORES) & set(names) else ()
+    of_own = {name if (match := _OF_FORMAT.fullmatch(name)) is None else match["name"] for name in names}
+    related = _OF_SCORES if set(_OF_SCORES) & of_own else ()
     for name in dict.fromkeys((*names, *related)):
         rule = _rule(name)
         found = set() if rule is None else rule(roles)
@@ -300,9 +303,14 @@ def _exponential(roles: _Roles) -> Found:
     return roles.beginnings(_rounding(exps | {one for one in before if one.kind == "convert"}))
 
 
-def _short_weights(roles: _Roles) -> Found:
-    found = _rounding(roles.weights - roles.weighted)
-    return {one for one in found if one.kind == "convert" and BITS[one.dtype] == BITS["float8"]}
+def _weights(dtype: str) -> Callable[[_Roles], Found]:
+    """Weights that are converted to ``dtype``; of those of 8 bits, some have no name here."""
+
+    def found(roles: _Roles) -> Found:
+        every = {one for one in _rounding(roles.weights - roles.weighted) if one.kind == "convert"}
+        return {one for one in every if dtype == one.dtype or (one.dtype == "float8" and BITS[dtype] == BITS["float8"])}
+
+    return found
 
 
 def _row_sums(roles: _Roles) -> Found:
@@ -363,7 +371,6 @@ _RULES: dict[str, Callable[[_Roles], Found]] = {
     "accumulator": _accumulators,
     "both sums": lambda roles: _row_sums(roles) | _accumulators(roles),
     "short exp2": _exponential,
-    "short weights": _short_weights,
     "partial LSE": _partial_lse,
     "no maximum": _not_subtracted,
     "tf32": _tf32,
@@ -374,6 +381,10 @@ def _rule(name: str) -> Callable[[_Roles], Found] | None:
     """How to look for a rounding; None if no operation does it: an exp made of a polynomial, a number to begin with."""
     if name in _RULES:
         return _RULES[name]
+    if (match := _OF_WEIGHTS.fullmatch(name)) is not None:
+        return _weights(match["dtype"])
+    if (match := _OF_FORMAT.fullmatch(name)) is not None:
+        return _RULES.get(match["name"])
     if (match := _CONVERTED.fullmatch(name)) is not None:
         return _converted(match["parts"].split(), match["dtype"])
     return None

@@ -8,7 +8,7 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -64,12 +64,6 @@ that many numbers come out of none of some thirty mistakes by chance, however fe
 _ENOUGH_NUMBERS = 8
 _SMALLEST_TILE = 16
 _FAR_OFF = 2.0
-_CALM = 2.0**14
-"""Float16 ends at 2^16."""
-_CALM_SCORE = 10.0
-"""exp gives a normal float16."""
-_LOWEST_NORMAL = -87.0
-"""float32's exp has all its bits of what is higher."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +71,14 @@ class WrongRows:
     """The wrong ``rows`` of a case, while ``others`` are right, and the rounding that gives them, if one does.
 
     ``one_copy``: of each score, as on a CPU.
-    ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases.
+    ``beside_empty``: rows without keys are wrong too. ``causes``: of which alone, if not of all.
     """
 
     rows: Sequence[AttentionRow]
     others: Sequence[AttentionRow]
     one_copy: bool
     beside_empty: bool = False
-    nearby: Callable[[], Sequence[AttentionRow]] = tuple
+    causes: Collection[str] | None = None
 
     @cached_property
     def is_telling(self) -> bool:
@@ -105,7 +99,7 @@ class WrongRows:
         """
         found = self._of_any_numbers if of_few else self._exact
         ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
-        return tuple(map(self._as_cause, ordered))
+        return tuple(self.as_told(rounding.as_cause()) for rounding in ordered)
 
     def nearly(self) -> tuple[Cause, ...]:
         """The roundings among whose results, as several orders of summing give them, each wrong row lies.
@@ -114,13 +108,13 @@ class WrongRows:
         """
         if not self.is_telling and not any(map(_is_far_off, self.rows)):
             return ()
-        return tuple(map(self._as_cause, self._near))
+        return tuple(self.as_told(rounding.as_cause()) for rounding in self._near)
 
-    def _as_cause(self, rounding: Rounding) -> Cause:
-        cause = rounding.as_cause()
-        is_of_float16 = rounding.cause == "scores_rounded" and self.rows[0].case.dtype == "float16"
+    def as_told(self, cause: Cause) -> Cause:
+        """The cause, with words on what overflows here."""
+        is_of_float16 = cause.mistake == "scores_rounded" and self.rows[0].case.dtype == "float16"
         if is_of_float16 and not all(row.is_finite for row in self.rows):
-            words = f"{cause.words}; they overflow at {torch.finfo(torch.float16).max:.0f}"
+            words = f"{cause.words}, which overflows beyond {torch.finfo(torch.float16).max:.0f}"
             return msgspec.structs.replace(cause, words=words)
         return cause
 
@@ -145,9 +139,14 @@ class WrongRows:
         if self._is_nothing:
             causes = dict.fromkeys(rounding.cause for rounding in self._fitting(_is_exact))
             return tuple(cause for cause in causes if cause not in _OF_LOW_SCORES)
-        if not self.rows or self.rows[0].case.dtype == "float32":
+        sizes: dict[str, Callable[[AttentionRow], bool]] = {
+            "weights_rounded": _is_of_weights,
+            "rounded_weights_summed": _is_of_rounding,
+        }
+        if not self.rows:
             return ()
-        sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
+        if self.rows[0].case.dtype != "float32":
+            sizes |= {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
         return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
 
     @cached_property
@@ -170,14 +169,7 @@ class WrongRows:
         found = list(self._fitting(_is_exact))
         if self._is_nothing:
             found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
-        if any(rounding.cause == OF_EMPTY_ROWS for rounding in found) and self._is_wrong_of_high_scores:
-            found = [rounding for rounding in found if rounding.cause != OF_EMPTY_ROWS]
         return [rounding for rounding in found if rounding.name not in self._refuted(self.others)]
-
-    @cached_property
-    def _is_wrong_of_high_scores(self) -> bool:
-        """Whether similar cases are wrong whose scores lie far above any number with which a maximum may begin."""
-        return any(row.top > _LOWEST_NORMAL and row.is_finite and not row.is_right for row in self.nearby())
 
     @cached_property
     def _near(self) -> Sequence[Rounding]:
@@ -192,19 +184,8 @@ class WrongRows:
             if not rounding.is_finite_at_all or (row.is_right and not _is_left_right(row, rounding))
         }
 
-    @cached_property
-    def _refuted_nearby(self) -> set[str]:
-        """Where a result is no number, nearly anything that overflows would give it: runs on similar cases decide."""
-        if all(row.is_finite for row in self.rows):
-            return set()
-        nearby, lengths = self.nearby(), {row.num_tokens for row in self.rows}
-        if any(not row.is_finite and row.num_tokens in lengths and _is_calm(row) for row in nearby):
-            return {rounding.name for replayed in self._replayed for rounding in replayed}  # it is not their size
-        return self._refuted([row for row in nearby if row.is_finite])
-
     def _fitting(self, fits: Callable[[AttentionRow, Rounding], bool]) -> Sequence[Rounding]:
-        found = [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
-        return [rounding for rounding in found if rounding.name not in self._refuted_nearby] if found else found
+        return [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
 
     @cached_property
     def _replayed(self) -> list[tuple[Rounding, ...]]:
@@ -212,16 +193,9 @@ class WrongRows:
 
     def _replay(self, row: AttentionRow) -> Iterator[Rounding]:
         run_is_over()  # that it takes a while is not the kernel's doing
-        for rounding in roundings(row, one_copy=self.one_copy):
+        for rounding in roundings(row, one_copy=self.one_copy, causes=self.causes, in_passing=True):
             if rounding.cause == OF_EMPTY_ROWS or not self.beside_empty:
                 yield rounding
-
-
-def _is_calm(row: AttentionRow) -> bool:
-    """Whether nothing overflows or underflows on the way to its result, whatever is rounded to a 16-bit type."""
-    products = float((row.k.abs() @ row.q.abs()).max())
-    scores, values = float(row.scores.abs().max()), float((row.weights[:, None] * row.v.abs()).sum(0).max())
-    return max(products, values) < _CALM and scores < _CALM_SCORE
 
 
 def _wrong_numbers(row: AttentionRow) -> int:
@@ -348,9 +322,20 @@ def _is_of_bits_cut_off(row: AttentionRow) -> bool:
     return _is_off_by_at_most(row, 2)
 
 
+def _is_of_rounding(row: AttentionRow) -> bool:
+    """Likewise of weights that are rounded before they are summed."""
+    return _is_off_by_at_most(row, 1)
+
+
+def _is_of_weights(row: AttentionRow) -> bool:
+    """Likewise of weights that are rounded before they multiply V alone: the log-sum-exp is right then."""
+    lse_is_right = row.got_lse is None or abs(row.got_lse - row.lse) <= row.lse_bound
+    return lse_is_right and _is_of_rounding(row)
+
+
 def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
-    """So many units in the last place of what is summed, beyond its bounds."""
-    dtype = getattr(torch, row.case.dtype)
+    """So many units in the last place of what is summed, in 16 bits, beyond its bounds."""
+    dtype = torch.bfloat16 if row.case.dtype == "float32" else getattr(torch, row.case.dtype)
     if not row.is_finite:
         return bool(((row.weights[:, None] * row.v.abs()).sum(0) > torch.finfo(dtype).max).any())
     each = torch.finfo(dtype).eps * units

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-from attnfuzz.explaining.diagnose import Compared, diagnose
+from attnfuzz.explaining.diagnose import Compared, Nearby, diagnose
 from attnfuzz.explaining.measured_row import weighed_rows
-from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, fits, run_on
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.checksums import CHANGED
@@ -18,7 +19,7 @@ from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import MOST_PLACES, Blame, Failure
 
-__all__ = ["check", "objection"]
+__all__ = ["check", "nearby", "objection"]
 
 
 def check(trial: Trial) -> Failure | None:
@@ -28,9 +29,9 @@ def check(trial: Trial) -> Failure | None:
     """
     if trial.symptoms.error_ratio <= 1:
         return None
-    nearby = (lambda: _nearby(trial)) if trial.inquire else None
+    runs = partial(nearby, trial) if trial.inquire else None
     found = objection(
-        trial.reference, trial.comparison, trial.first.poison, nearby=nearby, weighed=lambda: _weighed(trial)
+        trial.reference, trial.comparison, trial.first.poison, nearby=runs, weighed=lambda: _weighed(trial)
     )
     if found is None:  # it was beyond its bound when it was looked at first
         raise KernelRaised(ResultError(CHANGED), trial.first.poison, fatal=True)
@@ -42,7 +43,7 @@ def objection(
     comparisons: list[Comparison],
     poison: Fill,
     *,
-    nearby: Callable[[], Iterable[Compared]] | None = None,
+    nearby: Nearby | None = None,
     weighed: Callable[[], Iterable[AttentionRow]] = tuple,
 ) -> Failure | None:
     """As `check`, to results that somebody has; `nearby` makes none where no other runs can be made. See `diagnose`."""
@@ -72,10 +73,10 @@ def objection(
     )
 
 
-def _nearby(trial: Trial) -> Iterator[Compared]:
-    """Runs on neighbouring cases beside what each should give."""
+def nearby(trial: Trial, cases: Iterable[Case]) -> Iterator[Compared]:
+    """Runs on other cases beside what each should give."""
     declaration = trial.kernel.declaration
-    for changed in neighbours(trial.case):
+    for changed in cases:
         if not supports_case(declaration.supports, declaration.options, changed) or not fits(changed):
             continue
         try:

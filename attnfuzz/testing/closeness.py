@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Numerics, Supports
+from attnfuzz.explaining.diagnose import no_runs
 from attnfuzz.oracles.accuracy import objection
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.layouts import token_views
@@ -227,6 +228,6 @@ def _judge(case: Any, values: LogicalAttention, out: Tensor, lse: Tensor | None,
     comparisons = [Comparison("out", (rows, "head", "dim"), out, expected.out, bound.out)]
     if lse is not None:
         comparisons.append(Comparison("lse", (rows, "head"), lse, expected.lse, bound.lse))
-    failure = objection(reference, comparisons, "nan", nearby=tuple)
+    failure = objection(reference, comparisons, "nan", nearby=no_runs)
     if failure is not None:
         raise AssertionError("\n".join((failure.message, *failure.details)))

@@ -16,7 +16,7 @@ __all__ = ["MISTAKES", "decode_kernel"]
 
 MISTAKES = (
     "none", "products", "products and sums", "scores", "scaled query", "row sum", "accumulator", "short exp2",
-    "short weights", "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",
+    "weights in float8_e4m3fn", "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",
 )  # fmt: skip
 """Names of `Failure.replays`."""
 
@@ -78,8 +78,8 @@ def decode_kernel(
         total = total * rescale + tl.sum(weight, 0)
         if MISTAKE == "row sum":
             total = total.to(p_q.dtype.element_ty).to(tl.float32)  # row sum
-        if MISTAKE == "short weights":
-            weight = weight.to(tl.float8e4nv).to(tl.float32)  # short weights
+        if MISTAKE == "weights in float8_e4m3fn":
+            weight = weight.to(tl.float8e4nv).to(tl.float32)  # weights in float8_e4m3fn
         acc = acc * rescale + tl.sum(weight[:, None] * v.to(tl.float32), 0)
         if MISTAKE == "accumulator":
             acc = acc.to(p_q.dtype.element_ty).to(tl.float32)  # accumulator

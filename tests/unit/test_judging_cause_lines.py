@@ -28,8 +28,8 @@ CASE = DenseDecodeCase(
     values=Values(keys="normal", values="normal", logit_exponent=4),
 )
 MISTAKES = (
-    "products", "products and sums", "scores", "scaled query", "row sum", "accumulator", "short exp2", "short weights",
-    "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",
+    "products", "products and sums", "scores", "scaled query", "row sum", "accumulator", "short exp2",
+    "weights in float8_e4m3fn", "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",
 )  # fmt: skip
 
 SEARCH = """

@@ -19,12 +19,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.explaining.diagnose import row_of
+from attnfuzz.explaining.diagnose import MOST_TOLD, no_runs, precision_of, row_of
 from attnfuzz.explaining.low_precision import Rounding, roundings
+from attnfuzz.explaining.neighbours import rounding_cases
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
 from attnfuzz.oracles import accuracy, registry
-from attnfuzz.oracles.accuracy import objection
+from attnfuzz.oracles.accuracy import nearby, objection
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.repeated import repeated, telling_rows, visible_keys
@@ -86,10 +87,24 @@ def _check(trial: Trial) -> Failure | None:
         seen = run_on(trial, Changed("with other numbers", changed))
         reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance="bound")
         comparisons = compare(reference, seen)
-        if (wrong := objection(reference, comparisons, seen.poison, nearby=tuple)) is not None:
+        if (wrong := objection(reference, comparisons, seen.poison, nearby=no_runs)) is not None:
             return _beyond(_inquired(trial, changed) or wrong, changed)
         found += _tokens_of(trial, changed, reference, comparisons)
-    return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
+    failure = _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
+    return failure if failure is None or not trial.inquire else _told(trial, failure)
+
+
+def _told(trial: Trial, failure: Failure) -> Failure:
+    """The objection with the rounding that it is, as runs tell in which each shows by itself; else what may be it."""
+    case: Any = trial.case
+    precision = precision_of(nearby(trial, rounding_cases(case)), "nan")
+    decided = () if precision is None or not precision.is_known else precision.causes
+    words = list(dict.fromkeys(one.words for one in decided or failure.causes))
+    if not 0 < len(words) <= MOST_TOLD:
+        return failure
+    perhaps = "" if decided else "perhaps "
+    message = f"{failure.message}; {perhaps}{', or '.join(words)}"
+    return msgspec.structs.replace(failure, message=message, causes=decided or failure.causes)
 
 
 def _inquired(trial: Trial, changed: AttentionCase) -> Failure | None:
@@ -202,7 +217,7 @@ def _failure(name: str, sums: Residuals, found: Sequence[_Token], *, of_factors:
     return Failure(
         oracle=registry.RESIDUALS.name,
         kind=f"{name}:{kind}",
-        message=message + (f"; {rounding.words}" if rounding is not None else ""),
+        message=message,
         details=(f"of {sums.num_rows} rows with other numbers of the same shapes",),
         error_ratio=times,
         tensor=name,
