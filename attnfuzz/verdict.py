@@ -8,11 +8,19 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
+from attnfuzz.mistake import (
+    KEPT_BETWEEN_CALLS,
+    NARROW_OFFSETS,
+    OTHER_STRIDES,
+    PAST_THE_END,
+    READ_BEFORE_WRITTEN,
+    WITHOUT_WEIGHT,
+    mistake_of,
+)
 from attnfuzz.oracles.registry import ACCURACY, OracleName, oracle_of
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
-    "IDENTIFYING_CAUSES",
     "KEPT_BETWEEN_CALLS",
     "MOST_PLACES",
     "NARROW_OFFSETS",
@@ -40,49 +48,11 @@ __all__ = [
 ]
 
 
-PAST_THE_END = "past_the_end"
-"""The cause where slots that hold none of a sequence's tokens take weight."""
-
-WITHOUT_WEIGHT = "read_without_weight"
-"""The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
-
-READ_BEFORE_WRITTEN = "read_before_written"
-"""The cause of "unwritten" where a result changes with what memory held that nobody had written."""
-
 REPLACED = " replaced"
 """The end of the kind of "red_zone" where a kernel has replaced what judges it: no process that does so tells more."""
 
 RESULT = "result"
 """The kind of "exception" where attnfuzz objects to what a kernel returned, and the kernel itself to nothing."""
-
-KEPT_BETWEEN_CALLS = "kept_between_calls"
-"""The cause where a case fails after other calls, and passes in a process of its own."""
-
-NARROW_OFFSETS = "narrow_offsets"
-OTHER_STRIDES = "other_strides"
-"""The cause of "red_zone" where a result lies where the strides of another tensor put it."""
-IDENTIFYING_CAUSES = frozenset(
-    {
-        NARROW_OFFSETS,
-        OTHER_STRIDES,
-        "converted",
-        "cut_off",
-        "exponential_rounded",
-        "flushed",
-        "maximum_begins_finite",
-        "maximum_not_kept",
-        "maximum_not_subtracted",
-        "partial_lse",
-        "partial_lse_rounded",
-        "rounded_weights_summed",
-        "scores_rounded",
-        "sums_rounded",
-        "tf32",
-        "value_columns",
-        "weights_rounded",
-    }
-)
-"""Causes that are one mistake of a kernel however they show: in which cases they do is a matter of luck or of size."""
 
 MOST_PLACES = 256
 _FEW = msgspec.Meta(max_length=MOST_PLACES)
@@ -154,7 +124,7 @@ def finding_name(oracle: str, kind: str, cause: str = "") -> str:
 
     An oracle of a user's own tells no kinds apart.
     """
-    what = cause if cause in IDENTIFYING_CAUSES else kind
+    what = cause if mistake_of(cause).is_everywhere else kind
     return f"{oracle}/{what}" if what else oracle
 
 
@@ -182,9 +152,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ``mistake`` and ``way`` say which, in short, stable words: the same in every case and every campaign. A mistake may
     be made in several ways ("window": "left out", "one too long"). ``words`` is a clause on this case; ``rule`` says
     which part of any case it is about ("the last token of each page"), where that is not all of it; ``tokens``, as
-    (sequence, position), are those that it is about. ``rounding``: it loses bits, and is made wherever the kernel
-    computes. ``numerics``: the fields of `Numerics` that a kernel declares which rounds so on purpose, with their
-    values.
+    (sequence, position), are those that it is about. ``numerics``: the fields of `Numerics`, with their
+    values, that a kernel declares which rounds so on purpose.
     """
 
     mistake: str
@@ -192,7 +161,6 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     words: str = ""
     rule: str = ""
     tokens: Annotated[tuple[tuple[int, int], ...], _FEW] = ()
-    rounding: bool = False
     numerics: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -200,6 +168,11 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             msgspec.structs.force_setattr(self, name, printable(getattr(self, name), NAME_BYTES))
         msgspec.structs.force_setattr(self, "words", printable(self.words))
         msgspec.structs.force_setattr(self, "rule", printable(self.rule, NAME_BYTES))
+
+    @property
+    def rounding(self) -> bool:
+        """Whether it loses bits."""
+        return mistake_of(self.mistake).rounds
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -14,10 +14,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Annotated, Any
 
 import msgspec
 
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
@@ -34,13 +36,13 @@ __all__ = [
     "Count",
     "Coverage",
     "KernelStatistics",
-    "Level",
     "PairCounts",
     "ProgressMeter",
     "Seconds",
     "Throughput",
     "WorkerProgress",
     "above",
+    "by_axis",
     "coverage_of",
     "pairs_met",
     "ratio_bin",
@@ -92,10 +94,6 @@ class PairCounts:
         return sum(map(self._lanes.__getitem__, levels))
 
 
-Level = tuple[str, str]
-"""Names of an axis and of one of its levels."""
-
-
 @dataclass(frozen=True)
 class Coverage:
     """``counts``: cases by ``pair_number``, a level with itself included."""
@@ -109,33 +107,30 @@ class Coverage:
         return pairs_met(self.counts)
 
     @cached_property
-    def axes(self) -> dict[str, tuple[str, ...]]:
-        """The levels that cases have had, by axis."""
+    def levels(self) -> tuple[Feature, ...]:
+        """Those that cases have had, one axis after the other."""
         return self._levels(met=True)
 
     @property
-    def unmet(self) -> dict[str, tuple[str, ...]]:
-        """The levels that no case has had, be it that the kernel does not take them, by axis."""
+    def unmet(self) -> tuple[Feature, ...]:
+        """Those that no case has had, be it that the kernel does not take them."""
         return self._levels(met=False)
 
-    def cases(self, one: Level, other: Level) -> int:
+    def cases(self, one: Feature, other: Feature) -> int:
         """Cases with both levels, the first axis first."""
-        return self.counts.get(pair_number(self._number(one), self._number(other)), 0)
+        return self.counts.get(pair_number(self.space.numbers[one], self.space.numbers[other]), 0)
 
-    def cases_on(self, level: Level) -> int:
+    def cases_on(self, level: Feature) -> int:
         """Cases with one level."""
         return self.cases(level, level)
 
-    def _levels(self, *, met: bool) -> dict[str, tuple[str, ...]]:
-        found = {
-            axis: tuple(level for level in levels if bool(self.cases_on((axis, level))) == met)
-            for axis, levels in self.space.numbers.items()
-        }
-        return {axis: levels for axis, levels in found.items() if levels}
+    def _levels(self, *, met: bool) -> tuple[Feature, ...]:
+        return tuple(level for level in self.space.levels if bool(self.cases_on(level)) == met)
 
-    def _number(self, level: Level) -> int:
-        axis, name = level
-        return self.space.numbers[axis][name]
+
+def by_axis(levels: Iterable[Feature]) -> dict[str, tuple[Feature, ...]]:
+    """``levels`` by the name of their axis."""
+    return {axis: tuple(of_axis) for axis, of_axis in groupby(levels, key=lambda level: level.field)}
 
 
 def coverage_of(declaration: Declaration, counts: dict[int, int]) -> Coverage:

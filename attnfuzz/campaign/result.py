@@ -128,9 +128,9 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
-Standing = Literal["counts", "unfinished", "known", "question", "outside"]
-"""Of a finding: one that makes the command fail; one that has not been shrunk, beside others of its kernel that have
-and that it may be; one that an earlier campaign told; one that the kernel's author has to answer with a declaration;
+Standing = Literal["counts", "undecided", "known", "question", "outside"]
+"""Of a finding: one that makes the command fail; one that has not been shrunk, and may be another of its kernel, which
+is told with it; one that an earlier campaign told; one that the kernel's author has to answer with a declaration;
 one that the kernel refuses, as a declaration says."""
 
 
@@ -187,16 +187,27 @@ class Statistics:
             return "question" if found.is_question else "outside"
         if self.is_known(found):
             return "known"
-        return "unfinished" if found.is_unfinished and self._has_others(found) else "counts"
+        return "counts" if self.told_with(found) is None else "undecided"
 
-    def _has_others(self, found: Finding) -> bool:
-        """Whether its kernel has findings that count and are finished: few failures of a kernel are bugs of their own,
-        which shrinking tells."""
-        return any(
-            one.declaration.target == found.declaration.target and not one.is_unfinished and not one.is_flaky
-            for one in self.findings
-            if self.in_contract(one) and not self.is_known(one)
-        )
+    def told_with(self, found: Finding) -> Finding | None:
+        """Of one that has not been shrunk to the end: the finding of its kernel that nothing tested tells it from.
+
+        Few failures of a kernel are bugs of their own, which shrinking tells. Those that were shrunk come first, then
+        those that were confirmed; what comes first stands for itself.
+        """
+        if not found.is_unfinished:
+            return None
+        target = found.declaration.target
+        alike = [one for one in self.findings if one.declaration.target == target]
+        counting = [one for one in alike if self.in_contract(one) and not self.is_known(one)]
+        standing: list[Finding] = []
+        for one in sorted(counting, key=lambda one: (one.is_unfinished, one.runs == 0, one.first_seen_s)):
+            fitting = [told for told in standing if one.is_unfinished and told.bug.may_show_as(one.bug)]
+            if one is found:
+                return max(fitting, key=lambda told: told.symptom == one.symptom, default=None)
+            if not fitting:
+                standing.append(one)
+        return None
 
     def in_contract(self, found: Finding) -> bool:
         """Whether ``found`` is a bug by what the kernels of this campaign are held to."""

@@ -40,6 +40,11 @@ class Feature(msgspec.Struct, frozen=True, order=True, omit_defaults=True, forbi
         field, equals, value = words.partition("=")
         return cls(field, equals + value)
 
+    @property
+    def level(self) -> str:
+        """The value by itself, as it is told beneath the name of its field."""
+        return self.value.removeprefix("=")
+
     def with_value(self, value: object) -> Feature:
         """The same of ``value``, which takes the place of ``{}``."""
         return Feature(self.field, self.value.replace("{}", str(value)), self.role)

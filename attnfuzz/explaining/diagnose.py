@@ -619,7 +619,7 @@ def _of_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -
     words = f"{what}: expected out = 0 and lse = {lse}"
     if failed.name == "lse" and lse == "-inf" and -math.inf < float(failed.got[number, head]) < LOWEST_EXPONENT:
         begins = f"{words}; the running maximum begins at a finite number"
-        return Diagnosis(begins, (Cause(mistake=OF_EMPTY_ROWS, way="finite maximum", words=begins, rounding=True),))
+        return Diagnosis(begins, (Cause(mistake=OF_EMPTY_ROWS, way="finite maximum", words=begins),))
     return Diagnosis(words)
 
 

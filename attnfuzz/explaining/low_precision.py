@@ -117,7 +117,7 @@ class Rounding(Replay):
 
     def as_cause(self) -> Cause:
         """As one of the mistakes that may be behind a failure."""
-        return Cause(mistake=self.cause, way=self.name, words=self.words, rounding=True, numerics=dict(self.numerics))
+        return Cause(mistake=self.cause, way=self.name, words=self.words, numerics=dict(self.numerics))
 
     @property
     def is_finite_at_all(self) -> bool:

@@ -32,22 +32,11 @@ from attnfuzz.identity.features import (
     telling,
 )
 from attnfuzz.judging.leaks import LEAK
+from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT, are_of_what_was_read, are_roundings, mistake_of
 from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_case
 from attnfuzz.problems.repeated import plain_values
-from attnfuzz.verdict import (
-    IDENTIFYING_CAUSES,
-    KEPT_BETWEEN_CALLS,
-    PAST_THE_END,
-    READ_BEFORE_WRITTEN,
-    REPLACED,
-    RESULT,
-    WITHOUT_WEIGHT,
-    Cause,
-    Failure,
-    ends_process,
-    is_fault,
-)
+from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, ends_process, is_fault
 
 __all__ = [
     "Bug",
@@ -98,29 +87,6 @@ _FEW_DIFFERENCES = 3
 """Between two cases: more of them say nothing."""
 _STRIDE = "ignored_stride"
 _PAGE_IDS = "ignored_page_ids"
-_WHAT_WAS_READ = frozenset(
-    {
-        "another_page",
-        "another_row",
-        _STRIDE,
-        "another_query",
-        "another_sequence",
-        "block_table",
-        "causal_limit",
-        "displaced_rows",
-        "output_is_zero",
-        "single_token",
-        "tokens_counted_twice",
-        "tokens_dropped",
-        "treated_as_empty",
-        "values_dropped",
-        PAST_THE_END,
-        READ_BEFORE_WRITTEN,
-        WITHOUT_WEIGHT,
-        _PAGE_IDS,
-    }
-)
-"""Which tokens were read goes by the size of a case and by what lies at a wrong address: two such causes may be one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +247,7 @@ class Signature:
     def of(cls, kernel: str, failure: Failure | FindingRecord, features: frozenset[Feature]) -> Signature:
         """Of roundings, whose exact results depend on orders of summing, features would say nothing."""
         symptom = Symptom.of(kernel, failure)
-        if failure.cause in IDENTIFYING_CAUSES:
+        if mistake_of(failure.cause).is_everywhere:
             return cls(Symptom(kernel, symptom.oracle, failure.cause), frozenset())
         return cls(symptom, of_last_digits(features) if symptom.is_of_last_digits else features)
 
@@ -368,7 +334,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     @property
     def is_rounding(self) -> bool:
         """Whether it is known to round, or to have offsets that are too narrow."""
-        return bool(self.mistakes) and self.mistakes <= IDENTIFYING_CAUSES
+        return bool(self.mistakes) and all(map(_is_everywhere, self.mistakes))
 
     @property
     def is_of_luck(self) -> bool:
@@ -405,6 +371,12 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         had = seen.features | _SUPPLIED.get(seen.oracle, frozenset())
         return not self.is_of_luck and has_essentials(had, self.features)
 
+    def may_show_as(self, seen: Bug) -> bool:
+        """Whether nothing that was tested tells ``seen`` from it, of which no more than one case is known."""
+        if self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
+            return False
+        return not self.flaky or seen.is_unsteady or seen.symptom.is_of_bits
+
     def is_told_apart_from(self, other: Bug) -> bool:
         """Whether other results are concerned, or another cause is told.
 
@@ -418,9 +390,13 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
         if self.mistakes & (other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
             return False
-        if self.is_rounding or other.is_rounding:  # large cases look like some rounding by chance
-            return not any(one.rough and one.is_rounding for one in (self, other))
-        return not any(one.mistakes <= _WHAT_WAS_READ for one in (self, other))  # which holds where none is told
+        if self.is_rounding or other.is_rounding:  # large cases look like some rounding by chance, or like none
+            return not any(one.rough and are_roundings(one.mistakes) for one in (self, other))
+        return not any(are_of_what_was_read(one.mistakes) for one in (self, other))  # which holds where none is told
+
+
+def _is_everywhere(mistake: str) -> bool:
+    return mistake_of(mistake).is_everywhere
 
 
 def _is_of_relation(failure: Failure | Bug) -> bool:
@@ -479,7 +455,7 @@ def are_one(a: HasBug, b: HasBug) -> bool:
         return ends_process(one) == ends_process(other)
     if one.rough and other.rough and one.symptom == other.symptom and not one.is_told_apart_from(other):
         return True  # nothing tells them apart, since the campaign ended too early
-    if not (one.mistakes and other.mistakes) and one.perhaps & other.perhaps & IDENTIFYING_CAUSES:
+    if not (one.mistakes and other.mistakes) and any(map(_is_everywhere, one.perhaps & other.perhaps)):
         return True
     return any(rule(*pair) for rule in (_includes, _reads_anywhere) for pair in ((one, other), (other, one)))
 
@@ -503,7 +479,7 @@ def _reads_anywhere(one: Bug, other: Bug) -> bool:
 
     Past the end of a sequence there may be no page, and no entry of the table.
     """
-    if other.symptom.sort or not other.mistakes <= _WHAT_WAS_READ:
+    if other.symptom.sort or not are_of_what_was_read(other.mistakes):
         return False
     if one.mistakes == {PAST_THE_END}:
         return other.symptom.is_fault and not aspects(one.features | other.features)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnfuzz.cases.facets import Axis, Domain, facets_of
+from attnfuzz.cases.feature import Feature
 from attnfuzz.problems.cases import Case, Problem, case_type_of
 from attnfuzz.problems.combinations import narrowed
 from attnfuzz.problems.supports import OptionValue, Supports
@@ -34,7 +35,7 @@ class CaseLevels(NamedTuple):
 
 
 class InputSpace:
-    """Numbers the levels of all axes of a kernel, one axis after the other: ``numbers[axis][level]``."""
+    """Numbers the levels of all axes of a kernel, one axis after the other: a case on a level has that feature."""
 
     def __init__(self, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]) -> None:
         domain = Domain(problem, narrowed(problem, supports), options)
@@ -42,11 +43,10 @@ class InputSpace:
         case = [axis for facet in self._facets for axis in facet.axes(domain)]
         rows = [axis for facet in self._facets for axis in facet.row_axes(domain)]
         self.axes: tuple[Axis, ...] = (*case, *rows)
-        number = iter(range(_MAX_LEVELS))
-        self.numbers = {axis.name: {level: next(number) for level in axis.levels} for axis in self.axes}
-        self.num_levels = next(number)
-        self._case = [(axis.of, self.numbers[axis.name]) for axis in case]
-        self._rows = [(axis.of, self.numbers[axis.name]) for axis in rows]
+        self.levels: tuple[Feature, ...] = tuple(level for axis in self.axes for level in axis.features)
+        self.num_levels = len(self.levels)
+        self.numbers = dict(zip(self.levels, range(_MAX_LEVELS), strict=False))
+        self._case, self._rows = ([(axis.of, self._numbers_on(axis)) for axis in some] for some in (case, rows))
         self._place_row = lru_cache(maxsize=1 << 14)(self._levels_of_row)
 
     def place(self, case: Case) -> CaseLevels:
@@ -54,6 +54,9 @@ class InputSpace:
         levels = [numbers[level] for of, numbers in self._case for level in of(case)]
         rows = (row for facet in self._facets for row in facet.rows(case))
         return CaseLevels(tuple(levels), frozenset(map(self._place_row, rows)))
+
+    def _numbers_on(self, axis: Axis) -> dict[str, int]:
+        return {level.level: self.numbers[level] for level in axis.features}
 
     def _levels_of_row(self, row: Any) -> tuple[int, ...]:
         return tuple(numbers[level] for of, numbers in self._rows for level in of(row))

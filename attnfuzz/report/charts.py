@@ -10,8 +10,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Level, Throughput, above
+from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Throughput, above, by_axis
 from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.cases.feature import Feature
 from attnfuzz.report.svg import element, number, path_of_rects, text
 
 __all__ = [
@@ -235,17 +236,16 @@ class PairTable:
 
 def pair_tables(coverage: Coverage) -> list[PairTable]:
     """Those of ``FEATURED`` that this kernel has."""
-    axes = coverage.axes
+    axes = by_axis(coverage.levels)
     order = {axis: i for i, axis in enumerate(axes)}
     tables = []
     for first, second in FEATURED:
         if first in axes and second in axes:
             one, other = sorted((first, second), key=order.__getitem__)
             rows = tuple(
-                (level, tuple(coverage.cases((one, level), (other, partner)) for partner in axes[other]))
-                for level in axes[one]
+                (level.level, tuple(coverage.cases(level, partner) for partner in axes[other])) for level in axes[one]
             )
-            tables.append(PairTable(one, other, axes[other], rows))
+            tables.append(PairTable(one, other, tuple(level.level for level in axes[other]), rows))
     return tables
 
 
@@ -262,7 +262,7 @@ class CoverageMap:
 
 def coverage_map(coverage: Coverage) -> CoverageMap:
     """Every level of every axis against every other one, as a triangle with the levels' names along its edge."""
-    levels = [(axis, level) for axis, names in coverage.axes.items() for level in names]
+    levels = coverage.levels
     places = list(_places(levels))
     cells = [[_cases(coverage, levels[j], levels[i]) for j in range(i)] for i in range(len(levels))]
     size = places[-1] + _CELL if places else 0.0
@@ -276,20 +276,20 @@ def coverage_map(coverage: Coverage) -> CoverageMap:
         role="img",
         aria_label="cases by pair of features",
     )
-    names = [f"{axis}: {level}" for axis, level in levels]
+    names = [f"{level.field}: {level.level}" for level in levels]
     return CoverageMap(svg, {"names": names, "places": places, "cell": _CELL, "cells": cells})
 
 
-def _cases(coverage: Coverage, one: Level, other: Level) -> int:
-    if one[0] == other[0]:
+def _cases(coverage: Coverage, one: Feature, other: Feature) -> int:
+    if one.field == other.field:
         return -1
     return coverage.cases(one, other)
 
 
-def _places(levels: list[Level]) -> Iterator[float]:
+def _places(levels: Sequence[Feature]) -> Iterator[float]:
     """Where the row and the column of each level begin."""
     place = 0.0
-    for _, group in groupby(levels, key=lambda level: level[0]):
+    for _, group in groupby(levels, key=lambda level: level.field):
         for _ in group:
             yield place
             place += _CELL
@@ -306,14 +306,13 @@ def _shaded(cells: list[list[int]], places: list[float]) -> Iterator[Markup]:
     return (element("path", d=path_of_rects(found), class_=name) for name, found in sorted(rects.items()))
 
 
-def _names(levels: list[Level], places: list[float]) -> Iterator[Markup]:
+def _names(levels: Sequence[Feature], places: list[float]) -> Iterator[Markup]:
     """Beside the diagonal, where a level's row ends and its column begins; an axis is named beside its first level."""
     shown = ""
     for level, place in zip(levels, places, strict=True):
-        axis, name = level
-        label = element("tspan", Markup.escape(name))
-        if axis != shown:
-            label += element("tspan", Markup.escape(f"  {axis}"), class_="axis")
-        shown = axis
+        label = element("tspan", Markup.escape(level.level))
+        if level.field != shown:
+            label += element("tspan", Markup.escape(f"  {level.field}"), class_="axis")
+        shown = level.field
         yield element("rect", x=place, y=place, width=_CELL - 1, height=_CELL - 1, class_="self")
         yield element("text", label, x=place + _CELL + 3, y=place + _CELL - 1.5, class_="name")

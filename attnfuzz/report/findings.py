@@ -31,7 +31,6 @@ __all__ = [
     "CLOSE_TO_THE_BOUND",
     "OUT_OF_CONTRACT",
     "QUESTIONS",
-    "UNFINISHED",
     "ToldFinding",
     "are_of_one_place",
     "count",
@@ -50,6 +49,7 @@ __all__ = [
     "severity_of",
     "title_of",
     "told_findings",
+    "undecided",
     "what_was_found",
     "wrapped",
 ]
@@ -143,7 +143,7 @@ def found_so_far(statistics: Statistics) -> str:
 def what_was_found(result: CampaignResult) -> str:
     """The same at the end; "nothing found" if nothing was."""
     statistics = result.statistics
-    counts, *others = _standings(_entries_in_order(result), statistics, "not shrunk to the end")
+    counts, *others = _standings(entries_of(result.findings, statistics), statistics, "not told apart")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
     within = f" within what {'it was' if len(statistics.kernels) == 1 else 'they were'} found to take"
@@ -170,9 +170,9 @@ def _findings(number: int, statistics: Statistics) -> str:
 def _standings(entries: Iterable[list[Finding]], statistics: Statistics, how_far: str) -> tuple[int, *tuple[str, ...]]:
     """How many count, and how many do not, and why; ``how_far`` those have come that may be others."""
     standings = Counter(statistics.standing(first) for first, *_ in entries)
-    known, outside, unfinished = (standings[one] for one in ("known", "outside", "unfinished"))
+    known, outside, undecided = (standings[one] for one in ("known", "outside", "undecided"))
     others = (
-        *([f"and {count(unfinished, 'failure')} {how_far}"] if unfinished else []),
+        *([f"and {count(undecided, 'failure')} {how_far}"] if undecided else []),
         *([f"{known} {known_since(statistics)}"] if known else []),
         *([f"and {outside} possibly out of contract"] if outside else []),
     )
@@ -264,6 +264,19 @@ def told_findings(result: CampaignResult) -> list[ToldFinding]:
     return told
 
 
+def undecided(finding: Finding, statistics: Statistics) -> list[Finding]:
+    """Those that were not shrunk to the end, and may be ``finding``."""
+    return [one for one in statistics.findings if statistics.told_with(one) is finding]
+
+
+def _undecided_lines(finding: Finding, statistics: Statistics) -> Iterator[str]:
+    if found := undecided(finding, statistics):
+        cases = sum(one.cases_seen for one in found)
+        shown = ", ".join(dict.fromkeys(one.failure.name for one in found))
+        were = "was" if cases == 1 else "were"
+        yield f"{count(cases, 'further failing case')} {were} not told apart from it: {shown}"
+
+
 def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
     regression = finding.regression(statistics.device_name)
     is_new = "" if statistics.against is None else "new"
@@ -275,7 +288,7 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
         standing=statistics.standing(finding),
         status=_known_as(finding, statistics) if statistics.is_known(finding) else is_new,
         case=one_line(finding.case),
-        lines=finding_lines(regression.finding, finding.case),
+        lines=(*finding_lines(regression.finding, finding.case), *_undecided_lines(finding, statistics)),
         certainty=finding.certainty(),
         comparison=finding.comparison(),
         saved=encode_regression(regression).decode().rstrip(),
@@ -329,7 +342,6 @@ QUESTIONS = (
 )
 OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
 _FLAKY = "Flaky: these do not fail in every run"
-UNFINISHED = "Not shrunk to the end: each may be a finding above, or a bug of its own; a longer --budget tells"
 _JUST_ABOVE = 10.0
 """Times the error bound: a rounding that was not declared, rather than a wrong address."""
 
@@ -376,12 +388,13 @@ def in_order(result: CampaignResult) -> list[Finding]:
 
 
 def _entries_in_order(result: CampaignResult) -> list[list[Finding]]:
-    """What is in the contract, the most severe first; then so what may be one of these, not being shrunk; then what
-    only the author can say; then what is not in the contract. Of equals, the kernel with the worst comes first."""
-    parts: dict[Standing, list[Finding]] = {"counts": [], "unfinished": [], "question": [], "outside": []}
+    """What is in the contract, the most severe first; then what only the author can say; then what is not in the
+    contract. Of equals, the kernel with the worst comes first."""
+    parts: dict[Standing, list[Finding]] = {"counts": [], "question": [], "outside": []}
     for finding in result.findings:
         standing = result.statistics.standing(finding)
-        parts["counts" if standing == "known" else standing].append(finding)
+        if standing != "undecided":
+            parts["counts" if standing == "known" else standing].append(finding)
     return [entry for part in parts.values() for entry in entries_of(_by_severity(part), result.statistics)]
 
 
@@ -442,7 +455,7 @@ def kernels_in_order(result: CampaignResult) -> list[str]:
 def heading_of(finding: Finding, statistics: Statistics) -> str:
     """What to say before the first of its kind; empty for what is certain to be a bug."""
     standing = statistics.standing(finding)
-    headings = {"question": QUESTIONS, "outside": OUT_OF_CONTRACT, "unfinished": UNFINISHED}
+    headings = {"question": QUESTIONS, "outside": OUT_OF_CONTRACT}
     if standing in headings:
         return headings[standing]
     return _FLAKY if finding.is_flaky else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from attnfuzz.campaign.counts import KernelStatistics, coverage_of
+from attnfuzz.campaign.counts import KernelStatistics, by_axis, coverage_of
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
@@ -31,7 +31,6 @@ from attnfuzz.report.findings import (
     CLOSE_TO_THE_BOUND,
     OUT_OF_CONTRACT,
     QUESTIONS,
-    UNFINISHED,
     ToldFinding,
     headline,
     largest_ratio,
@@ -82,7 +81,6 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         findings=list(zip_longest(told, anchors, scripts)),
         sections={
             "findings": "Findings",
-            "unfinished": UNFINISHED,
             "question": QUESTIONS,
             "outside": OUT_OF_CONTRACT,
         },
@@ -104,6 +102,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
         ratio=largest_ratio(statistics),
         near=CLOSE_TO_THE_BOUND,
+        by_axis=by_axis,
         case_svg=case_svg,
         coverage_map=coverage_map,
         draw=draw,

@@ -16,7 +16,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import ToldFinding, kernels_in_order, told_findings
+from attnfuzz.report.findings import ToldFinding, kernels_in_order, told_findings, undecided
 from attnfuzz.verdict import SourceLine
 
 __all__ = [
@@ -43,8 +43,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ``cause`` is what the bug is called, in every campaign that finds it; ``hash`` what lines about it are marked with,
     in this one. ``sources``: lines of the kernel that the cause comes from, where they are known. ``cases_seen``:
     failing cases that were put down to it, the first included. Those that are not ``in_contract``, and those that the
-    summary of ``--against`` has ``known``, do not count in the exit status. ``unfinished``: it was not shrunk, and may
-    be another of its kernel's findings.
+    summary of ``--against`` has ``known``, do not count in the exit status. ``undecided``: further
+    failing cases that were not told apart from it, the search having ended too early.
     ``signature``: what reports call it. ``entry``: its number in all reports; findings of several kernels that come of
     the same code have the same.
     ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
@@ -55,7 +55,7 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     in_contract: bool
     cases_seen: int
     known: bool = False
-    unfinished: bool = False
+    undecided: int = 0
     hash: str
     signature: str
     entry: int
@@ -203,7 +203,7 @@ def _summarise_finding(told: ToldFinding, statistics: Statistics) -> FindingSumm
         in_contract=statistics.in_contract(finding),
         cases_seen=finding.cases_seen,
         known=statistics.is_known(finding),
-        unfinished=told.standing == "unfinished",
+        undecided=sum(one.cases_seen for one in undecided(finding, statistics)),
         hash=finding.tag,
         signature=told.title,
         entry=told.number,

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from attnfuzz.campaign.counts import coverage_of
+from attnfuzz.campaign.counts import by_axis, coverage_of
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.stopping import format_duration
@@ -103,13 +103,14 @@ def verification_of(
     statistics = result.statistics
     (searched,) = statistics.kernels.values()
     found = counting(result)
+    covered = by_axis(coverage_of(searched.declaration, searched.coverage).levels)
     return Verification(
         verdict="pass" if found is None else "fail",
         kernel=kernel,
         problem=str(searched.declaration.problem),
         cases=searched.cases,
         largest=searched.largest,
-        covered=coverage_of(searched.declaration, searched.coverage).axes,
+        covered={axis: tuple(level.level for level in levels) for axis, levels in covered.items()},
         elapsed_s=round(result.elapsed_s, 3),
         seed=statistics.seed,
         device=statistics.device_name,

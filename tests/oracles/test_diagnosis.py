@@ -17,10 +17,10 @@ from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.judging.judge import judge
+from attnfuzz.mistake import PAST_THE_END, mistake_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.values import LogicalAttention
-from attnfuzz.verdict import IDENTIFYING_CAUSES, PAST_THE_END
 
 
 def without(*positions: int) -> Any:
@@ -402,7 +402,7 @@ def test_nan_that_comes_with_plain_numbers_too_is_put_down_to_no_large_ones(
     case = msgspec.structs.replace(dense, seq_lens=(1,), values=Values(keys="negative", logit_exponent=6))
     failure = failure_of(plant(score=without_last), case, "accuracy")
     assert failure.kind == "out:nan"
-    assert failure.cause not in IDENTIFYING_CAUSES
+    assert not mistake_of(failure.cause).is_everywhere
 
 
 LOW = Values(keys="negative", logit_exponent=4)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
+from attnfuzz.mistake import mistake_of
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Needle, Values
-from attnfuzz.verdict import IDENTIFYING_CAUSES, Failure
+from attnfuzz.verdict import Failure
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
 SHAPES = ((16, (1, 6)), (13, (2,)), (64, (5,)))
@@ -412,7 +413,7 @@ def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
         case = msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, values="small"))
         failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
         assert failure is not None
-        assert failure.cause not in IDENTIFYING_CAUSES, failure.message
+        assert not mistake_of(failure.cause).is_everywhere, failure.message
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -431,6 +432,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
     """A dropped token would be told as a matter of precision, and be declared away."""
     found = failures(plant(**OTHERS[mistake]), dtype)
-    blamed = [failure for failure in found if failure.cause in IDENTIFYING_CAUSES]
+    blamed = [failure for failure in found if mistake_of(failure.cause).is_everywhere]
     assert len(found) >= 10
     assert len(blamed) <= 0.1 * len(found), [failure.message for failure in blamed]  # a bfloat16 has three digits

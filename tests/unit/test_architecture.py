@@ -58,6 +58,7 @@ RANKS = {
     "attnfuzz.project": 0,
     "attnfuzz.safe_start": 0,  # runs before anything else
     "attnfuzz.untrusted_text": 0,  # text only
+    "attnfuzz.mistake": 0,  # what is known of each, as data
     "attnfuzz.verdict": 0,  # data that every layer passes on
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.testing": 7,

@@ -19,6 +19,7 @@ from attnfuzz.campaign.counts import (
     ratio_bin,
 )
 from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -111,7 +112,7 @@ def test_where_cases_lie_travels_with_the_report() -> None:
     meter.flush()
     (progress,) = [msgspec.json.decode(msgspec.json.encode(one), type=WorkerProgress) for one in sent]
     numbers = InputSpace("dense_decode", KERNEL.supports, {}).numbers
-    dtype, length = numbers["dtype"]["float16"], numbers["length"]["1"]
+    dtype, length = numbers[Feature("dtype", "=float16")], numbers[Feature("length", "=1")]
     assert progress.coverage[pair_number(dtype, length)] == 3
     assert progress.coverage[pair_number(length, length)] == 3
     assert set(progress.coverage.values()) == {3}

@@ -8,7 +8,8 @@ from itertools import combinations_with_replacement, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.campaign.counts import PairCounts, coverage_of
+from attnfuzz.campaign.counts import PairCounts, by_axis, coverage_of
+from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.input_space import CaseLevels, InputSpace, pair_number
@@ -21,6 +22,10 @@ KERNEL = Declaration(
     supports=Supports(dtypes=("float16", "float32"), head_sizes=(16, 64), layouts=("NHD",), strides="contiguous"),
 )
 CASE = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, block_size=4, seq_lens=(5, 0))
+
+
+def on(axis: str, level: str) -> Feature:
+    return Feature(axis, f"={level}")
 
 
 def counts_of(*placements: CaseLevels) -> dict[int, int]:
@@ -64,11 +69,11 @@ def test_two_sequences_do_not_make_one_that_has_both() -> None:
     """A batch with an empty sequence and one that ends a page has no sequence that does both."""
     space = InputSpace(KERNEL.problem, KERNEL.supports, KERNEL.options)
     coverage = coverage_of(KERNEL, counts_of(space.place(CASE)))
-    assert coverage.cases(("length", "2 to 15"), ("last page", "1 token")) == 1
-    assert coverage.cases(("length", "1"), ("last page", "full")) == 0
-    assert coverage.cases(("length", "0"), ("last page", "1 token")) == 0
-    assert coverage.cases(("dtype", "float16"), ("length", "0")) == 1
-    assert coverage.cases_on(("length", "0")) == 1
+    assert coverage.cases(on("length", "2 to 15"), on("last page", "1 token")) == 1
+    assert coverage.cases(on("length", "1"), on("last page", "full")) == 0
+    assert coverage.cases(on("length", "0"), on("last page", "1 token")) == 0
+    assert coverage.cases(on("dtype", "float16"), on("length", "0")) == 1
+    assert coverage.cases_on(on("length", "0")) == 1
 
 
 def test_what_was_met_and_what_never_was_are_told() -> None:
@@ -76,16 +81,17 @@ def test_what_was_met_and_what_never_was_are_told() -> None:
     space = InputSpace(KERNEL.problem, KERNEL.supports, KERNEL.options)
     counts = counts_of(space.place(CASE))
     coverage = coverage_of(KERNEL, counts)
-    assert coverage.axes["dtype"] == ("float16",)
-    assert coverage.axes["length"] == ("0", "2 to 15")
-    assert "float32" in coverage.unmet["dtype"]
-    assert not any(set(coverage.axes.get(axis, ())) & set(levels) for axis, levels in coverage.unmet.items())
-    levels = sum(map(len, coverage.axes.values()))
-    assert 0 < coverage.met == len(counts) - levels
+    assert by_axis(coverage.levels)["dtype"] == (on("dtype", "float16"),)
+    assert by_axis(coverage.levels)["length"] == (on("length", "0"), on("length", "2 to 15"))
+    assert on("dtype", "float32") in coverage.unmet
+    assert not {*coverage.levels} & {*coverage.unmet}
+    assert 0 < coverage.met == len(counts) - len(coverage.levels)
 
 
 def test_options_that_are_equal_in_python_are_told_apart() -> None:
     """1 == True, so that what was found out for one kernel would be taken for another's."""
     for choices, names in (((1, 2), ("1", "2")), ((True, 2), ("True", "2"))):
         declaration = Declaration(name="k", problem="dense_decode", options={"mode": choices})
-        assert coverage_of(declaration, {}).unmet["option mode"] == names
+        assert by_axis(coverage_of(declaration, {}).unmet)["option mode"] == tuple(
+            on("option mode", name) for name in names
+        )

@@ -17,6 +17,7 @@ import pytest
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
+from attnfuzz.campaign.triage import investigation
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
@@ -131,6 +132,18 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
         "several query heads",
     }
     assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
+
+
+def test_what_there_was_no_time_to_shrink_is_asked_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be told to need all that a large case has, and be taken for a bug beside the one that it is."""
+    monkeypatch.setattr(investigation, "_HANG_GUARD_S", 0.0)
+    process = PretendedProcess(lambda case, earlier: WRONG if case.num_q_heads == 3 else None)
+    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
+    sent = investigated(process, process.suspect(case, failure=WRONG))
+    assert not last(sent, Minimised).complete
+    needed = words(last(sent, Minimised).features)
+    assert "gqa_ratio not pow2" in needed
+    assert not needed & {"empty sequence", "head_size>16", "ragged"}
 
 
 DEAD = Failure(

@@ -110,6 +110,22 @@ def test_runs_that_differ_are_one_bug(other: Bug, same: bool) -> None:
     assert a_bug("preceding cases", oracle="determinism", kind="lse").predicts(other) is same
 
 
+def test_bits_that_are_told_to_differ_explain_those_of_any_case() -> None:
+    """An order of summing that goes by the batch was a finding for each type and length in which it shows."""
+    told = msgspec.structs.replace(
+        a_bug("window", "dtype=bfloat16", oracle="batch_invariance", kind="bits"), case=b"{}"
+    )
+    assert told.predicts(a_bug("seq_len>1", oracle="batch_invariance", kind="bits"))
+    assert not msgspec.structs.replace(told, case=b"").predicts(a_bug(oracle="batch_invariance", kind="bits"))
+
+
+def test_noise_between_calls_is_that_which_needs_others_before_it() -> None:
+    """Noise was two findings: of a case that needs another one before it, and of calls between two runs."""
+    after_others = a_bug("preceding cases", oracle="determinism", kind="lse")
+    assert after_others.predicts(a_bug(oracle="call_sequence", kind="bits"))
+    assert not after_others.predicts(a_bug(oracle="accuracy", kind="lse:value"))
+
+
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [

@@ -12,8 +12,9 @@ from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.features import aspects, case_features
 from attnfuzz.identity.relatives import alternatives, strides_swapped, without
-from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.features import DEAD_ROWS
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from tests.unit.named_features import named, words
@@ -148,3 +149,18 @@ def test_alternatives_have_another_value_of_what_is_not_the_simplest(case: Case,
         shared = case_features(KERNEL, other) & case_features(KERNEL, case)
         assert case_features(KERNEL, case) - shared
         assert shared >= case_features(KERNEL, BASE)
+
+
+@pytest.mark.parametrize("kind", ["bits", "pages", "tree"])
+def test_a_mask_may_be_of_any_kind(kind: Any) -> None:
+    """A kernel that reads its mask wrongly had a finding for masks of pages and one for masks of bits."""
+    kernel = Declaration(name="k", problem="masked_attention", target="k")
+    base = simplest_case("masked_attention", kernel.supports, {})
+    assert isinstance(base, MaskedAttentionCase)
+    case = msgspec.structs.replace(base, query_lens=(2,), seq_lens=(3,), mask=Mask(kind=kind, seqs=((0, 0),)))
+    masks = [other.mask for other in alternatives(kernel, case) if isinstance(other, MaskedAttentionCase)]
+    assert {mask.kind for mask in masks} - {kind} == {"bits", "pages", "tree"} - {kind}
+    same = msgspec.structs.replace(case, mask=next((mask for mask in masks if mask.kind == "bits"), case.mask))
+    assert same.rows_seen == case.rows_seen
+    shared = case_features(kernel, same) & case_features(kernel, case)
+    assert "mask" in words(shared)

@@ -182,9 +182,9 @@ def test_the_input_space_has_caches_of_kernels_that_read_them() -> None:
     """A campaign would not say that it never tried a scale per head."""
     supports = Supports(kv_dtypes=("float8_e4m3fn",), layouts=("packed",), head_sizes=(40, 64))
     space = InputSpace("paged_decode", supports, {})
-    levels = space.numbers["cache"]
-    assert list(levels) == ["plain", "float8_e4m3fn per tensor", "float8_e4m3fn per head"]
-    assert "cache" not in InputSpace("paged_decode", Supports(), {}).numbers
+    levels = [level.level for level in space.levels if level.field == "cache"]
+    assert levels == ["plain", "float8_e4m3fn per tensor", "float8_e4m3fn per head"]
+    assert "cache" not in [level.field for level in InputSpace("paged_decode", Supports(), {}).levels]
 
 
 def test_strides_of_scales_are_drawn_for_kernels_that_read_them() -> None:

@@ -176,8 +176,8 @@ def test_coverage_is_that_of_the_cases() -> None:
     assert f"{coverage.met:,} pairs" in shown.text
     first_map = text[text.index('class="map"') : text.index("</svg>", text.index('class="map"'))]
     cells = {shade: path.count("M") for path, shade in re.findall(r'<path d="([^"]*)" class="(\w+)">', first_map)}
-    pairs = itertools.combinations(((axis, level) for axis, levels in coverage.axes.items() for level in levels), 2)
-    never = [pair for pair in pairs if pair[0][0] != pair[1][0] and not coverage.cases(*pair)]
+    pairs = itertools.combinations(coverage.levels, 2)
+    never = [pair for pair in pairs if pair[0].field != pair[1].field and not coverage.cases(*pair)]
     assert cells["hole"] == len(never)
     assert cells["s3"] > 100  # every case was this one, 11 times
     assert set(cells) == {"hole", "s3"}

@@ -118,8 +118,8 @@ def test_what_may_be_another_finding_says_so(tmp_path: Path) -> None:
     """A script that counts bugs would count one twice whenever time runs out."""
     cut = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0)
     shrunk = Finding("0-2", KERNEL, CASE, FAILURE, first_seen_s=1.0, shrunk_s=2.0)
-    entries = written(a_result(cut, shrunk), tmp_path)["kernels"][0]["findings"]
-    assert [(one["shrunk_s"], one.get("unfinished", False)) for one in entries] == [(2.0, False), (None, True)]
+    (entry,) = written(a_result(cut, shrunk), tmp_path)["kernels"][0]["findings"]
+    assert (entry["shrunk_s"], entry["undecided"]) == (2.0, 1)
 
 
 def test_a_flaky_finding_tells_its_rate(tmp_path: Path) -> None:

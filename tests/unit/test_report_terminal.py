@@ -22,7 +22,7 @@ from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import NARROW_OFFSETS, WITHOUT_WEIGHT, Cause, Failure
 from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
@@ -112,7 +112,7 @@ REFUSAL = Failure(oracle="exception", kind="ValueError in k", message="the kerne
     ("result", "words"),
     [
         (a_result(), "nothing found in 10 cases"),
-        (a_result(a_finding(), a_finding()), "2 findings in 10 cases"),
+        (a_result(a_finding(shrunk_s=2.0), a_finding(shrunk_s=3.0)), "2 findings in 10 cases"),
         (a_result(stop_reason="interrupted"), "interrupted: nothing found in 10 cases"),
         (
             a_result(a_finding(remedy=Supports(lse="none"))),
@@ -302,13 +302,17 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
 
 
-def test_what_was_not_shrunk_comes_after_what_was_and_is_counted_apart() -> None:
+def test_what_was_not_shrunk_is_one_line_beneath_the_bug_that_it_may_be() -> None:
     """A search that ends early would tell one bug twice, the second time in a large case and with a chance cause."""
-    cut, bug = a_finding(steps=1), a_finding(steps=2, shrunk_s=2.0)
-    text = printed(a_result(cut, bug))
-    order = [text.index(words) for words in ("in 2 steps", "Not shrunk to the end: each may be", "was cut off")]
-    assert order == sorted(order)
-    assert text.rstrip().splitlines()[-1].startswith("1 finding, and 1 failure not shrunk to the end, in 10 cases")
+    cut, bug = a_finding(steps=1, cases_seen=3), a_finding(steps=2, shrunk_s=2.0)
+    fault = msgspec.structs.replace(bug.failure, oracle="guard_page", kind="SIGSEGV", causes=())
+    outside = a_finding(failure=fault)
+    text = printed(a_result(cut, outside, bug))
+    assert "in 2 steps" in text
+    assert "was cut off" not in text
+    names = f"{bug.failure.name}, guard_page/SIGSEGV"
+    assert f"   4 further failing cases were not told apart from it: {names}" in text.splitlines()
+    assert text.rstrip().splitlines()[-1].startswith("1 finding, and 2 failures not told apart, in 10 cases")
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
 
 
@@ -330,6 +334,27 @@ def test_what_was_not_shrunk_counts_where_it_can_be_no_other(other: dict[str, An
     result = a_result(cut, beside)
     assert result.statistics.standing(cut) == "counts"
     assert result.fails
+
+
+@pytest.mark.parametrize(
+    ("told", "seen"),
+    [
+        ({"causes": (Cause(mistake="head_map"),)}, {"causes": (Cause(mistake=NARROW_OFFSETS),)}),
+        ({"kind": "lse:value", "tensor": "lse"}, {"tensor": "out"}),
+        ({}, {"oracle": "crash", "kind": "memory"}),
+        ({"oracle": "dead_memory", "kind": "out", "causes": (Cause(mistake=WITHOUT_WEIGHT),)}, {}),
+    ],
+    ids=["another cause", "the output, too", "the process died", "where all numbers are finite"],
+)
+def test_what_was_not_shrunk_counts_where_evidence_tells_it_from_the_bug(
+    told: dict[str, Any], seen: dict[str, Any]
+) -> None:
+    """A second bug of the kernel would be a line beneath the first, and nobody would look for it."""
+    bug = a_finding(failure=msgspec.structs.replace(FAILURE, **told), shrunk_s=2.0, features=named("seq_len>1"))
+    cut = a_finding(failure=msgspec.structs.replace(FAILURE, **seen))
+    result = a_result(cut, bug)
+    assert [result.statistics.standing(one) for one in (bug, cut)] == ["counts", "counts"]
+    assert "not told apart" not in printed(result)
 
 
 def test_what_a_declaration_ends_counts_if_all_is_the_contract() -> None:

@@ -61,6 +61,9 @@ _SHRINKING_DEATHS = 60
 _SEQUENCE_RUNS = 400
 _HANG_GUARD_S = 300.0
 """No shrinking takes that long but where runs hang."""
+_PLACING_S = 4.0
+"""Kept of the campaign, as far as there is time, for saying which bug a case shows that is not shrunk by then, and why:
+what is neither is told beneath another finding, if at all."""
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -112,7 +115,7 @@ class Investigation:
         self._judge = judge
         self._retries = retries_of(failing, judge, self._deaths)
         self._is_over = is_over
-        self._shrink_until = deadline
+        self._deadline = self._shrink_until = deadline
         self._allowance = Allowance(_SHRINKING_RUNS)
         self._is_cut_off = False
         self._tries = 1
@@ -136,6 +139,8 @@ class Investigation:
                 return False
             self._recognise()
             self._shrink()
+            if not self._is_shrunk:
+                self._recognise()  # smaller, it answers more
         except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
             return False
         except _SameBug as same:
@@ -274,7 +279,7 @@ class Investigation:
         self._same_as = bug.finding
 
     def _run_relative(self, case: Case, relations: tuple[OracleName, ...]) -> FailingCase | None:
-        if self._is_over() or time.monotonic() >= self._shrink_until:
+        if self._is_over() or time.monotonic() >= self._deadline:
             raise Unanswered
         try:
             failure = self._retries.alone(case, patience="short", afresh=self._afresh, relations=relations)
@@ -297,7 +302,8 @@ class Investigation:
         before = self._now
         deadly = ends_process(before.failure)
         self._allowance = Allowance(_SHRINKING_DEATHS if deadly else _SHRINKING_RUNS)
-        self._shrink_until = min(self._shrink_until, time.monotonic() + _HANG_GUARD_S)
+        now = time.monotonic()
+        self._shrink_until = min(now + _HANG_GUARD_S, self._deadline - min(_PLACING_S, (self._deadline - now) / 4))
         try:
             self._shrink_preceding()
             self._minimise()
@@ -311,6 +317,11 @@ class Investigation:
             self._shrink_until = -math.inf
         except OutOfTime:
             return
+
+    @property
+    def _is_shrunk(self) -> bool:
+        """Whether shrinking has ended by itself."""
+        return not self._is_cut_off and time.monotonic() < self._shrink_until
 
     def _minimise(self) -> None:
         minimise(
@@ -437,7 +448,7 @@ class Investigation:
         self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, bug.finding)))
 
     def _close_as_new(self) -> None:
-        is_complete = not self._is_cut_off and time.monotonic() < self._shrink_until
+        is_complete = self._is_shrunk
         needed = self._needs()
         is_declarable = self._passes_as_declared(needed)
         explanation = self._explanation()

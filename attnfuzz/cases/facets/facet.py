@@ -93,6 +93,11 @@ class Axis:
     levels: Levels
     of: Callable[[Any], Levels]
 
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """That a case lies on each of the levels."""
+        return tuple(Feature(self.name, f"={level}") for level in self.levels)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -10,7 +10,7 @@ from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Le
 from attnfuzz.cases.feature import Feature
 from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import MaskedAttentionCase
-from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, Mask
+from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, PERIOD, Mask
 
 __all__ = ["MaskFacet"]
 
@@ -86,6 +86,13 @@ class MaskFacet(Facet[MaskedAttentionCase]):
             if kind != case.mask.kind and kind in ("causal", "full"):
                 yield f"a {kind} mask instead of {case.mask.kind}", {"mask": Mask(kind=kind)}
 
+    def alternatives(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[Changes]:
+        """Another kind: bits that hide the same of the first keys, the first page, or all other query tokens."""
+        others = {"bits": _as_bits(case), "pages": ((0,),), "tree": ((-1, -1),)}
+        for kind in domain.supports.masks:
+            if kind in others and case.mask.kind not in ("causal", kind):
+                yield {"mask": Mask(kind=kind, seqs=others[kind])}
+
     def without(self, feature: Feature, case: MaskedAttentionCase, domain: Domain) -> Iterator[Changes]:
         if feature == _of_kind(case) and case.mask != CAUSAL_MASK:
             yield {"mask": CAUSAL_MASK}
@@ -96,6 +103,15 @@ class MaskFacet(Facet[MaskedAttentionCase]):
 
 def _of_kind(case: MaskedAttentionCase) -> Feature:
     return Feature("mask", f"={case.mask.kind}")
+
+
+def _as_bits(case: MaskedAttentionCase) -> tuple[tuple[int, ...], ...]:
+    """Numbers of a mask of bits under which each row sees what it does, if no sequence is longer than their period."""
+
+    def number(row: int) -> int:
+        return sum(1 << key for key, seen in enumerate(case.rows_seen[row][:PERIOD]) if not seen)
+
+    return tuple(tuple(map(number, case.rows_of(seq))) for seq in range(case.num_seqs))
 
 
 def _sees_nothing(seen: bytes) -> bool:

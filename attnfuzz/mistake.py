@@ -1,0 +1,111 @@
+"""What is known of each mistake by its name, whatever the case that shows it. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "KEPT_BETWEEN_CALLS",
+    "NARROW_OFFSETS",
+    "OTHER_STRIDES",
+    "PAST_THE_END",
+    "READ_BEFORE_WRITTEN",
+    "WITHOUT_WEIGHT",
+    "Mistake",
+    "are_of_what_was_read",
+    "are_roundings",
+    "mistake_of",
+]
+
+PAST_THE_END = "past_the_end"
+"""Slots that hold none of a sequence's tokens take weight."""
+WITHOUT_WEIGHT = "read_without_weight"
+"""Of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
+READ_BEFORE_WRITTEN = "read_before_written"
+"""Of "unwritten" where a result changes with what memory held that nobody had written."""
+KEPT_BETWEEN_CALLS = "kept_between_calls"
+"""A case fails after other calls, and passes in a process of its own."""
+NARROW_OFFSETS = "narrow_offsets"
+OTHER_STRIDES = "other_strides"
+"""Of "red_zone" where a result lies where the strides of another tensor put it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """``name`` is short and stable: saved findings and reports call it so.
+
+    - ``is_everywhere``: a kernel makes it wherever it computes, and luck or size decides which cases show it. So it
+      names the bug, and what a case has says nothing more.
+    - ``rounds``: it loses bits.
+    - ``reads``: which tokens were read, or where; that goes by the size of a case and by what lies at a wrong address,
+      so that two such mistakes, told of two cases, may be one.
+    """
+
+    name: str
+    is_everywhere: bool = False
+    rounds: bool = False
+    reads: bool = False
+
+
+def _everywhere(*names: str, rounds: bool) -> dict[str, Mistake]:
+    return {name: Mistake(name, is_everywhere=True, rounds=rounds) for name in names}
+
+
+def _reads(*names: str) -> dict[str, Mistake]:
+    return {name: Mistake(name, reads=True) for name in names}
+
+
+_KNOWN = (
+    _everywhere(
+        "converted",
+        "cut_off",
+        "exponential_rounded",
+        "flushed",
+        "maximum_begins_finite",
+        "maximum_not_kept",
+        "maximum_not_subtracted",
+        "partial_lse_rounded",
+        "rounded_weights_summed",
+        "scores_rounded",
+        "sums_rounded",
+        "tf32",
+        "weights_rounded",
+        rounds=True,
+    )
+    | _everywhere(NARROW_OFFSETS, OTHER_STRIDES, "partial_lse", "value_columns", rounds=False)
+    | _reads(
+        PAST_THE_END,
+        READ_BEFORE_WRITTEN,
+        WITHOUT_WEIGHT,
+        "another_page",
+        "another_query",
+        "another_row",
+        "another_sequence",
+        "block_table",
+        "causal_limit",
+        "displaced_rows",
+        "ignored_page_ids",
+        "ignored_stride",
+        "output_is_zero",
+        "single_token",
+        "tokens_counted_twice",
+        "tokens_dropped",
+        "treated_as_empty",
+        "values_dropped",
+    )
+)
+
+
+def mistake_of(name: str) -> Mistake:
+    """What is known of a mistake; of one that is not listed, no more than its name."""
+    return _KNOWN.get(name) or Mistake(name)
+
+
+def are_of_what_was_read(names: frozenset[str]) -> bool:
+    """Whether all of these only say what was read; so do none at all."""
+    return all(mistake_of(name).reads for name in names)
+
+
+def are_roundings(names: frozenset[str]) -> bool:
+    """Whether all of these lose bits; so do none at all."""
+    return all(mistake_of(name).rounds for name in names)
