@@ -204,7 +204,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     causes: Annotated[tuple[Cause, ...], _FEW] = ()
     maybe: tuple[str, ...] = ()
     blame: Blame = Blame()
-    remedy: dict[str, str] = {}
+    remedy: dict[str, str | bool] = {}
     sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
     misuse: str = ""
 

@@ -279,7 +279,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     mistakes: frozenset[str] = frozenset()
     perhaps: frozenset[str] = frozenset()
     results: frozenset[str] = frozenset()
-    missing: frozenset[tuple[str, str]] = frozenset()
+    missing: frozenset[tuple[str, str | bool]] = frozenset()
     rough: bool = False
     flaky: bool = False
     finding: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""

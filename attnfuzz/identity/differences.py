@@ -9,9 +9,9 @@ import msgspec
 
 from attnfuzz.cases.facets import changed
 from attnfuzz.cases.facets.facet import Changes, Options
+from attnfuzz.cases.same_shapes import twins_of
 from attnfuzz.explaining.ablation import changes_of
-from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, encode_case
-from attnfuzz.problems.choices import lying_alike, stride_kinds_of
+from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_written
 
@@ -80,30 +80,19 @@ def _put(one: Any, path: list[str], value: object) -> Any:
 def others_like(case: Case, *, supports: Supports, options: Options) -> Iterator[Case]:
     """Supported cases that differ from ``case`` in one respect, first in what a key made of shapes leaves out."""
     seen = {encode_case(case)}
-    of_the_same_shapes = (changed(case, **changes) for changes in _of_the_same_shapes(case, supports))
-    for one in (*of_the_same_shapes, *(one for _, one in changes_of(case, supports=supports, options=options))):
+    same = ("values",) if isinstance(case, AttentionCase) else ()
+    twins = (with_fields_of(one.case, case, same) for one in twins_of(case, supports=supports, options=options))
+    renewed = (changed(case, **changes) for changes in _other_numbers(case))
+    for one in (*twins, *renewed, *(one for _, one in changes_of(case, supports=supports, options=options))):
         if one is not None and encode_case(one) not in seen and supports_case(supports, options, one):
             seen.add(encode_case(one))
             yield one
 
 
-def _of_the_same_shapes(case: Any, supports: Supports) -> Iterator[Changes]:
+def _other_numbers(case: Any) -> Iterator[Changes]:
+    """Those in the tensors alone; the same lengths, of other sequences."""
     if isinstance(case, AttentionCase):
-        yield {"scale": 2 * case.scale}
-        if case.variant.window is not None:
-            yield {"variant": msgspec.structs.replace(case.variant, window=case.variant.window + 1)}
-        if case.seq_lens != case.seq_lens[::-1]:
-            yield {"seq_lens": case.seq_lens[::-1]}
-        if isinstance(case, PagedDecodeCase):
-            order = "identity" if case.pages.order != "identity" else "reversed"
-            yield {"pages": msgspec.structs.replace(case.pages, order=order)}
+        yield {"seq_lens": case.seq_lens[::-1]}
         yield {"values": msgspec.structs.replace(case.values, seed=case.values.seed ^ _OTHER_SEED)}
     elif "seed" in case.__struct_fields__:
         yield {"seed": case.seed ^ _OTHER_SEED}
-    for names in dict.fromkeys(lying_alike(supports.strides, name) for name in getattr(case, "tensor_names", ())):
-        present = [name for name in names if name in case.tensor_names]
-        for kind in stride_kinds_of(supports.strides, names[0]):
-            if kind not in (case.strides.get(names[0], _ABSENT), "offset"):
-                strides = {**case.strides, **dict.fromkeys(present, kind)}
-                yield {"strides": {name: one for name, one in strides.items() if one != _ABSENT}}
-                break

@@ -62,9 +62,9 @@ _SMALL_BYTES = 1 << 23
 """Of the memory for both runs. Above, the host takes longer to fill and compare it than a GPU that several processes
 share."""
 
-_MOST_RELATED = 6
-"""Times the memory of a case that it may take together with the runs of a relation: two of it and two others for
-call_sequence, the longer of which is up to twice as large."""
+_MOST_RELATED = 24
+"""Times the memory of a case that it may take together with the runs of a relation: two of it, and for call_sequence as
+many others as there are respects in which calls differ, of which strides may take up to twice as much."""
 
 
 class BatchLost(Exception):  # noqa: N818 - says what happened
@@ -279,12 +279,14 @@ class _Judge:
         if failure is None or failure.causes or failure.maybe:
             return failure
         for changed in runs_of(relation, trial):
+            if changed.values is None:  # another case, whose mistakes are not this one's
+                continue
             reference = Reference(
                 trial.kernel.declaration,
                 changed.case,
                 device=trial.device,
                 tolerance=self.tolerance,
-                values=None if changed.values is None else values_on(changed.values, trial.device),
+                values=values_on(changed.values, trial.device),
             )
             alone = Trial(
                 trial.kernel,
@@ -325,6 +327,7 @@ class _Judge:
             message=f"{changed}{found.failure.message}",
             tensor=raised.tensor or found.failure.tensor,
             maybe=raised.maybe,
+            remedy=raised.remedy,
         )
         return _after(found, relation, failure)
 

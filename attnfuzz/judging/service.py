@@ -42,6 +42,7 @@ from attnfuzz.judging.messages import (
 from attnfuzz.judging.source_numbers import numbers_in_source
 from attnfuzz.judging.special_runs import GrowthTrial, access_lines, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import Watch
+from attnfuzz.memory.kept import buffers_of_modules
 from attnfuzz.oracles import exception, registry
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.own import OracleError
@@ -131,7 +132,8 @@ class JudgingService:
         )
 
     def _load(self, target: str, within: str | None = None) -> list[Kernel]:
-        kernels = load_kernels(target, within=None if within is None else Path(within), folder=self._folder)
+        with buffers_of_modules():
+            kernels = load_kernels(target, within=None if within is None else Path(within), folder=self._folder)
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
 
@@ -139,7 +141,8 @@ class JudgingService:
         kernel = self._kernel(request.target)
         try:
             if kernel.prepare is not None:
-                kernel.prepare()
+                with buffers_of_modules():
+                    kernel.prepare()
         except BaseException as error:  # noqa: BLE001 - the user's code; whatever it raises is told
             return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
         return PrepareReply()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.memory.arena import Arena, ChunkSource
 from attnfuzz.memory.image import Fetch
-from attnfuzz.memory.kept import KEPT
+from attnfuzz.memory.kept import KEPT, UNINITIALISED
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 
 __all__ = ["WORKSPACE", "TrackedAllocations", "WorkspacePool"]
@@ -28,13 +28,6 @@ _SHARED_CHUNK_BYTES = 1 << 14
 
 _aten = torch.ops.aten
 
-_UNINITIALISED = {
-    _aten.empty.memory_format,
-    _aten.empty_like.default,
-    _aten.empty_strided.default,
-    _aten.new_empty.default,
-    _aten.new_empty_strided.default,
-}
 _INITIALISED = {
     _aten.full.default,
     _aten.full_like.default,
@@ -47,7 +40,7 @@ _INITIALISED = {
     _aten.zeros_like.default,
 }
 
-_ALLOCATES = {id(func): False for func in _UNINITIALISED} | {id(func): True for func in _INITIALISED}
+_ALLOCATES = {id(func): False for func in UNINITIALISED} | {id(func): True for func in _INITIALISED}
 """By identity, since every operation of a kernel passes here and an operation's hash is computed in Python."""
 
 
@@ -69,17 +62,22 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         prefill: Fill,
         source: ChunkSource | None = None,
         arena: Arena | None = None,
+        kept: Fill | None = None,
     ) -> None:
-        """`source`: see `Arena`. `arena` is used in place of one that the other arguments describe."""
+        """`source`: see `Arena`. `arena` is used in place of one that the other arguments describe.
+
+        `kept`: what buffers hold that the kernel keeps and has not written to, if not pre-fill as new ones do.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         capacity = _CHUNK_BYTES if source is None else _SHARED_CHUNK_BYTES
         self.arena = arena or Arena(device, poison=poison, prefill=prefill, capacity=capacity, source=source)
+        self._fill_kept = kept or self.arena.prefill
         self.kept: list[Tensor] = []
         """Buffers from earlier calls that the kernel keeps, and has not written to everywhere."""
 
     def __enter__(self) -> TrackedAllocations:
         if self.arena.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
-            self.kept = KEPT.renew(self.arena.prefill)
+            self.kept = KEPT.renew(self._fill_kept)
         super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 

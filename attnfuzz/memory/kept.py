@@ -4,20 +4,36 @@ What `torch.empty` gave a kernel is uninitialised until the kernel writes there,
 elements that nobody has written to are pre-filled anew before each run, as those of a new buffer are: one run has NaN
 where another has numbers. What a call has written stays as it is: a kernel may know that it has filled a table, count
 its calls, or set a lock.
+
+So is what its modules made when they were imported, as servers make a workspace once (`buffers_of_modules`).
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.memory.patterns import Fill, holds_prefill, prefill_
 
-__all__ = ["KEPT", "KeptBuffers"]
+__all__ = ["KEPT", "UNINITIALISED", "KeptBuffers", "buffers_of_modules"]
+
+_aten = torch.ops.aten
+
+UNINITIALISED = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+"""Operations whose result holds what its memory held before."""
 
 _MOST_NBYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 """Of buffers that are looked at before a run: on a CPU some milliseconds for each MiB."""
@@ -55,20 +71,25 @@ class KeptBuffers:
         self._buffers.append(_Buffer(weakref.ref(tensor), fill))
 
     def renew(self, fill: Fill) -> list[Tensor]:
-        """Pre-fill what kernels keep and have not written to; the buffers that may have such elements."""
+        """Pre-fill what kernels keep and have not written to; the buffers that may have such elements, newest first.
+
+        Of more than is looked at, the newest are: a kernel that keeps one for each shape uses that now.
+        """
         found: list[Tensor] = []
         left: list[_Buffer] = []
         nbytes = 0
         with torch.inference_mode():  # a kernel may have made them in it
-            for buffer in self._buffers:
+            for buffer in reversed(self._buffers):
                 tensor = buffer.tensor()
                 if tensor is None:
                     continue
                 is_too_much = (nbytes := nbytes + tensor.nbytes) > _MOST_NBYTES[tensor.device.type]
-                if is_too_much or _renewed(buffer, tensor, fill):
+                if is_too_much:
+                    left.append(buffer)
+                elif _renewed(buffer, tensor, fill):
                     left.append(buffer)
                     found.append(tensor)
-        self._buffers = left
+        self._buffers = left[::-1]
         return found
 
 
@@ -87,3 +108,36 @@ def _renewed(buffer: _Buffer, tensor: Tensor, fill: Fill) -> bool:
 
 KEPT = KeptBuffers()
 """Those of this process."""
+
+
+class _BuffersOfModules(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
+    """See `buffers_of_modules`."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **kwargs) if kwargs else func(*args)
+        is_looked_at = func in UNINITIALISED and type(made) is Tensor and made.layout is torch.strided
+        if is_looked_at and 0 < made.nbytes <= _MOST_NBYTES.get(made.device.type, 0):
+            prefill_(made, "nan")
+            KEPT.add(made, "nan")
+        return made
+
+
+def buffers_of_modules() -> TorchDispatchMode:
+    """While active, what `torch.empty` and its relatives give to modules is pre-filled, and kept from then on."""
+    return _BuffersOfModules()  # type: ignore[no-untyped-call]  # as above

@@ -81,7 +81,7 @@ def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
         *place_of(trial.case, name, index),
         *problem.length_words(trial.case, index[0]),
     ]
-    remedy = {}
+    remedy: dict[str, str | bool] = {}
     if name in problem.results and name.endswith("lse") and mask.all():
         remedy = {"lse": "none"}
     return Failure(
@@ -131,13 +131,20 @@ def _read_before_written(trial: Trial) -> Failure:
     return Failure(
         oracle=registry.UNWRITTEN.name,
         kind="read before written",
-        message=f"{where} changes with memory that is read before anything is written there: it is {got} where that "
-        f"holds NaN, and {got_otherwise} where it holds finite numbers",
+        message=f"{where} changes with memory that is read before anything is written there{_in_kept(trial)}: it is "
+        f"{got} where that holds NaN, and {got_otherwise} where it holds finite numbers",
         details=(f"it changes {extent(name, axes, masks[name])}", *_workspaces(trial)),
         tensor=name,
         causes=(Cause(mistake=READ_BEFORE_WRITTEN),),
         blame=blame_of(trial.case, axes, index),
     )
+
+
+def _in_kept(trial: Trial) -> str:
+    """Says so where no other memory has to differ than that of buffers which the kernel keeps between calls."""
+    if not trial.prefilled_otherwise.kept or not bool(trial.disagree(trial.first, trial.kept_otherwise)):
+        return ""
+    return ", in a buffer that the kernel keeps between calls"
 
 
 def _workspaces(trial: Trial) -> list[str]:

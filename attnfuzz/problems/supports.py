@@ -135,7 +135,8 @@ class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
       its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len``, ``max_query_len``,
       ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for. What an engine
-      plans for a batch lies outside of the graph, and is planned anew, with the new contents, before each replay.
+      plans for a batch lies outside of the graph, and is planned anew, with the new contents, before each replay. Where
+      nothing is said, it is tried with calls that do not wait for the GPU, and what fails is a question; False ends it.
     """
 
     dtypes: tuple[Dtype, ...] = DTYPES
@@ -165,7 +166,7 @@ class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     deterministic: bool = True
     batch_invariant: bool = False
     infinite_scores: bool = False
-    graph_replay: bool = False
+    graph_replay: bool | None = None
     large_sizes: bool = False
     where: Where = None
 
@@ -209,6 +210,10 @@ class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
+        if self.graph_replay not in (None, True, False) or type(self.graph_replay) is int:
+            raise ValueError(
+                f"Supports(graph_replay={self.graph_replay!r}): must be True or False, or None to be asked"
+            )
 
 
 _FLAGS = (
@@ -220,7 +225,6 @@ _FLAGS = (
     "freed_pages",
     "deterministic",
     "batch_invariant",
-    "graph_replay",
     "large_sizes",
 )
 _CHOICE_FIELDS: dict[str, Any] = {

@@ -196,6 +196,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
     raises no more than a RuntimeError.
 
     `maybe`: causes that are likely where such a run ends so, and `tensor` the one that is concerned, if it is known.
+    `remedy`: what a kernel declares that is not meant for such a run.
     `fatal`: the process must not be used again, whatever the error is.
     """
 
@@ -208,6 +209,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
         self.changed = changed
         self.maybe: tuple[str, ...] = ()
         self.tensor = ""
+        self.remedy: dict[str, Any] = {}
         self.fatal = fatal
 
     def is_a(self, kind: type[BaseException]) -> bool:
@@ -251,6 +253,7 @@ def observe(
     prefill: Fill,
     placement: Placement | None = None,
     arenas: tuple[Arena, Arena] | None = None,
+    kept: Fill | None = None,
     wait: bool = True,
     compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> Observation:
@@ -259,8 +262,8 @@ def observe(
     Raises `KernelRaised` for whatever the kernel raised, and for results that cannot be any.
     `values`: the case's logical values, as `problem_of(case).values` draws them. `placement`: where they go, on
     `device`, if not where the case says. `arenas`: for what the kernel is given and for what it allocates, if not new
-    ones of `device` with `poison` and `prefill`. Unless told to `wait` for a GPU, what a launch did wrong there shows
-    later. `compile_clock`: seconds that Triton has spent compiling so far.
+    ones of `device` with `poison` and `prefill`. `kept`: see `TrackedAllocations`. Unless told to `wait` for a GPU,
+    what a launch did wrong there shows later. `compile_clock`: seconds that Triton has spent compiling so far.
     """
     started = time.perf_counter()
     supports = kernel.declaration.supports
@@ -273,7 +276,7 @@ def observe(
         problem.write(case, {name: tensor[None] for name, tensor in tensors.items()}, values, placement)
         inputs = problem.inputs(case, tensors)
     arena.seal()
-    allocations = TrackedAllocations(device, poison=poison, prefill=prefill, arena=workspaces)
+    allocations = TrackedAllocations(device, poison=poison, prefill=prefill, arena=workspaces, kept=kept)
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
     built, compiled = time.perf_counter(), compile_clock()
     seen.results = call(kernel, case, inputs, allocations, wait=wait)

@@ -88,6 +88,11 @@ class Trial:
         return self._observe("nan", "finite")
 
     @cached_property
+    def kept_otherwise(self) -> Observation:
+        """As `first`, except for what buffers held that the kernel keeps between calls and has not written to."""
+        return self._observe("nan", "nan", kept="finite")
+
+    @cached_property
     def prefilled_low(self) -> Observation:
         """As `prefilled_otherwise`, with numbers that lose every comparison."""
         return self._observe("nan", "low")
@@ -239,7 +244,7 @@ class Trial:
         if self.reference.checksum() != before:
             raise KernelRaised(ResultError(CHANGED), poison, fatal=True)
 
-    def _observe(self, poison: Fill, prefill: Fill) -> Observation:
+    def _observe(self, poison: Fill, prefill: Fill, *, kept: Fill | None = None) -> Observation:
         values, before = self.reference.values_on(self.device), self.reference.checksum()
         seen = observe(
             self.kernel,
@@ -249,6 +254,7 @@ class Trial:
             poison=poison,
             prefill=prefill,
             placement=self.placement,
+            kept=kept,
             wait=self.wait,
             compile_clock=self.compile_clock,
         )

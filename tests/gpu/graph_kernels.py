@@ -106,6 +106,39 @@ def table_copied_outside(inputs: Any) -> Any:
     return decode_pages(inputs, _TABLES["paged"])
 
 
+@attnfuzz.kernel("dense_decode")
+def says_nothing_and_is_right(inputs: Any) -> Any:
+    return decode(inputs)
+
+
+@attnfuzz.kernel("dense_decode")
+def says_nothing_and_freezes_its_grid(inputs: Any) -> Any:
+    """As a server would have it that counts tokens while it plans, which no replay does."""
+    if not is_capturing() and torch.cuda.get_sync_debug_mode() == 0:
+        _LONGEST["silent"] = int(inputs.seq_lens.max())
+    return decode(inputs, _LONGEST["silent"])
+
+
+@attnfuzz.kernel("dense_decode")
+def says_nothing_and_waits(inputs: Any) -> Any:
+    return decode(inputs, int(inputs.seq_lens.max().item()))
+
+
+_PARTIALS: dict[str, Tensor] = {}
+
+
+@attnfuzz.kernel("dense_decode", supports=PROMISED)
+def scratch_made_while_capturing(inputs: Any) -> Any:
+    """Kept from one capture to the next: it lies in the pool of the first graph, which gives it to the second, too."""
+    if is_capturing():
+        scratch = torch.zeros_like(inputs.out)
+        out, lse = decode(inputs)
+        scratch.copy_(out)
+        _PARTIALS["address"] = scratch[:0]
+        return out.copy_(scratch), lse
+    return decode(inputs)
+
+
 @attnfuzz.kernel("dense_decode", supports=PROMISED)
 def waits_for_the_lengths(inputs: Any) -> Any:
     return decode(inputs, int(inputs.seq_lens.max().item()))

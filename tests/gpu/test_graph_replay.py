@@ -136,7 +136,16 @@ def test_a_call_that_cannot_be_captured_is_told_and_spoils_nothing(fresh: Runner
         assert judged(fresh, f"{KERNELS}:keeps_its_promise").failure is None
 
 
-@pytest.mark.parametrize("kernel", ["keeps_its_promise", "keeps_it_within_bounds"])
+def test_a_kernel_that_says_nothing_is_asked_where_it_can_be_captured(fresh: Runner) -> None:
+    """Most kernels promise nothing: what a graph freezes of theirs would not be seen, or be told as broken."""
+    failure = judged(fresh, f"{KERNELS}:says_nothing_and_freezes_its_grid").failure
+    assert failure is not None
+    assert (failure.oracle, failure.remedy) == ("graph_replay", {"graph_replay": False})
+    assert judged(fresh, f"{KERNELS}:says_nothing_and_waits").failure is None
+    assert judged(fresh, f"{KERNELS}:says_nothing_and_is_right").failure is None
+
+
+@pytest.mark.parametrize("kernel", ["keeps_its_promise", "keeps_it_within_bounds", "scratch_made_while_capturing"])
 def test_kept_promises_are_left_alone(kernel: str, runner: Runner) -> None:
     """A right kernel would be accused."""
     assert judged(runner, f"{KERNELS}:{kernel}").failure is None

@@ -27,18 +27,20 @@ def test_runs_are_numbered_after_the_cases(plant: Any, paged: PagedDecodeCase) -
     full = msgspec.structs.replace(paged, seq_lens=(8,), pages=Pages())
     cases = [paged, full, paged]
     contents = problem_of(paged).contents(cases, "cpu", declaration.supports)
-    relations: list[list[Relation]] = [[GUARD_PAGE, BATCH_INVARIANCE], [], [CALL_SEQUENCE, BLOCK_TABLE_SLACK]]
+    in_full = CALL_SEQUENCE.looking_closer()
+    relations: list[list[Relation]] = [[GUARD_PAGE, BATCH_INVARIANCE], [], [in_full, BLOCK_TABLE_SLACK]]
     candidates = [Candidate(case, plan_of(case), of_case) for case, of_case in zip(cases, relations, strict=True)]
     asked = asked_of(declaration, candidates, contents)
+    calls = len(relatives_of(declaration, paged))  # and the case once more
     assert [[one.entries for one in of_case] for of_case in asked] == [
         [range(0), range(3, 6)],
         [],
-        [range(6, 10), range(10, 11)],
+        [range(6, 7 + calls), range(7 + calls, 8 + calls)],
     ]
     assert asked[0][0].further is None
     entries = entries_of(declaration, asked)
     assert [entry.case.num_seqs for entry in entries[:3] if isinstance(entry.case, PagedDecodeCase)] == [1, 1, 1]
-    assert [entry.is_drawn for entry in entries] == [False] * 3 + [True, False, True, False] + [False]
+    assert [entry.is_drawn for entry in entries] == [False] * 3 + [True] * calls + [False] + [False]
 
 
 def test_what_is_in_the_tensors_of_a_run(plant: Any, paged: PagedDecodeCase) -> None:
@@ -46,7 +48,7 @@ def test_what_is_in_the_tensors_of_a_run(plant: Any, paged: PagedDecodeCase) -> 
     declaration = plant("paged_decode").declaration
     (contents,) = problem_of(paged).contents([paged], "cpu", declaration.supports)
     asked = asked_of(declaration, [Candidate(paged, plan_of(paged), [CALL_SEQUENCE, BLOCK_TABLE_SLACK])], [contents])
-    longer, same, _, _, other_table = entries_of(declaration, asked)
+    longer, *_, same, other_table = entries_of(declaration, asked)
     alone = problem_of(paged).contents([relatives_of(declaration, paged)[0].case], "cpu", declaration.supports)[0]
     assert torch.equal(longer.contents.values.k, alone.values.k)
     assert same.contents.values is contents.values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 
 from attnfuzz.judging.judge import judge, judge_many
-from attnfuzz.problems.cases import Case
+from attnfuzz.judging.runner import Runner
+from attnfuzz.problems.cases import Case, DenseDecodeCase
 
 MOST_SPLITS = 4
+KERNELS = Path(__file__).with_name("keeping_kernels.py")
+CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32")
 
 
 def splits_kept(*, masked: bool = False) -> Any:
@@ -45,7 +49,43 @@ def test_idle_splits_of_a_kept_workspace_are_read(together: bool, plant: Any, de
     for verdict in verdicts:  # in the second, the buffer comes from a call before
         assert verdict.failure is not None
         assert (verdict.failure.oracle, verdict.failure.kind) == ("unwritten", "read before written")
+        assert "written there, in a buffer that the kernel keeps between calls: it is nan" in verdict.failure.message
         assert any(f"it keeps between calls float32 [{MOST_SPLITS}, 3, 4, 8]" in one for one in verdict.failure.details)
+
+
+@pytest.mark.parametrize("kernel", ["scratch_of_the_module", "scratch_of_an_object"])
+def test_a_workspace_that_a_module_made_when_it_was_imported_is_seen(kernel: str, runner: Runner) -> None:
+    """It holds zeros by chance, and whatever was there before in the process of somebody else."""
+    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
+    runner.restart()
+    failure = runner.judge(declaration, CASE, relations=()).failure
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("unwritten", "read before written")
+    assert "written there, in a buffer that the kernel keeps between calls: it is nan" in failure.message
+
+
+def test_what_a_module_has_filled_or_a_kernel_masks_is_left_alone(runner: Runner) -> None:
+    """A table that is made once would be overwritten, or scratch that nobody reads be accused."""
+    (declaration,) = runner.declarations([f"{KERNELS}:scratch_that_is_masked"])
+    runner.restart()
+    for _ in range(2):
+        assert runner.judge(declaration, CASE, relations="all").failure is None
+
+
+def test_a_workspace_made_anew_is_not_told_as_a_kept_one(plant: Any, dense: Case) -> None:
+    """The words would send somebody to a buffer that has nothing to do with it."""
+    idle = torch.tensor([1.0] + [0.0] * (MOST_SPLITS - 1))
+
+    def combine(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        partials = torch.empty(MOST_SPLITS, *out.shape)
+        partials[0] = out.float()
+        return (partials * idle.view(-1, *[1] * out.dim())).sum(0).to(out.dtype), lse
+
+    kept = splits_kept(masked=True)
+    failure = judge(plant(after=lambda *given: combine(given[0], *kept(*given))), dense, device="cpu").failure
+    assert failure is not None
+    assert failure.kind == "read before written"
+    assert "before anything is written there: it is nan" in failure.message
 
 
 def scratch_written_first() -> Any:

@@ -44,7 +44,7 @@ def finding(
     kind: str = "out:value",
     message: str = "it is wrong",
     cause: str = "",
-    remedy: dict[str, str] | None = None,
+    remedy: dict[str, str | bool] | None = None,
     supports: Supports | None = None,
     **fields: Any,
 ) -> Finding:

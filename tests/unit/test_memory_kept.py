@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.memory.allocations import TrackedAllocations
-from attnfuzz.memory.kept import KeptBuffers
+from attnfuzz.memory.kept import _MOST_NBYTES, KeptBuffers
 from attnfuzz.memory.patterns import Fill, holds_prefill, prefill_
 
 
@@ -104,3 +104,14 @@ def test_buffers_of_a_moment_push_no_kept_one_out() -> None:
         given(kept, (2,))
     assert [one.shape for one in kept.renew("finite")] == [(3,)]
     assert bool(holds_prefill(buffer, "finite").all())
+
+
+def test_of_more_than_is_looked_at_the_newest_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that keeps a workspace for each shape would hold stale numbers in the one that it uses now."""
+    kept = KeptBuffers()
+    buffers = [given(kept, (4,)) for _ in range(3)]
+    monkeypatch.setitem(_MOST_NBYTES, "cpu", 40)
+    found = kept.renew("finite")
+    assert [one.data_ptr() for one in found] == [one.data_ptr() for one in buffers[:0:-1]]
+    assert bool(holds_prefill(buffers[2], "finite").all())
+    assert bool(holds_prefill(buffers[0], "nan").all())

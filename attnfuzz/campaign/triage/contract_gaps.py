@@ -207,6 +207,8 @@ def _ends(supports: Supports, finding: Finding) -> bool:
     failure, limits = finding.failure, _limits(finding)
     if limits.keys() == {"lse"}:
         return supports.lse in (limits["lse"], "none")
+    if limits.keys() == {"graph_replay"}:
+        return supports.graph_replay is False
     if failure.oracle == PAGE_RELOCATION.name:  # gives the case other strides than it has, as far as they are permitted
         return supports.strides == "contiguous"
     return not supports_case(supports, finding.declaration.options, finding.case)

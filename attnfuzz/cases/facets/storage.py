@@ -80,6 +80,7 @@ __all__ = [
     "strided",
     "strided_tensor",
     "strides_swapped",
+    "with_strides",
     "wrong_strides",
 ]
 
@@ -394,19 +395,19 @@ class TensorStrides(Facet[BundledCase]):
         for names in self._alike(case, domain):
             kinds = stride_kinds_of(allowed, names[0])
             strided = [name for name in names if name in case.strides]
-            case = yield from first_of(case, [changed(case, **_with_strides(case, strided, kind)) for kind in kinds])
+            case = yield from first_of(case, [changed(case, **with_strides(case, strided, kind)) for kind in kinds])
         return case
 
     def changes(self, case: BundledCase, domain: Domain) -> Iterator[Change]:
         for names in self._alike(case, domain):
             strided = [name for name in names if _kind(case, name) != "contiguous"]
             words = f"{' and '.join(strided)} contiguous instead of {case.strides[strided[0]]}"
-            yield words, _with_strides(case, strided, "contiguous")
+            yield words, with_strides(case, strided, "contiguous")
 
     def alternatives(self, case: BundledCase, domain: Domain) -> Iterator[Changes]:
         for name, kind in case.strides.items():
             kinds = stride_kinds_of(domain.supports.strides, name)
-            yield from (_with_strides(case, [name], other) for other in kinds if other not in ("contiguous", kind))
+            yield from (with_strides(case, [name], other) for other in kinds if other not in ("contiguous", kind))
 
     def without(self, feature: Feature, case: BundledCase, domain: Domain) -> Iterator[Changes]:
         layout = {"layout": domain.simplest.layout} if hasattr(domain.simplest, "layout") else {}
@@ -414,9 +415,9 @@ class TensorStrides(Facet[BundledCase]):
         if feature == KV_STRIDES_DIFFER:
             yield from self._both_alike(case, layout)
         elif feature == CACHE_STRIDES:
-            yield {**layout, **_with_strides(case, caches, "contiguous")}
+            yield {**layout, **with_strides(case, caches, "contiguous")}
         elif name := strided_tensor(feature):
-            yield _with_strides(case, lying_alike(domain.supports.strides, name), "contiguous")
+            yield with_strides(case, lying_alike(domain.supports.strides, name), "contiguous")
 
     def follow(self, case: BundledCase, changes: Changes) -> Changes:
         """Tensors that are gone have no strides; where one cache becomes two, both lie as it did."""
@@ -444,7 +445,7 @@ class TensorStrides(Facet[BundledCase]):
         sizes = {"v_head_size": None} if getattr(case, "v_head_size", None) is not None else {}
         for kind in dict.fromkeys((_kind(case, k), _kind(case, v))):
             if layout or sizes or kind != "contiguous":
-                yield {**layout, **sizes, **_with_strides(case, (k, v), kind)}
+                yield {**layout, **sizes, **with_strides(case, (k, v), kind)}
 
 
 def _kv_strides_differ(case: Case) -> bool:
@@ -479,8 +480,8 @@ def _kind(case: BundledCase, name: str) -> StrideKind:
     return case.strides.get(name, "contiguous")
 
 
-def _with_strides(case: BundledCase, names: Sequence[str], kind: StrideKind) -> dict[str, Any]:
-    """What is contiguous is left out: a case is written in one way only."""
+def with_strides(case: BundledCase, names: Sequence[str], kind: StrideKind) -> dict[str, Any]:
+    """Other strides of tensors ``names``. What is contiguous is left out: a case is written in one way only."""
     others = {name: stride for name, stride in case.strides.items() if name not in names and stride != "contiguous"}
     return {"strides": others if kind == "contiguous" else {**others, **dict.fromkeys(names, kind)}}
 

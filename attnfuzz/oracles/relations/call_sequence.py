@@ -1,8 +1,10 @@
 """The same call again after other calls: the same bits. And the other calls in turn do not depend on this one.
 
 Kernels keep things between calls: workspaces that grow, plans and launch settings by shape, counters. One call, or the
-same call twice, tells nothing of what is left over from another one with more tokens or other rows. So the other calls
-are on cases of the same format, bigger and smaller ones.
+same call twice, tells nothing of what is left over from another one. So the other calls are on cases of the same
+format, bigger and smaller ones, and on cases whose tensors have the same shapes and which differ from this one in one
+respect: scale, strides, dtype, where pages lie. All are made one after the other, each is held to its own error bounds,
+and the case is run once more at the end. Which of them is to blame is looked for where that shows something.
 
 And some keep results, to hand them out again for the same tensors. So V is negated in place, and the call made again on
 the tensors that it has just been made on: the bits but for the sign are those of the call before.
@@ -11,12 +13,15 @@ the tensors that it has just been made on: the bits but for the sign are those o
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import singledispatch
 from typing import Any, NamedTuple
 
 import msgspec
 
+from attnfuzz.cases.same_shapes import twins_of
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -35,13 +40,13 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import KEPT_BETWEEN_CALLS, Cause, Failure
 
 __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 
@@ -52,21 +57,27 @@ _ROOM = ("extra_rows", "query_slack", "seq_slack", "padding_tokens")
 
 
 class Relative(NamedTuple):
-    """A case, and how its call is told: "a call with seq_lens=[10, 6]"."""
+    """A case, and how its call is told: "a call with seq_lens=[10, 6]", "the same call with scale=0.5"."""
 
     case: Case
     words: str
+    is_twin: bool = False
 
 
 def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
     """One with more tokens, at most twice as many, then one with half as many and another number of rows.
 
-    Those that the kernel supports.
+    Then those of the same shapes. All are such as the kernel supports.
     """
+    supports, options = declaration.supports, declaration.options
+    others = [
+        one for one in _made(case, declaration) if one.case != case and supports_case(supports, options, one.case)
+    ]
+    twins = twins_of(case, supports=supports, options=options)
     return [
         one
-        for one in _made(case, declaration)
-        if one.case != case and supports_case(declaration.supports, declaration.options, one.case) and fits(one.case)
+        for one in (*others, *(Relative(twin.case, f"the same call {twin.words}", is_twin=True) for twin in twins))
+        if fits(one.case)
     ]
 
 
@@ -109,6 +120,7 @@ _REASONS = (
     "the result depends on an earlier call; look for a workspace that is not cleared, a cache whose key leaves "
     "something out, or a counter"
 )
+_CAUSE = Cause(mistake=KEPT_BETWEEN_CALLS, words="the result depends on an earlier call")
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
@@ -116,48 +128,91 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return declaration.supports.deterministic
 
 
+_FEW_TWINS = 4
+"""Of the same shapes, where a case is one of many: others draw others."""
+
+
+def _few_of(declaration: Declaration, case: Case) -> list[Relative]:
+    """Of `relatives_of`, those of other shapes and some of the others: for the same case the same."""
+    relatives = relatives_of(declaration, case)
+    twins = [one for one in relatives if one.is_twin]
+    first = (zlib.crc32(encode_case(case)) >> 10) % max(1, len(twins))  # lower bits say which cases draw the relation
+    chosen = [*twins, *twins][first : first + _FEW_TWINS]
+    return [one for one in relatives if not one.is_twin or one in chosen]
+
+
 def _check(trial: Trial) -> Failure | None:
-    for relative in relatives_of(trial.kernel.declaration, trial.case):
-        failure = _of_relative(trial, relative) or _after(trial, relative)
+    return _checked(trial, _few_of(trial.kernel.declaration, trial.case))
+
+
+def _check_closer(trial: Trial) -> Failure | None:
+    return _checked(trial, relatives_of(trial.kernel.declaration, trial.case))
+
+
+def _checked(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
+    for number, relative in enumerate(relatives):
+        failure = _judged(trial, trial.kernel, relative)
+        failure = None if failure is None else _later_call(trial, relatives, number, failure)
         if failure is not None:
             return failure
-    return _on_the_same_tensors(trial)
+    return _after(trial, relatives) or _on_the_same_tensors(trial)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
-    relatives = relatives_of(declaration, case)
-    again = [_again(relative, case, contents) for relative in relatives]
+    return _runs(_few_of(declaration, case), case, contents)
+
+
+def _further_closer(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+    return _runs(relatives_of(declaration, case), case, contents)
+
+
+def _runs(relatives: Sequence[Relative], case: Case, contents: Contents) -> FurtherRuns:
+    again = Changed(_after_all(relatives), case, contents.values, contents.placement)
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
-        found = (_bits(case, one, other, same) for other, same in zip(others[1::2], again, strict=True))
-        return next(filter(None, found), None)
+        return _bits(case, one, others[-1], again.words)
+
+    def refine(trial: Trial, failure: Failure) -> Failure:
+        return _after_one(trial, relatives) or failure
 
     def blame(trial: Trial, run: int, what: Failure | KernelRaised) -> Failure | None:
         failure = _raised(what) if isinstance(what, KernelRaised) else what
-        return None if failure is None else _next_call(trial, relatives[run // 2], failure)
+        return None if failure is None else _later_call(trial, relatives, run, failure)
 
-    runs = [run for relative, same in zip(relatives, again, strict=True) for run in (Changed("", relative.case), same)]
-    return FurtherRuns(runs, compare, blame=blame)
-
-
-def _of_relative(trial: Trial, relative: Relative) -> Failure | None:
-    """The call of another case right after this one: wrong, and right in a fresh copy of the kernel."""
-    failure = _judged(trial, trial.kernel, relative)
-    return None if failure is None else _next_call(trial, relative, failure)
+    return FurtherRuns([*(Changed("", one.case) for one in relatives), again], compare, refine=refine, blame=blame)
 
 
-def _next_call(trial: Trial, relative: Relative, failure: Failure) -> Failure | None:
-    """What it means that a relative's call failed."""
-    fresh = fresh_copy(trial.kernel)
+def _later_call(trial: Trial, relatives: Sequence[Relative], number: int, failure: Failure) -> Failure | None:
+    """What it means that a relative's call failed, which was made after this one and those of relatives before it."""
+    fresh, relative = fresh_copy(trial.kernel), relatives[number]
     if fresh is None or _judged(trial, fresh, relative) is not None:
         return None  # it is wrong by itself, or nobody can tell
+    if _is_wrong_after(trial, trial.case, relative):
+        earlier = "this case"
+    elif (left_over := _after_one(trial, relatives[:number])) is not None:
+        return left_over
+    else:
+        calls = (one for one in reversed(relatives[:number]) if _is_wrong_after(trial, one.case, relative))
+        earlier = next((one.words for one in calls), f"{number + 1} other calls")
     return msgspec.structs.replace(
         failure,
         oracle=registry.CALL_SEQUENCE.name,
         kind=f"next call: {failure.kind}",
-        message=f"{relative.words} after this case gives {failure.message}; before any other call it is right",
+        message=f"{relative.words} after {earlier} gives {failure.message}; before any other call it is right",
         details=(*failure.details, _REASONS),
+        causes=(_CAUSE,),
+        maybe=(),
+        remedy={},
     )
+
+
+def _is_wrong_after(trial: Trial, earlier: Case, relative: Relative) -> bool:
+    """Whether a relative's call is wrong right after that of another case, of a kernel that was not called before."""
+    fresh = fresh_copy(trial.kernel)
+    if fresh is None:
+        return False
+    _judged(trial, fresh, Relative(earlier, ""))
+    return _judged(trial, fresh, relative) is not None
 
 
 def _judged(trial: Trial, kernel: Kernel, relative: Relative) -> Failure | None:
@@ -189,10 +244,36 @@ def _raised(raised: KernelRaised) -> Failure | None:
     )
 
 
-def _after(trial: Trial, relative: Relative) -> Failure | None:
-    """The call of this case after that of another one."""
-    same = _again(relative, trial.case, Contents(trial.reference.values_on(trial.device), None))
-    return _bits(trial.case, as_it_is(trial), results_of(trial, same), same)
+def _after(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
+    """The call of this case after those of all others."""
+    words = _after_all(relatives)
+    failure = _bits(trial.case, as_it_is(trial), _again(trial, words), words)
+    return None if failure is None else _after_one(trial, relatives) or failure
+
+
+def _after_all(relatives: Sequence[Relative]) -> str:
+    return f"after {len(relatives)} other calls, of other lengths and of the same shapes" if relatives else "again"
+
+
+def _after_one(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
+    """The call of this case between which and the same call again a single other one changes bits."""
+    for relative in relatives:
+        fresh = fresh_copy(trial.kernel)
+        if fresh is None:
+            return None
+        words = f"after {relative.words}"
+        alike = copy(trial)
+        alike.kernel = fresh
+        before = _again(alike, words)
+        _judged(trial, fresh, relative)
+        failure = _bits(trial.case, before, _again(alike, words), words)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _again(trial: Trial, words: str) -> Results:
+    return results_of(trial, Changed(words, trial.case, trial.reference.values_on(trial.device)))
 
 
 def _on_the_same_tensors(trial: Trial) -> Failure | None:
@@ -239,12 +320,17 @@ def _negate(inputs: Any) -> None:
             tensor.neg_()
 
 
-def _again(relative: Relative, case: Case, contents: Contents) -> Changed:
-    return Changed(f"after {relative.words}", case, contents.values, contents.placement)
+def _bits(case: Case, one: Results, other: Results, words: str) -> Failure | None:
+    failure = unequal_bits(registry.CALL_SEQUENCE, case, one, other, words, details=(_REASONS,), as_it_was="at first")
+    return None if failure is None else msgspec.structs.replace(failure, causes=(_CAUSE,))
 
 
-def _bits(case: Case, one: Results, other: Results, same: Changed) -> Failure | None:
-    return unequal_bits(registry.CALL_SEQUENCE, case, one, other, same.words, details=(_REASONS,), as_it_was="at first")
-
-
-CALL_SEQUENCE = Relation(registry.CALL_SEQUENCE, _applies, _check, further=_further, alone_on=("cpu",))
+CALL_SEQUENCE = Relation(
+    registry.CALL_SEQUENCE,
+    _applies,
+    _check,
+    further=_further,
+    alone_on=("cpu",),
+    closer=_check_closer,
+    closer_further=_further_closer,
+)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels, parts_of
+from attnfuzz.memory.kept import buffers_of_modules
 from attnfuzz.overlay import original_of
 
 __all__ = ["fresh_copy"]
@@ -28,7 +29,8 @@ def fresh_copy(kernel: Kernel) -> Kernel | None:
         return None
     with _forgotten(Path(source).resolve().parent):
         try:
-            found = load_kernels(_target_in(source, kernel.declaration.target))
+            with buffers_of_modules():
+                found = load_kernels(_target_in(source, kernel.declaration.target))
         except KernelLoadError:  # modules that cannot be imported twice
             return None
     return found[0] if len(found) == 1 else None

@@ -1,28 +1,31 @@
 """A call captured once into a CUDA graph and replayed on other contents: what an eager call gives on them.
 
-`Supports(graph_replay=True)` says so. A graph repeats launches with the arguments that they had, so whatever the host
-worked out from the lengths is frozen: the grid, the number of splits, a copy of the table, a counter set back by the
-host. Servers capture with one batch and replay with all others, shorter, longer and padded with empty rows. So what the
-tensors of the call hold in turn are cases with the shapes, strides and host-side arguments of the one captured.
+`Supports(graph_replay=True)` says so; where a kernel says nothing of it, what fails is a question. A graph repeats
+launches with the arguments that they had, so whatever the host worked out from the lengths is frozen: the grid, the
+number of splits, a copy of the table, a counter set back by the host. Servers capture with one batch and replay with
+all others, shorter, longer and padded with empty rows. So what the tensors of the call hold in turn are cases with the
+shapes, strides and host-side arguments of the one captured.
 
 The replays come one after another, with no other call in between that could put things right, then the eager calls,
-then one more replay: what they made a kernel allocate anew is gone from under the graph.
+then one more replay: what they made a kernel allocate anew is gone from under the graph. At last a smaller batch is
+captured into a second graph over the same pool of memory, as servers capture one for each size, and both are replayed.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial, singledispatch
-from typing import Any, NamedTuple, TypeVar
+from functools import cache, partial
+from typing import Any
 
 import msgspec
 import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor
 
+from attnfuzz.cases import same_shapes
+from attnfuzz.cases.same_shapes import Twin, other_contents
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -30,17 +33,7 @@ from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import Relation, unequal_bits
 from attnfuzz.problems.allocation import allocate
-from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
-from attnfuzz.problems.cases import (
-    AttentionCase,
-    Case,
-    DenseDecodeCase,
-    MergeStatesCase,
-    PagedDecodeCase,
-    VarlenCase,
-    has_query_lens,
-)
-from attnfuzz.problems.choices import lse_kinds_of
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
@@ -56,7 +49,16 @@ from attnfuzz.trials.observation import (
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 
-__all__ = ["GRAPH_REPLAY", "MOST_BYTES", "CapturedCall", "Content", "captured_call", "contents_of", "with_room"]
+__all__ = [
+    "GRAPH_REPLAY",
+    "MOST_BYTES",
+    "CapturedCall",
+    "captured_call",
+    "contents_of",
+    "smaller",
+    "waits_for_the_device",
+    "with_room",
+]
 
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed. They are never freed: torch's allocator still counts their captures as under way (up to
@@ -73,9 +75,10 @@ class CapturedCall:
     It writes where the graph reads, or the graph is wrong.
     """
 
-    def __init__(self, graph: Any, results: dict[str, Tensor], plan: Plan) -> None:
-        """`graph`: a `torch.cuda.CUDAGraph`, or what is replayed as one is."""
+    def __init__(self, graph: Any, results: dict[str, Tensor], plan: Plan, pool: Any = None) -> None:
+        """`graph`: a `torch.cuda.CUDAGraph`, or what is replayed as one is. `pool`: see `captured_call`."""
         self.results = results
+        self.pool = pool
         self._graph = graph
         self._plan = plan
 
@@ -90,8 +93,10 @@ class CapturedCall:
 
 
 @contextmanager
-def captured_call(kernel: Kernel, case: Case, inputs: Any) -> Iterator[CapturedCall]:
+def captured_call(kernel: Kernel, case: Case, inputs: Any, *, pool: Any = None) -> Iterator[CapturedCall]:
     """The call of `kernel` on `inputs`, with the options of `case`. Its memory is given back at the end.
+
+    `pool`: that of another graph, whose memory this one uses, too; they are not replayed at the same time.
 
     What the kernel allocates within comes from the graph's own pool and is not filled with anything: a fill would
     become part of the graph. Raises `KernelRaised`; if that is `fatal`, the capture failed.
@@ -105,8 +110,8 @@ def captured_call(kernel: Kernel, case: Case, inputs: Any) -> Iterator[CapturedC
     again = partial(kernel.plan, inputs, **call_options(kernel, case))
     planned = _planned(again, "planned before it is captured")
     run = planned or partial(kernel, inputs, **call_options(kernel, case))
-    results = _capture(graph, kernel, case, inputs, run)
-    captured = CapturedCall(graph, results, again if planned else _nothing)
+    results = _capture(graph, kernel, case, inputs, run, pool)
+    captured = CapturedCall(graph, results, again if planned else _nothing, graph.pool())
     try:
         yield captured  # what was planned is kept until the end: the graph reads it
     finally:
@@ -142,13 +147,13 @@ def _nothing() -> None:
 
 
 def _capture(
-    graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: Any, run: Callable[[], Any]
+    graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: Any, run: Callable[[], Any], pool: Any
 ) -> dict[str, Tensor]:
     first: BaseException | None = None
     side = _side_stream()
     try:
         # The outer context gives the stream back: the inner one does not if the capture cannot be ended.
-        with torch.cuda.stream(side), torch.cuda.graph(graph, stream=side):
+        with torch.cuda.stream(side), torch.cuda.graph(graph, pool=pool, stream=side):
             try:
                 returned = run()
             except BaseException as error:
@@ -160,24 +165,26 @@ def _capture(
         raise KernelRaised(first or error, "nan", "cannot be captured", fatal=True) from error
 
 
-A = TypeVar("A", bound=AttentionCase)
+def waits_for_the_device(kernel: Kernel, case: Case, inputs: Any) -> bool:
+    """Whether a call waits for the GPU, as it may not while it is captured: asked without a capture that could fail.
+
+    A capture that fails ends the process. Raises `KernelRaised`.
+    """
+    _warm_up(kernel, case, inputs)
+    planned = _planned(partial(kernel.plan, inputs, **call_options(kernel, case)), "planned before it is captured")
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (planned or partial(kernel, inputs, **call_options(kernel, case)))()
+    except Exception:  # noqa: BLE001 - torch's, or what the kernel made of it
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
+
 
 MOST_BYTES = 4 << 20
 """Of a case's tensors. What a graph freezes shows in small ones."""
-
-_LEAST_MORE, _MOST_MORE = 64, 512
-"""Tokens by which a sequence grows: past the ends of pages, tiles and splits."""
-
-_MOST_SPARE, _MOST_COLUMNS = 1 << 20, 1 << 16
-_SHOWN_LENGTHS = 8
-_OTHER_SEEDS = (0x11, 0x22, 0x33, 0x44)
-
-
-class Content(NamedTuple):
-    """`words` end the sentence "out is x when the graph is replayed ..."."""
-
-    case: Case
-    words: str
 
 
 def with_room(declaration: Declaration, case: Case) -> Case:
@@ -185,163 +192,13 @@ def with_room(declaration: Declaration, case: Case) -> Case:
 
     As it is if that takes too much memory.
     """
-    roomy = _with_room(case, declaration)
+    roomy: Case = same_shapes.with_room(case, declaration.supports)
     return roomy if tensor_nbytes(roomy) <= MOST_BYTES else case
 
 
-def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
+def contents_of(declaration: Declaration, captured: Case) -> list[Twin]:
     """What a call captured on `captured` is replayed on: that first, then other lengths, pages and numbers."""
-    return [Content(captured, "with what it was captured with"), *_others(captured, declaration)]
-
-
-@singledispatch
-def _others(captured: Case, declaration: Declaration) -> list[Content]:
-    raise TypeError(f"no other contents are known for a case of {captured.problem} in {declaration.target}")
-
-
-@_others.register
-def _(captured: AttentionCase, declaration: Declaration) -> list[Content]:
-    return [*_lengths(declaration, captured)]
-
-
-@_others.register
-def _(captured: PagedDecodeCase, declaration: Declaration) -> list[Content]:
-    return [*_lengths(declaration, captured), *_pages(captured)]
-
-
-@_others.register
-def _(captured: VarlenCase, declaration: Declaration) -> list[Content]:
-    return [*_lengths(declaration, captured), *_queries(declaration, captured), *_pages(captured)]
-
-
-@_others.register
-def _(captured: MergeStatesCase, declaration: Declaration) -> list[Content]:
-    swapped = tuple((suffix, prefix) for prefix, suffix in captured.lse_pairs)
-    seed = captured.seed ^ _OTHER_SEEDS[0]
-    others = [Content(msgspec.structs.replace(captured, lse_pairs=swapped, seed=seed), "with other states")]
-    if "-inf" in lse_kinds_of(declaration.supports):
-        empty = msgspec.structs.replace(captured, lse_pairs=(("-inf", "-inf"),), seed=captured.seed ^ _OTHER_SEEDS[1])
-        others.append(Content(empty, "with both states of every row empty"))
-    return others
-
-
-def _longer(declaration: Declaration, case: AttentionCase) -> tuple[int, ...]:
-    """Each sequence longer, empty ones included; no longer than the kernel takes."""
-    most = declaration.supports.max_seq_len
-    grown = (length + min(_LEAST_MORE + length, _MOST_MORE) for length in case.seq_lens)
-    return tuple(grown if most is None else (min(length, most) for length in grown))
-
-
-@singledispatch
-def _with_room(case: Any, declaration: Declaration) -> Any:
-    del declaration
-    return case
-
-
-@_with_room.register
-def _(case: DenseDecodeCase, declaration: Declaration) -> DenseDecodeCase:
-    rows = max(case.max_seq_len, *_longer(declaration, case)) - max(case.seq_lens)
-    return msgspec.structs.replace(case, extra_rows=rows)
-
-
-@_with_room.register
-def _(case: VarlenCase, declaration: Declaration) -> VarlenCase:
-    roomy: VarlenCase = _with_room.dispatch(PagedDecodeCase)(case, declaration)
-    longest = max(roomy.max_seq_len, *_longer(declaration, case))
-    return msgspec.structs.replace(roomy, seq_slack=longest - max(roomy.seq_lens))
-
-
-@_with_room.register
-def _(case: PagedDecodeCase, declaration: Declaration) -> PagedDecodeCase:
-    longer = _bare(case, _longer(declaration, case))
-    columns = max(case.max_blocks_per_seq, *map(longer.blocks_of, range(case.num_seqs)))
-    blocks = max(num_blocks(case), used_blocks(longer)) + 1  # one that is free lets all pages move
-    pages = msgspec.structs.replace(
-        case.pages,
-        extra_columns=min(columns - max(map(case.blocks_of, range(case.num_seqs))), _MOST_COLUMNS),
-        spare_blocks=min(blocks - used_blocks(case), _MOST_SPARE),
-    )
-    return msgspec.structs.replace(case, pages=pages)
-
-
-def _lengths(declaration: Declaration, captured: AttentionCase) -> Iterator[Content]:
-    supports, old = declaration.supports, captured.seq_lens
-    least = 0 if supports.empty_sequences else 1
-    changes = {
-        "shortened": tuple(max(min(length, least), length // 2) for length in old),
-        "grown": _longer(declaration, captured),
-    }
-    if has_query_lens(captured.problem):  # as many query tokens as before, which q has rows for
-        changes = {how: tuple(map(max, lens, captured.query_counts)) for how, lens in changes.items()}
-    elif supports.empty_sequences:  # rows past the end of a batch that is smaller than the one captured
-        changes["padded"] = (*old[: len(old) // 2], *(0 for _ in old[len(old) // 2 :]))
-    for (how, seq_lens), seed in zip(changes.items(), _OTHER_SEEDS, strict=False):
-        case = _holding(captured, seq_lens, seed)
-        if case is not None and seq_lens != old:
-            yield Content(case, f"with seq_lens {how} from {_shown(old)} to {_shown(seq_lens)}")
-
-
-def _queries(declaration: Declaration, captured: VarlenCase) -> Iterator[Content]:
-    """The same query tokens in all, as the last of other sequences; and fewer, the others as padding."""
-    query_lens = captured.query_lens[::-1]
-    seq_lens = tuple(map(max, captured.seq_lens, query_lens))
-    case = _holding(captured, seq_lens, _OTHER_SEEDS[0], query_lens)
-    if case is not None and query_lens != captured.query_lens:
-        yield Content(case, f"with query_lens changed from {_shown(captured.query_lens)} to {_shown(query_lens)}")
-    fewer = tuple(map(min, captured.query_lens, itertools.repeat(1)))
-    if declaration.supports.padding_tokens and fewer != captured.query_lens:
-        case = _holding(captured, captured.seq_lens, _OTHER_SEEDS[1], fewer)
-        if case is not None:
-            yield Content(case, f"with query_lens shortened from {_shown(captured.query_lens)} to {_shown(fewer)}")
-
-
-def _pages(captured: PagedDecodeCase) -> list[Content]:
-    """The same lengths, pages at other places: the first order tried that moves one."""
-    for seed in _OTHER_SEEDS:
-        pages = msgspec.structs.replace(captured.pages, order="shuffled", seed=captured.pages.seed ^ seed)
-        case = _holding(msgspec.structs.replace(captured, pages=pages), captured.seq_lens, _OTHER_SEEDS[-1])
-        if case is not None and physical_pages(case) != physical_pages(captured):
-            return [Content(case, f"with seq_lens={_shown(captured.seq_lens)} on other pages")]
-    return []
-
-
-def _holding(captured: A, seq_lens: tuple[int, ...], seed: int, query_lens: tuple[int, ...] | None = None) -> A | None:
-    """Other lengths and numbers in tensors of the same shapes; None if there is no room."""
-    values = msgspec.structs.replace(captured.values, needles=(), seed=captured.values.seed ^ seed)
-    renewed: Any = msgspec.structs.replace(captured, values=values)
-    if not renewed.page_size:
-        rows = renewed.max_seq_len - max(seq_lens)
-        return msgspec.structs.replace(renewed, seq_lens=seq_lens, extra_rows=rows) if rows >= 0 else None
-    has_bounds = has_query_lens(renewed.problem)
-    if has_bounds and max(seq_lens) > renewed.max_seq_len:
-        return None
-    bare: Any = _bare(renewed, seq_lens, query_lens)
-    columns = renewed.max_blocks_per_seq - max(map(bare.blocks_of, range(bare.num_seqs)))
-    spare = num_blocks(renewed) - used_blocks(bare)
-    if columns < 0 or spare < 0:
-        return None
-    changes: dict[str, Any] = {"pages": msgspec.structs.replace(bare.pages, extra_columns=columns, spare_blocks=spare)}
-    if has_bounds:  # which are frozen
-        changes["seq_slack"] = renewed.max_seq_len - max(bare.seq_lens)
-        changes["query_slack"] = renewed.max_query_len - max(bare.query_lens)
-        changes["padding_tokens"] = renewed.num_query_slots - bare.num_rows
-    held: A = msgspec.structs.replace(bare, **changes)
-    return held
-
-
-def _bare(
-    case: PagedDecodeCase, seq_lens: tuple[int, ...], query_lens: tuple[int, ...] | None = None
-) -> PagedDecodeCase:
-    """With other lengths, and no column nor page beyond what they need."""
-    pages = msgspec.structs.replace(case.pages, extra_columns=0, spare_blocks=0)
-    values = msgspec.structs.replace(case.values, needles=())
-    lengths = {"seq_lens": seq_lens, "query_lens": query_lens} if query_lens else {"seq_lens": seq_lens}
-    return msgspec.structs.replace(case, **lengths, pages=pages, values=values)
-
-
-def _shown(seq_lens: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, seq_lens[:_SHOWN_LENGTHS]))
-    return f"[{shown}, ...]" if len(seq_lens) > _SHOWN_LENGTHS else f"[{shown}]"
+    return [Twin(captured, "with what it was captured with"), *other_contents(captured, declaration.supports)]
 
 
 _REASONS = (
@@ -357,10 +214,30 @@ Memory = UInt8[Tensor, " nbytes"]
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    return declaration.supports.graph_replay and tensor_nbytes(case) <= MOST_BYTES
+    is_tried = declaration.supports.graph_replay or declaration.supports.leaves_open("graph_replay")
+    return is_tried and tensor_nbytes(case) <= MOST_BYTES
+
+
+_REMEDY: Mapping[str, Any] = {"graph_replay": False}
 
 
 def _check(trial: Trial) -> Failure | None:
+    """Of a kernel that says nothing about graphs, an objection says how to declare that it is not meant for them."""
+    if trial.kernel.declaration.supports.graph_replay:
+        return _objection_to_replays(trial)
+    held = _HeldTensors.of(trial)
+    held.load(_image(trial, held.contents[0]))
+    if waits_for_the_device(trial.kernel, held.captured, held.inputs):
+        return None
+    try:
+        failure = _objection_to_replays(trial)
+    except KernelRaised as raised:
+        raised.remedy = dict(_REMEDY)
+        raise
+    return None if failure is None else msgspec.structs.replace(failure, remedy=dict(_REMEDY))
+
+
+def _objection_to_replays(trial: Trial) -> Failure | None:
     held = _HeldTensors.of(trial)
     contents = [(content, _image(trial, content)) for content in held.contents]
     first, image = contents[0]
@@ -371,11 +248,46 @@ def _check(trial: Trial) -> Failure | None:
         for content, right, found in zip(held.contents, eager, replayed, strict=True):
             if (failure := _objection(trial, content, right, found)) is not None:
                 return failure
-        again = Content(first.case, f"{first.words}, after calls on other contents")
+        again = Twin(first.case, f"{first.words}, after calls on other contents")
         if (failure := _objection(trial, again, eager[0], held.replayed(graph, again, image))) is not None:
+            return failure
+        if (failure := _beside_another(held, graph, image, eager[0])) is not None:
             return failure
     stale = (_stale(held, *content, found) for content, found in zip(contents[1:], eager[1:], strict=True))
     return next(filter(None, stale), None)
+
+
+def _beside_another(held: _HeldTensors, graph: CapturedCall, image: Memory, eager: Tensors) -> Failure | None:
+    """An objection to one of two graphs that share a pool: what they are captured with, replayed by turns."""
+    trial, case = held.trial, smaller(held.captured)
+    other = _HeldTensors.holding(
+        trial, case, [Twin(case, "with a smaller batch, as the second one over the same memory")]
+    )
+    (content,) = other.contents
+    its_image = _image(trial, content)
+    other.load(its_image)
+    with captured_call(trial.kernel, case, other.inputs, pool=graph.pool) as second:
+        found = other.replayed(second, content, its_image)
+        once_more = Twin(held.captured, "with what it was captured with, after a second one over the same memory")
+        failure = _objection(trial, once_more, eager, held.replayed(graph, once_more, image))
+        if failure is not None:
+            return failure
+        right = other.eager(trial.kernel, content, its_image)
+        return _objection(trial, content, right, found) or _objection(
+            trial, content, right, other.replayed(second, content, its_image)
+        )
+
+
+def smaller(case: Case) -> Case:
+    """Half the batch, if that has a query token; else the same."""
+    if isinstance(case, MergeStatesCase):
+        return msgspec.structs.replace(case, num_tokens=max(1, case.num_tokens // 2))
+    if not isinstance(case, AttentionCase):
+        return case
+    fields = case.of_sequences(range(max(1, case.num_seqs // 2)))
+    if not any(fields.get("query_lens", (1,))):
+        return case
+    return msgspec.structs.replace(case, **fields, values=msgspec.structs.replace(case.values, needles=()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,21 +298,24 @@ class _HeldTensors:
     captured: Case
     memory: Memory
     inputs: Any
-    contents: Sequence[Content]
+    contents: Sequence[Twin]
 
     @classmethod
     def of(cls, trial: Trial) -> _HeldTensors:
         declaration = trial.kernel.declaration
         captured = with_room(declaration, trial.case)
+        return cls.holding(trial, captured, contents_of(declaration, captured))
+
+    @classmethod
+    def holding(cls, trial: Trial, captured: Case, contents: Sequence[Twin]) -> _HeldTensors:
         tensors, memory = _allocated(captured, trial.device)
-        inputs = problem_of(captured).inputs(captured, tensors)
-        return cls(trial, captured, memory, inputs, contents_of(declaration, captured))
+        return cls(trial, captured, memory, problem_of(captured).inputs(captured, tensors), contents)
 
     def load(self, image: Memory) -> None:
         """Overwrite everything: dead elements and outputs with NaN."""
         self.memory.copy_(image)
 
-    def replayed(self, graph: CapturedCall, content: Content, image: Memory) -> Tensors:
+    def replayed(self, graph: CapturedCall, content: Twin, image: Memory) -> Tensors:
         self.load(image)
         for result in graph.results.values():
             result.fill_(float("nan"))
@@ -409,7 +324,7 @@ class _HeldTensors:
             content.case, {name: result.clone() for name, result in graph.results.items()}
         )
 
-    def eager(self, kernel: Kernel, content: Content, image: Memory) -> Tensors:
+    def eager(self, kernel: Kernel, content: Twin, image: Memory) -> Tensors:
         self.load(image)
         allocations = TrackedAllocations(self.trial.device, poison="nan", prefill="nan")
         try:
@@ -419,7 +334,7 @@ class _HeldTensors:
         return problem_of(content.case).owned(content.case, {name: result.clone() for name, result in results.items()})
 
 
-def _image(trial: Trial, content: Content) -> Memory:
+def _image(trial: Trial, content: Twin) -> Memory:
     """What the memory of a case holds, made on the host: one copy brings it to the device."""
     problem = problem_of(content.case)
     (contents,) = problem.contents([content.case], "cpu", trial.kernel.declaration.supports)
@@ -438,7 +353,7 @@ def _allocated(case: Case, device: str) -> tuple[Tensors, Memory]:
     return tensors, whole[: max(region.end for region in arena.regions)]
 
 
-def _objection(trial: Trial, content: Content, eager: Tensors, replayed: Tensors) -> Failure | None:
+def _objection(trial: Trial, content: Twin, eager: Tensors, replayed: Tensors) -> Failure | None:
     words = f"when the graph is replayed {content.words}"
     if not trial.kernel.declaration.supports.deterministic:
         return _beyond_bounds(trial, content.case, eager, replayed, words)
@@ -458,7 +373,7 @@ def _beyond_bounds(trial: Trial, case: Case, eager: Tensors, replayed: Tensors, 
     return None
 
 
-def _stale(held: _HeldTensors, content: Content, image: Memory, eager: Tensors) -> Failure | None:
+def _stale(held: _HeldTensors, content: Twin, image: Memory, eager: Tensors) -> Failure | None:
     """An objection to what replays and eager calls agree on, if it is right before any other call.
 
     Such a kernel has kept for the eager calls, too, what it worked out when it was first called with these shapes.

@@ -185,7 +185,7 @@ class Relation:
     `of_any_problem`: it is no law of attention, and holds for problems that users define too. `cases`: the type of
     those that it says something of, so that its functions get no others; `under_a_mask`: of masked ones, too.
     `closer`: in place of `check` where the relation is asked for by name, as for a failure that somebody looks into: it
-    takes more runs, and tells more.
+    takes more runs, and tells more; `closer_further` likewise in place of `further`.
     """
 
     oracle: Oracle
@@ -200,10 +200,11 @@ class Relation:
     cases: type = object
     under_a_mask: bool = True
     closer: Callable[[Trial], Failure | None] | None = None
+    closer_further: Further | None = None
 
     def looking_closer(self) -> Relation:
         """The relation as it judges a failure that somebody looks into."""
-        return self if self.closer is None else replace(self, check=self.closer)
+        return replace(self, check=self.closer or self.check, further=self.closer_further or self.further)
 
     @property
     def name(self) -> OracleName:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from attnfuzz.declaration import load_kernels
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import KNOWN, OracleName
-from attnfuzz.oracles.relations.call_sequence import relatives_of
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import adapt_options
 from attnfuzz.verdict import Failure
@@ -23,6 +25,7 @@ from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 
 KERNELS = Path(__file__).with_name("remembering_kernels.py")
+PLANNING = Path(__file__).with_name("planning_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32")
 PLANNED = PagedDecodeCase(
     num_q_heads=2,
@@ -37,10 +40,12 @@ PLANNED = PagedDecodeCase(
 )
 
 
-def judged(runner: Runner, kernel: str, *relations: OracleName) -> Failure | None:
-    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
+def judged(
+    runner: Runner, kernel: str, *relations: OracleName, file: Path = KERNELS, case: Case = CASE
+) -> Failure | None:
+    (declaration,) = runner.declarations([f"{file}:{kernel}"])
     runner.restart()
-    return runner.judge(declaration, CASE, relations=relations).failure
+    return runner.judge(declaration, case, relations=relations).failure
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,35 @@ def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: 
     assert (failure.oracle, failure.kind) == ("call_sequence", kind)
     assert re.search(message, failure.message), failure.message
     assert any("the result depends on an earlier call" in line for line in failure.details)
+
+
+FOUND_BY_SHAPE = PagedDecodeCase(
+    num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(9, 5), scale=0.25, block_size=4, dtype="float32"
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("plan_without_scale", "the same call with scale=0.5 after this case gives out["),
+        ("plan_without_window", "the same call with window=5 after this case gives out["),
+        ("plan_without_strides", "the same call with strides.q=outer_gap after this case gives out["),
+        ("plan_without_table", "the same call with seq_lens shortened from [9, 5] to [4, 2] after"),
+    ],
+)
+def test_plans_kept_under_a_key_that_leaves_something_out_are_found(kernel: str, message: str, runner: Runner) -> None:
+    """Kernels that keep a plan by shapes would be right in all that a search draws, and wrong in a server."""
+    assert judged(runner, kernel, file=PLANNING, case=FOUND_BY_SHAPE) is None
+    failure = judged(runner, kernel, "call_sequence", file=PLANNING, case=FOUND_BY_SHAPE)
+    assert failure is not None
+    assert failure.oracle == "call_sequence"
+    assert failure.message.startswith(message)
+    assert failure.message.endswith("before any other call it is right")
+
+
+def test_a_plan_kept_under_all_that_it_was_made_of_is_left_alone(runner: Runner) -> None:
+    """Whoever keeps a plan at all would be accused."""
+    assert judged(runner, "plan_with_all", "call_sequence", file=PLANNING, case=FOUND_BY_SHAPE) is None
 
 
 @pytest.mark.parametrize("kernel", ["kept_by_address", "kept_for_the_last_address"])
@@ -107,7 +141,7 @@ def test_relatives_are_bigger_and_smaller_and_supported() -> None:
     """Nothing would be left over, or the kernel would be blamed for a case that it does not take."""
     (kernel,) = load_kernels(f"{KERNELS}:plan_by_batch_size")
     declaration = kernel.declaration
-    longer, shorter = relatives_of(declaration, CASE)
+    longer, shorter, *_ = relatives_of(declaration, CASE)
     assert getattr(longer.case, "seq_lens", None) == (10, 2)
     assert getattr(shorter.case, "seq_lens", None) == (3,)
     limited = msgspec.structs.replace(
@@ -116,10 +150,13 @@ def test_relatives_are_bigger_and_smaller_and_supported() -> None:
     assert [one.words for one in relatives_of(limited, CASE)] == [
         "a call with seq_lens=[5, 2]",
         "a call with seq_lens=[3]",
+        "the same call with scale=0.5",
+        "the same call with seq_lens shortened from [5, 1] to [2, 1]",
+        "the same call with seq_lens grown from [5, 1] to [5, 5]",
     ]
     merge = msgspec.structs.replace(declaration, problem="merge_states")
     case = MergeStatesCase(num_q_heads=1, num_tokens=3, head_size=16, dtype="float32")
-    assert [getattr(one.case, "num_tokens", None) for one in relatives_of(merge, case)] == [6, 1]
+    assert [getattr(one.case, "num_tokens", None) for one in relatives_of(merge, case)] == [6, 1, 3]
 
 
 def test_fresh_copy_remembers_nothing_and_leaves_the_original_alone() -> None:
@@ -137,3 +174,22 @@ def test_fresh_copy_remembers_nothing_and_leaves_the_original_alone() -> None:
     assert fresh is not None
     assert fresh.function is not bundled.function
     assert load_kernels("paged_naive")[0].function is bundled.function
+
+
+def test_a_case_that_is_one_of_many_is_followed_by_a_few_calls(plant: Any) -> None:
+    """Half of a search would be calls of the same shapes; or some kinds of them would never be made."""
+    declaration = plant("paged_decode").declaration
+    cases = [msgspec.structs.replace(FOUND_BY_SHAPE, values=Values(seed=seed)) for seed in range(60)]
+    contents = problem_of(cases[0]).contents(cases, "cpu", declaration.supports)
+    wanted = CALL_SEQUENCE.further
+    every = CALL_SEQUENCE.looking_closer().further
+    assert wanted is not None
+    assert every is not None
+    met: set[str] = set()
+    for case, in_it in zip(cases, contents, strict=True):
+        words = {encode_case(one.case): one.words for one in relatives_of(declaration, case)}
+        runs = wanted(declaration, case, in_it).runs  # type: ignore[union-attr]  # it has some of any case
+        assert len(runs) == 2 + 4 + 1
+        assert len(every(declaration, case, in_it).runs) == len(words) + 1  # type: ignore[union-attr]  # as above
+        met |= {words[encode_case(one.case)].partition("=")[0] for one in runs[:-1]}
+    assert met == {words.partition("=")[0] for words in words.values()}

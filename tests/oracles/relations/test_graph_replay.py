@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 import attnfuzz
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.triage.contract_gaps import with_remedy
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.oracles import exception
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
@@ -34,8 +36,9 @@ KEPT_ROUGHLY = attnfuzz.Supports(graph_replay=True, deterministic=False)
 class StandIn(CapturedCall):
     """Runs the kernel at each replay, on `inputs` of which something may be as it was at the capture."""
 
-    def __init__(self, kernel: Kernel, case: Case, inputs: Any) -> None:
+    def __init__(self, kernel: Kernel, case: Case, inputs: Any, pool: Any) -> None:
         self.kernel, self.inputs = kernel, inputs
+        self.pool = [self] if pool is None else [*pool, self]
         self.results = dict(zip(problem_of(case).results, kernel(inputs), strict=True))
 
     def replay(self, words: str) -> None:
@@ -50,8 +53,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failure | None]:
 
     def check(kernel: Kernel, case: Case, freeze: Freeze = lambda inputs: inputs) -> Failure | None:
         @contextmanager
-        def captured(kernel: Kernel, case: Case, inputs: Any) -> Iterator[StandIn]:
-            yield StandIn(kernel, case, freeze(inputs))
+        def captured(kernel: Kernel, case: Case, inputs: Any, *, pool: Any = None) -> Iterator[StandIn]:
+            yield StandIn(kernel, case, freeze(inputs), pool)
 
         monkeypatch.setattr(graph_replay, "captured_call", captured)
         return GRAPH_REPLAY.check(Trial(kernel, case, device="cpu", tolerance="bound"))
@@ -92,7 +95,7 @@ def test_a_batch_with_fewer_query_tokens_than_rows_is_replayed(
 ) -> None:
     """Servers pad batches to the size of a graph: a kernel that keeps the number of query tokens would pass."""
     alike = msgspec.structs.replace(queries, seq_lens=(5, 7, 11), query_lens=(3, 3, 3))
-    kernel = plant("paged_attention", supports=KEPT)
+    kernel = plant("paged_attention", supports=KEPT, length=lambda n: max(n, 0))
     assert checked(kernel, alike) is None
     failure = checked(kernel, alike, with_frozen("cu_seqlens_q"))
     assert (failure.oracle, failure.kind) == ("graph_replay", "bits")
@@ -126,9 +129,61 @@ def test_what_eager_calls_leave_behind_is_seen(checked: Any, plant: Any, dense: 
     assert "replayed with what it was captured with, after calls on other contents" in failure.message
 
 
-def test_only_promises_are_held_against_a_kernel(plant: Any, paged: PagedDecodeCase) -> None:
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        (0, "replayed with what it was captured with, after a second one over the same memory"),
+        (1, "replayed with a smaller batch, as the second one over the same memory"),
+    ],
+)
+def test_a_second_graph_over_the_same_memory_spoils_neither(
+    spoiled: int, words: str, checked: Any, plant: Any, dense: DenseDecodeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers capture a graph for each size, and a workspace that both use may belong to one of them."""
+    pools: list[list[StandIn]] = []
+
+    class Spoiling(StandIn):
+        def replay(self, words: str) -> None:
+            super().replay(words)
+            pools.append(self.pool)
+            longest = max(pools, key=len)
+            if len(longest) > 1 and self is longest[spoiled]:
+                self.results["out"].zero_()
+
+    monkeypatch.setitem(globals(), "StandIn", Spoiling)
+    failure = checked(plant("dense_decode", supports=KEPT), dense)
+    assert failure is not None
+    assert words in failure.message
+
+
+def test_what_fails_of_a_kernel_that_says_nothing_is_a_question(
+    checked: Any, plant: Any, paged: PagedDecodeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only kernels that promise it would be replayed, and kernels that were never meant for it be told as broken."""
+    monkeypatch.setattr(graph_replay, "waits_for_the_device", lambda *call: False)
+    failure = checked(plant("paged_decode"), paged, with_frozen("seq_lens"))
+    assert failure.remedy == {"graph_replay": False}
+    assert not checked(plant("paged_decode", supports=KEPT), paged, with_frozen("seq_lens")).remedy
+    monkeypatch.setattr(graph_replay, "waits_for_the_device", lambda *call: True)
+    assert checked(plant("paged_decode"), paged, with_frozen("seq_lens")) is None
+
+
+def test_the_declaration_that_answers_the_question_ends_it(plant: Any, paged: PagedDecodeCase) -> None:
+    """A question would be asked again when its answer has been pasted, or be a finding for good."""
+    failure = Failure(oracle="graph_replay", kind="bits", message="", remedy={"graph_replay": False})
+    declaration = plant("paged_decode").declaration
+    finding = Finding("", declaration, paged, failure, 0.0, shrunk_s=0.0, failed=1, runs=1)
+    with_remedy(finding)
+    assert finding.remedy is not None
+    assert finding.remedy.declared() == {"graph_replay": False}
+    assert finding.is_question
+
+
+def test_what_may_be_captured_is_tried(plant: Any, paged: PagedDecodeCase) -> None:
     """Kernels that nobody captures would fail, and so would every kernel where there are no graphs."""
-    for supports, device, judges in ((KEPT, "cuda", True), (KEPT, "cpu", False), (None, "cuda", False)):
+    never = attnfuzz.Supports(graph_replay=False)
+    asked = ((KEPT, "cuda", True), (KEPT, "cpu", False), (None, "cuda", True), (never, "cuda", False))
+    for supports, device, judges in asked:
         declaration = plant("paged_decode", supports=supports).declaration
         for relations in ("all", ("graph_replay",)):
             names = {one.name for one in chosen(declaration, paged, DEFAULT_ORACLES, relations, device=device)}
