@@ -776,9 +776,12 @@ class _Inference:
         judge = self._result if self.declaration.problem == "merge_states" else self._output
         point = msgspec.structs.replace(self.point, **{name: (value,)})
         pairs = list(zip(self._cases(self.point), self._cases(point), strict=False))
-        if name == "layouts":
-            pairs += zip(self._as_many_heads_as_slots(self.point), self._as_many_heads_as_slots(point), strict=False)
-        return _throughout(judge, pairs, outcomes)
+        seen = _throughout(judge, pairs, outcomes)
+        if name == "layouts" and seen is not None and seen.outcome == "raises":
+            # what raises for most shapes, and here is silently wrong, has not looked at the layout
+            alike = zip(self._as_many_heads_as_slots(self.point), self._as_many_heads_as_slots(point), strict=False)
+            return _throughout(judge, list(alike), ("wrong", "dies")) or seen
+        return seen
 
     def _as_many_heads_as_slots(self, point: Supports) -> list[Case]:
         """A case whose pages have one shape in several layouts, as far as the kernel takes one."""
@@ -792,10 +795,9 @@ class _Inference:
         return cases.permitted(made)
 
     def _layouts(self) -> None:
-        """What raises for most shapes and not for a page of as many tokens as heads has not looked at the layout."""
         self._leave_out_of("layouts", layouts_of(self.supports), ("raises",))
         if self.point.block_sizes != (1,):  # there all layouts look alike
-            self._leave_out_of("layouts", layouts_of(self.supports), ("raises", "wrong", "dies"))
+            self._leave_out_of("layouts", layouts_of(self.supports), ("wrong", "dies"))
 
     def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _Seen]:
         """Those of ``values`` that are not taken."""
@@ -817,7 +819,11 @@ class _Inference:
 
     def _leave_out_of(self, name: str, all_values: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
         if self._is_open(name):
-            self._drop(name, all_values, self._values(name, all_values, outcomes))
+            failing = self._values(name, all_values, outcomes)
+            raising = {value: seen for value, seen in failing.items() if seen.outcome == "raises"}
+            self._drop(name, all_values, raising)
+            taken = [value for value in all_values if value not in raising]
+            self._drop(name, taken, {value: seen for value, seen in failing.items() if value not in raising})
 
     def _sizes(self, name: str, sizes: tuple[int, ...], rank: Callable[[int], Any], sample: tuple[int, ...]) -> None:
         """Powers of two and other sizes: where those of ``sample`` are at one, they speak for their like."""
@@ -1014,8 +1020,7 @@ def _throughout(
             continue
         if other.outcome not in outcomes:
             return None
-        if seen is None or (seen.outcome == "raises" and other.outcome != "raises"):  # once silent is no refusal
-            seen = replace(other, beside=ordinary)
+        seen = seen or replace(other, beside=ordinary)
     return seen
 
 
