@@ -59,6 +59,23 @@ def test_a_finding_does_not_say_its_cause_twice(runner: Runner) -> None:
     assert "the scale is left out" not in told
 
 
+def test_candidates_are_not_told_beside_what_runs_have_left_of_them(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A detail would say "this, or that" beneath a headline that says which."""
+    left, other = (
+        Cause(mistake="head_map", words="head 1 is read"),
+        Cause(mistake="another_query", words="row 1 is read"),
+    )
+    bug = Failure(oracle="accuracy", kind="out:value", message="wrong; head 1 is read", causes=(left,))
+    measured = Explanation(lines=("head 1 is read, or row 1 is read", "token 0 has weight 0"), causes=(left, other))
+    monkeypatch.setattr(runner, "judge", lambda *_, **__: Verdict(failure=bug))
+    monkeypatch.setattr(runner, "explain", lambda *_, **__: measured)
+    declaration = Declaration(name="k", problem="dense_decode", target="k")
+    found = explain_failure(runner, declaration, CASE, bug, weighing_s=1.0, total_s=0.0)
+    assert found.lines == ("token 0 has weight 0",)
+
+
 def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
     """The kernel would take the explanation down with it, or its death would be told twice."""
     found = explained(runner, "segfaults_at_seven")

@@ -74,7 +74,8 @@ def explain_failure(
     if isinstance(case, OpenCase):
         found = msgspec.structs.replace(found, told=_with_causes(told, found.causes or ()))
     else:
-        found = msgspec.structs.replace(found, told=_by_weights(told, failure, found.causes))
+        decided = _by_weights(told, failure, found.causes)
+        found = msgspec.structs.replace(found, told=decided, lines=_without_candidates(found, decided))
 
     def fails(changed: Case) -> bool | None:
         """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
@@ -88,6 +89,15 @@ def explain_failure(
 
     changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
     return msgspec.structs.replace(found, changes=changes)
+
+
+def _without_candidates(found: Explanation, decided: Failure) -> tuple[str, ...]:
+    """The lines, without that of all mistakes which give the measured weights where runs have left fewer of them."""
+    candidates = list(dict.fromkeys(one.words for one in found.causes or ()))
+    left = {one.words for one in decided.causes}
+    if not left or left >= set(candidates):
+        return found.lines
+    return tuple(line for line in found.lines if line != ", or ".join(candidates))
 
 
 def _told_beside(runner: Runner, declaration: Declaration, case: Case) -> str:
