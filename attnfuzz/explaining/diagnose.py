@@ -399,9 +399,12 @@ class Survivors:
         else:
             kept = rounded.kept(precision.perhaps) if precision.perhaps else set()
             near = tuple(one for one in precision.perhaps if _key(one) in kept)
-        if not others:
+        overflows = bool(near) and not all(row.is_finite for row in wrong)
+        if overflows or not others:  # nearly anything gives NaN, but other runs are finite, and show the rounding
             self._is_near, self._unexplained = True, 0
-        self.causes = others or near
+            self._is_finite |= overflows
+            others = ()
+        self.causes = others or tuple(map(rounded.as_told, near))
 
     @property
     def _replayed(self) -> Collection[str] | None:
