@@ -310,6 +310,8 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Ite
     for weights in _rounded_in_tiles(row, rounded):
         total = weights.sum() + (row.sink - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
+    lse = ways[-1][1]  # beside an output that is computed apart from it
+    ways.append((row.expected, lse))
     words = f"softmax weights are rounded to {name} before they are summed"
     numerics = {"row_sum": "input"} if name == row.case.dtype else {}
     yield _rounding("rounded_weights_summed", _told("sum of rounded weights", row, name), words, ways, numerics)
