@@ -7,7 +7,8 @@ respect: scale, strides, dtype, where pages lie. All are made one after the othe
 and the case is run once more at the end. Which of them is to blame is looked for where that shows something.
 
 And some keep results, to hand them out again for the same tensors. So V is negated in place, and the call made again on
-the tensors that it has just been made on: the bits but for the sign are those of the call before.
+the tensors that it has just been made on: the bits but for the sign are those of the call before. Or lengths: those
+of a call are overwritten by shorter ones, and the bits are those of new tensors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import singledispatch
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
 from attnfuzz.cases.same_shapes import twins_of
 from attnfuzz.declaration import Declaration, Kernel
@@ -115,6 +117,7 @@ def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[i
     return msgspec.structs.replace(chosen, **chosen.with_seq_lens(seq_lens))
 
 
+_ON_OTHERS = "called on other tensors"
 _NEGATED = "when V is negated in place, and the same tensors are passed again"
 _REASONS = (
     "the result depends on an earlier call; look for a workspace that is not cleared, a cache whose key leaves "
@@ -155,7 +158,7 @@ def _checked(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
         failure = None if failure is None else _later_call(trial, relatives, number, failure)
         if failure is not None:
             return failure
-    return _after(trial, relatives) or _on_the_same_tensors(trial)
+    return _after(trial, relatives) or _on_the_same_tensors(trial) or _with_shorter_sequences(trial)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
@@ -278,11 +281,8 @@ def _again(trial: Trial, words: str) -> Results:
 
 def _on_the_same_tensors(trial: Trial) -> Failure | None:
     """A call, and another one after V was negated in place: -1 times the result, if it is so in other memory."""
-    case, problem = trial.case, problem_of(trial.case)
-    arena = Arena(trial.device, poison="nan", prefill="nan")
-    values = trial.reference.values_on(trial.device)
-    inputs = problem.build(case, arena, trial.kernel.declaration.supports, values)
-    one = _call(trial, inputs, "called on other tensors")
+    case, inputs = trial.case, _built(trial)
+    one = _call(trial, inputs, _ON_OTHERS)
     _negate(inputs)
     if case.values_in_keys:  # the products stay
         inputs.q[..., : case.value_size].neg_()
@@ -298,6 +298,41 @@ def _on_the_same_tensors(trial: Trial) -> Failure | None:
         as_it_was="if the result of the call before is multiplied with -1",
     )
     return failure if failure is not None and VALUE_AFFINITY.check(trial) is None else None
+
+
+def _with_shorter_sequences(trial: Trial) -> Failure | None:
+    """A call, and another one after lengths were overwritten in place, as servers do: that of new tensors.
+
+    What a mask's tables hold goes by lengths, so that of such a case they stay.
+    """
+    case = trial.case
+    if not isinstance(case, AttentionCase) or "mask" in case.tensor_names:
+        return None
+    shorter = [max(queries, -(-length // 2)) for length, queries in zip(case.seq_lens, case.query_counts, strict=True)]
+    if shorter == list(case.seq_lens):
+        return None
+    kept, new = _built(trial), _built(trial)
+    _call(trial, kept, _ON_OTHERS)
+    for inputs in (kept, new):
+        inputs.seq_lens.copy_(torch.tensor(shorter, dtype=inputs.seq_lens.dtype, device="cpu"))
+    words = f"when the lengths of the call before are overwritten with {shorter}, and the same tensors are passed again"
+    found, one = _call(trial, kept, words), _call(trial, new, _ON_OTHERS)  # right after it: some keep one plan only
+    return unequal_bits(
+        registry.CALL_SEQUENCE,
+        case,
+        one,
+        found,
+        words,
+        details=(_REASONS,),
+        as_it_was="with these lengths in new tensors",
+    )
+
+
+def _built(trial: Trial) -> Any:
+    """New tensors of the case."""
+    arena = Arena(trial.device, poison="nan", prefill="nan")
+    values = trial.reference.values_on(trial.device)
+    return problem_of(trial.case).build(trial.case, arena, trial.kernel.declaration.supports, values)
 
 
 def _call(trial: Trial, inputs: Any, words: str) -> Results:

@@ -107,6 +107,19 @@ def kept_by_address(inputs: Any) -> tuple[Tensor, Tensor]:
     return _by_address[key]
 
 
+_lengths: dict[int, list[int]] = {}
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def lengths_kept_by_address(inputs: Any) -> tuple[Tensor, Tensor]:
+    """A plan for the tensor of the call before, which lengths of the next step are written into."""
+    key = inputs.seq_lens.data_ptr()
+    if key not in _lengths:
+        _lengths.clear()
+        _lengths[key] = inputs.seq_lens.tolist()
+    return rows(inputs, _lengths[key])
+
+
 @attnfuzz.kernel("dense_decode", supports=SUPPORTS)
 def kept_for_the_last_address(inputs: Any) -> tuple[Tensor, Tensor]:
     """The same of the call before only."""

@@ -106,6 +106,13 @@ def test_results_that_are_kept_by_address_are_found(kernel: str, runner: Runner)
     assert "when V is negated in place, and the same tensors are passed again" in failure.message
 
 
+def test_lengths_that_are_kept_by_address_are_found(runner: Runner) -> None:
+    """Servers overwrite the lengths of each step in place: answers would be those of the step before."""
+    failure = judged(runner, "lengths_kept_by_address", "call_sequence")
+    assert failure is not None
+    assert failure.oracle == "call_sequence"
+
+
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
     """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
     plans = Edit("paged/launch.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')
