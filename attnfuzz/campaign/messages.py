@@ -42,6 +42,7 @@ __all__ = [
     "Trouble",
     "Unconfirmed",
     "Unfinished",
+    "Warm",
     "WorkerProgress",
     "WrittenFailure",
     "written",
@@ -113,8 +114,16 @@ class Channel(Generic[In]):
         self._connection.close()
 
 
+class Warm(msgspec.Struct, tag="warm", frozen=True, kw_only=True):
+    """Have an executor start CUDA on the GPU that ``device_id`` names, as in `Setup`, which is not known yet."""
+
+    device_id: str = ""
+
+
 class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
-    """The first message to a worker. ``kernels`` are those that can be searched everywhere; see `Join` for others.
+    """What a worker searches, and how: the first message to it but for `Warm`.
+
+    ``kernels`` are those that can be searched everywhere; see `Join` for others.
 
     ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
     ``journal`` is the file that names the case being judged.
@@ -307,7 +316,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Begin | Join | Bug | Busy | Unfinished | FormatCompiled | Stop
+ToWorker: TypeAlias = Warm | Setup | Begin | Join | Bug | Busy | Unfinished | FormatCompiled | Stop
 FromWorker: TypeAlias = (
     Ready
     | WorkerProgress

@@ -124,6 +124,8 @@ class Readiness:
         self._asked: list[tuple[LeftOut, Declaration]] = []
         self._failing: list[Unfinished] = []
         self._over = threading.Event()
+        self._begun = threading.Event()
+        """Whether there is something to search, so that what is asked need not make way for it any more."""
         self._thread: threading.Thread | None = None
         self._builder: Runner | None = None
         self._why_not: dict[str, str] = {}
@@ -266,6 +268,7 @@ class Readiness:
 
     def __exit__(self, *raised: object) -> None:
         self._over.set()
+        self._begun.set()
         if self._builder is not None:
             self._builder.zygote.close()  # which may be done while the thread waits for it
         if self._thread is not None:
@@ -289,9 +292,13 @@ class Readiness:
     def _find_out(self) -> None:
         """In the background: look at all kernels, then build those that are not ready."""
         try:
-            with ThreadPoolExecutor(max(1, min(len(self._users), cores()))) as pool:
-                for _ in pool.map(self._look, self._users):
-                    pass
+            most = max(1, min(len(self._users), cores()))
+            with ThreadPoolExecutor(most) as pool:
+                for looked in [
+                    *(pool.submit(self._look, one) for one in self._users[: self._at_first]),
+                    *(pool.submit(self._look_later, one) for one in self._users[self._at_first :]),
+                ]:
+                    looked.result()
         except BaseException as error:  # noqa: BLE001 - as of `_build`
             if not self._over.is_set():
                 self._error = error
@@ -304,7 +311,25 @@ class Readiness:
             self._told.put(f"{names} {verb}, and will be searched as far as that has come")
             self._build()
 
+    @property
+    def _at_first(self) -> int:
+        """How many kernels are asked until the first can be searched: on a GPU their compilers take half of the cores.
+
+        With all of them, sixteen kernels would be known at about the same time, and the first of them late.
+        """
+        return max(1, cores() // 2) if self._runner.device == "cuda" else len(self._users)
+
+    def _look_later(self, declaration: Declaration) -> None:
+        self._begun.wait()
+        self._look(declaration)
+
     def _look(self, declaration: Declaration) -> None:
+        try:
+            self._look_now(declaration)
+        finally:
+            self._begun.set()
+
+    def _look_now(self, declaration: Declaration) -> None:
         if self._over.is_set():
             return
         is_ready, inferred = self._look_at(declaration)
@@ -322,6 +347,7 @@ class Readiness:
             if not compilers.seen and self._has_cores_left:
                 least = msgspec.structs.replace(declaration, supports=supports)
                 self._told.put(Join(kernel=least, is_settled=False))
+                self._begun.set()
 
         compilers = OwnCompilers()
         with self._runner.sibling() as own:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus, likely_device
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.own import OracleError
 from attnfuzz.oracles.registry import ORACLES, OracleName
@@ -76,8 +76,29 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         entered.callback(scratch.remove)
         pool = entered.enter_context(WorkerPool(scratch.path))
         reporter.waiting("loading torch")
-        likely = partial(pool.prepare, _likely_workers(request))
-        runner = entered.enter_context(Runner(device=request.device, python=python, meanwhile=likely, **_ways(request)))
+        likely = likely_device(request.device)
+        found: list[Gpu] = []
+
+        def prepare_workers() -> None:
+            if likely == "cuda":  # asked while their memory is free
+                found.extend(find_gpus() or [_ONLY_GPU])
+            pool.prepare(by_formula(cores(), found).workers if request.workers is None else request.workers)
+
+        def warm_workers(zygote: Zygote) -> None:
+            if likely == "cuda":
+                pool.warm(_device_ids(found) or ("",), zygote)
+
+        runner = entered.enter_context(
+            Runner(
+                device=request.device,
+                python=python,
+                meanwhile=prepare_workers,
+                forked=warm_workers,
+                **_ways(request),
+            )
+        )
+        if runner.device != likely:  # theirs is a zygote that was given up
+            pool.prepare(0)
         _ = runner.environment  # asked while the process that tells is not shared with code under test
         reporter.waiting(f"loading {' '.join(request.kernels)}")
         with _saying_what_is_imported(request, reporter):
@@ -106,7 +127,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         if request.asks_first:
             readiness.wait()
         _say_what_was_left(request, journal, state_file, reporter)
-        gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
+        gpus = found if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)
         asked_s = readiness.wait_for_first(reporter.waiting)
         statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
@@ -126,7 +147,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
             checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
             journal_folder=journal.path,
             memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
-            device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
+            device_ids=_device_ids(gpus),
         )
         result = coordinator.run(interrupts)
         result = replace(result, inferred=readiness.inferred, never_returned=readiness.never_returned)
@@ -203,11 +224,9 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
     return runner.prepare(load(runner, targets))
 
 
-def _likely_workers(request: CampaignRequest) -> int:
-    """About as many as will be wanted."""
-    if request.workers is not None:
-        return request.workers
-    return by_formula(cores(), find_gpus() if likely_device(request.device) == "cuda" else ()).workers
+def _device_ids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """Those that workers are pinned to: none where there is but one."""
+    return tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else ()
 
 
 def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> WorkerChoice:

@@ -42,6 +42,7 @@ from attnfuzz.campaign.messages import (
     ToWorker,
     Trouble,
     Unfinished,
+    Warm,
 )
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
@@ -50,10 +51,11 @@ from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.identity.bug import Bug, FailingCase
 from attnfuzz.isolation.devices import DeviceLease
+from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.runner import Runner, start_executor
 from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
@@ -202,6 +204,8 @@ class WorkerLoop:
                 drawn.append(case)
                 if len(drawn) >= (size := self._sizes[target].size):
                     self._read_mail()
+                    if self._kernels[target] is not declaration:  # it has become known what the kernel takes
+                        return False
                     cases = drawn[:size]
                     del drawn[:size]
                     self._have_judged(declaration, cases)
@@ -392,13 +396,22 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel_fd, broker_fd = (int(argument) for argument in arguments)
     channel = Channel(socket.socket(fileno=channel_fd), msgspec.json.Decoder(ToWorker))
+    zygote = cast(Zygote, BorrowedZygote(socket.socket(fileno=broker_fd)))  # all that an executor asks of a zygote
+    mail: list[ToWorker] = []
+    warmed: tuple[str, Executor] | None = None
     try:
-        while not (received := channel.receive(_SETUP_WAIT_S)):
-            pass  # the kernels are still being imported; of a coordinator that has ended, receive tells
-        setup, *mail = received
+        while not mail or isinstance(mail[0], Warm):
+            if mail and isinstance(warm := mail.pop(0), Warm):
+                warmed = warm.device_id, start_executor(zygote, _pinning(warm.device_id))
+            if not mail:  # the kernels are still being imported; of a coordinator that has ended, receive tells
+                mail += channel.receive(_SETUP_WAIT_S)
+        setup, *mail = mail
         if not isinstance(setup, Setup):
             raise TypeError(f"the first message is {setup!r}; it must be a Setup")
-        work(setup, mail, channel, socket.socket(fileno=broker_fd))
+        if warmed is not None and warmed[0] != setup.device_id:
+            warmed[1].close()
+            warmed = None
+        work(setup, mail, channel, zygote, None if warmed is None else warmed[1])
     except ChannelClosed:
         return 1
     except (ExecutorUnavailable, KernelLoadError) as error:
@@ -412,19 +425,24 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker: socket.socket) -> None:
-    """Search as ``setup`` says, with executors from the zygote behind ``broker``. ``mail`` has come after ``setup``."""
+def work(
+    setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], zygote: Zygote, executor: Executor | None = None
+) -> None:
+    """Search as ``setup`` says, with executors from ``zygote``. ``mail`` has come after ``setup``.
+
+    ``executor``: one that has started the device.
+    """
     on_gpu = setup.device == "cuda"
     asked: dict[str, int | None] = {"max_seq_len": setup.max_seq_len, "max_seqs": setup.max_seqs}
     sizes = asked_sizes(GPU_SIZES if on_gpu else CPU_SIZES, **asked)
-    zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
     runner = Runner(
         device=setup.device,
         oracles=setup.oracles,
         tolerance=setup.tolerance,
         memory_limit_bytes=setup.memory_limit_bytes,
-        environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
+        environment=_pinning(setup.device_id),
         zygote=zygote,
+        executor=executor,
         watching=setup.watching,
         import_patience_s=setup.import_patience_s,
     )
@@ -459,6 +477,10 @@ def work(setup: Setup, mail: list[ToWorker], channel: Channel[ToWorker], broker:
             formats=WorkingSets(partial(_formats, setup, sizes)) if on_gpu else None,
             larger=_larger_cases(setup, sizes, on_gpu=on_gpu),
         ).run()
+
+
+def _pinning(device_id: str) -> dict[str, str]:
+    return DeviceLease(device_id).environment if device_id else {}
 
 
 def _await_begin(channel: Channel[ToWorker], mail: list[ToWorker]) -> Begin | None:

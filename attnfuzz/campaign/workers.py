@@ -26,7 +26,7 @@ from typing import IO, Protocol, Self
 import msgspec
 
 from attnfuzz import safe_start
-from attnfuzz.campaign.messages import Channel, ChannelClosed, FromWorker, Setup, Stop
+from attnfuzz.campaign.messages import Channel, ChannelClosed, FromWorker, Setup, Stop, Warm
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError, signal_name
@@ -63,7 +63,7 @@ _USUAL_PER_GPU = 16
 """Tried first where there are cores for many more: what processes that share a GPU get done in all is limited."""
 _WORTH_IT = 1.10
 """How much faster more workers must be, to be taken."""
-_LEAST_BUDGET_S = 100.0
+_LEAST_BUDGET_S = 600.0
 _LIMIT_S = 5.0
 _MEASURE_S = 0.5
 PROBE_KERNEL = "attnfuzz.kernels.bundled:dense_eager"
@@ -114,7 +114,8 @@ def calibrate(
 ) -> WorkerChoice:
     """Try more and more workers on one GPU for as long as that helps; ``measure`` tells what so many get done.
 
-    It takes at most a twentieth of the budget; where that is too little, and without a GPU, the formula decides.
+    That takes seconds in which nothing is searched: of a budget of less than ten minutes they would be missed, and the
+    formula decides, as it does without a GPU.
     """
     if not gpus or budget_s < _LEAST_BUDGET_S:
         return by_formula(num_cores, gpus)
@@ -386,8 +387,8 @@ class StartWorker(Protocol):
 class WorkerProcess:
     """``python -m attnfuzz.campaign.worker`` in a session of its own, so that Ctrl-C is the coordinator's to handle.
 
-    Until it is told to `begin` it imports what it needs. From then on a thread lends it connections to the zygote, so
-    that nobody else waits while a zygote that died starts again.
+    Until it is told to `warm` up or to `begin` it imports what it needs. From then on a thread lends it connections to
+    the zygote, so that nobody else waits while a zygote that died starts again.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -408,8 +409,20 @@ class WorkerProcess:
         self.channel = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
         self._lender: threading.Thread | None = None
 
+    def warm(self, device_id: str, zygote: Zygote) -> None:
+        """Have it start CUDA on a GPU before it can begin. Raises OSError where there is no thread left for it."""
+        self._lend(zygote)
+        with contextlib.suppress(ChannelClosed):  # as in `begin`
+            self.channel.send(Warm(device_id=device_id))
+
     def begin(self, setup: Setup, zygote: Zygote) -> None:
         """Have it search. Raises OSError where there is no thread left for it."""
+        if self._lender is None:
+            self._lend(zygote)
+        with contextlib.suppress(ChannelClosed):  # it has ended already: noticed when it is listened to
+            self.channel.send(setup)
+
+    def _lend(self, zygote: Zygote) -> None:
         lender = threading.Thread(target=lend_connections, args=(zygote, self._broker), daemon=True)
         try:
             lender.start()
@@ -417,8 +430,6 @@ class WorkerProcess:
             self.kill()
             raise OSError(errno.EAGAIN, str(error)) from error
         self._lender = lender
-        with contextlib.suppress(ChannelClosed):  # it has ended already: noticed when it is listened to
-            self.channel.send(setup)
 
     def end_if_stopped(self) -> None:
         """Send SIGKILL if it stands still, as SIGSTOP has it; all else is for when it has hung up."""
@@ -469,9 +480,17 @@ class WorkerPool:
             while len(self._idle) < number:
                 self._idle.append(WorkerProcess(self._scratch))
 
+    def warm(self, device_ids: Sequence[str], zygote: Zygote) -> None:
+        """Have those that there are start CUDA on the GPUs in turn, in the order in which they will be launched."""
+        for number, process in enumerate(list(self._idle)):
+            try:
+                process.warm(device_ids[number % len(device_ids)], zygote)
+            except OSError:  # there is no thread left for it, and it was ended
+                self._idle.remove(process)
+
     def launch(self, setup: Setup, zygote: Zygote) -> WorkerProcess:
         """A worker that does as ``setup`` says. Raises OSError."""
-        process = self._idle.pop() if self._idle else WorkerProcess(self._scratch)
+        process = self._idle.pop(0) if self._idle else WorkerProcess(self._scratch)
         process.begin(setup, zygote)
         return process
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 __all__ = [
+    "VISIBLE",
     "Device",
     "DeviceLease",
     "Gpu",

@@ -222,7 +222,7 @@ class Executor:
             raise ValueError(f"memory_limit_bytes={memory_limit_bytes!r} must be positive, or None for no limit")
         self._zygote = zygote
         self._fork_request = encode_fork_request(environment or {})
-        self._memory_limit_bytes = memory_limit_bytes
+        self.memory_limit_bytes = memory_limit_bytes
         self._link: Link | None = None
         self._closed = False
         self._num_starts = 0
@@ -318,7 +318,7 @@ class Executor:
 
     def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp, longest_s: float | None) -> Outcome | Fault:
         builds = BuildWatch(link.pid)
-        limit = self._memory_limit_bytes
+        limit = self.memory_limit_bytes
         match await_message(link, timeout_s, limit, builds=builds, give_up=give_up, longest_s=longest_s):
             case Answer(body=body, last=last):
                 if last:
@@ -376,7 +376,7 @@ class Executor:
                 link.end_zygote()
             if not link.pump(_SILENCE_S):
                 link.wake_zygote()
-        first = await_message(link, _STARTUP_TIMEOUT_S, self._memory_limit_bytes)
+        first = await_message(link, _STARTUP_TIMEOUT_S, self.memory_limit_bytes)
         if isinstance(first, Fault):
             raise ServiceError(f"the service could not be made:\n{first.traceback}")
         if was_killed_from_outside(first):

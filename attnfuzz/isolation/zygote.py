@@ -40,7 +40,7 @@ from attnfuzz.isolation.messages import (
 from attnfuzz.isolation.process import adopt_orphans, child_pids, ended_child, kill_group, wake_with_parent
 from attnfuzz.isolation.serve import ExecutorDescriptors, load_service, run_executor
 from attnfuzz.own_files import OwnFolder
-from attnfuzz.triton_compat.compiling import compute_compiler_key
+from attnfuzz.triton_compat.compiling import prepare_compiler
 
 __all__ = ["READY", "ControlConnection", "ForkServer", "main", "prepare_environment"]
 
@@ -261,12 +261,12 @@ def _preload(modules: Sequence[str]) -> None:
 
 
 def _load(preload: Sequence[str], service: str) -> object:
-    """The service. Meanwhile Triton hashes its compiler, for all executors: hundreds of megabytes."""
+    """The service. Meanwhile Triton hashes its compiler and has its launcher built, for all executors."""
     with ThreadPoolExecutor(1) as beside:  # which has ended before anything is forked
-        key = beside.submit(compute_compiler_key)
+        prepared = beside.submit(prepare_compiler)
         _preload(preload)
         loaded = load_service(service)
-    key.result()
+    prepared.result()
     return loaded
 
 

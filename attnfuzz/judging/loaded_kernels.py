@@ -29,7 +29,7 @@ from attnfuzz.judging.messages import (
     PrepareRequest,
 )
 
-__all__ = ["LOAD_TIMEOUT_S", "LoadedKernels", "why_no_answer"]
+__all__ = ["LOAD_TIMEOUT_S", "START_TIMEOUT_S", "LoadedKernels", "why_no_answer"]
 
 _PROBES = 2
 _MOST_KILLED = 10
@@ -68,7 +68,8 @@ LOAD_TIMEOUT_S = 300.0
 _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
 _PREPARE_TIMEOUT_S = 1800.0
-_START_TIMEOUT_S = 120.0  # where a hundred do so at once
+START_TIMEOUT_S = 120.0
+"""For starting a device, where a hundred do so at once."""
 
 
 class LoadedKernels:
@@ -134,7 +135,7 @@ class LoadedKernels:
         """
         if self._device == "cuda" and (self._executor.pid is None or self._executor.pid != self._on_device):
             # processes that start at once initialise CUDA one after the other
-            self._check_device("the start of an executor", patience_s=_START_TIMEOUT_S)
+            self._check_device("the start of an executor", patience_s=START_TIMEOUT_S)
             self._on_device = self._executor.pid
 
     def call(

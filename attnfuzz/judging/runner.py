@@ -1,6 +1,7 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -13,12 +14,12 @@ from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.builds import GiveUp
 from attnfuzz.isolation.devices import Device, likely_device
 from attnfuzz.isolation.executor import Executor
-from attnfuzz.isolation.outcomes import Died, ExecutorUnavailable, Reply, TimedOut
+from attnfuzz.isolation.outcomes import Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
 from attnfuzz.isolation.process import resident_bytes
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.leaks import MemoryUse, find_leak
-from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
+from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, START_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
     AccessLinesRequest,
     CauseLinesRequest,
@@ -42,7 +43,7 @@ from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.verdict import Failure, Relations, Verdict
 
-__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner"]
+__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner", "start_executor"]
 
 SERVICE = "attnfuzz.judging.service:JudgingService"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
@@ -57,6 +58,17 @@ _MAX_ZYGOTE_RESTARTS = 20
 
 class ProblemUnusable(ExecutorUnavailable):
     """A problem of a user's file fails itself: none of its kernels can be judged, on this case at least."""
+
+
+def start_executor(zygote: Zygote, environment: Mapping[str, str]) -> Executor:
+    """An executor that has started its device, for a `Runner` whose settings are not known yet.
+
+    What there is to say of a device that does not answer, the runner says. Raises `ExecutorUnavailable`.
+    """
+    executor = Executor(zygote, environment=environment)
+    with suppress(ServiceError):
+        executor.call("device", b"{}", timeout_s=START_TIMEOUT_S)
+    return executor
 
 
 class Runner:
@@ -77,6 +89,8 @@ class Runner:
         watching: bool = False,
         import_patience_s: float = LOAD_TIMEOUT_S,
         meanwhile: Callable[[], None] | None = None,
+        forked: Callable[[Zygote], None] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
@@ -86,7 +100,8 @@ class Runner:
         prepared. `python`: the interpreter of executors, see `Zygote.start`; of a `zygote` it is what that was started
         with. `watching`: kernels fail that replace what judges or times them (`JudgeRequest.watched`).
         `import_patience_s`: how long the import of a kernel may do nothing. `meanwhile` is called while torch is
-        imported where executors come from. Raises `ExecutorUnavailable`, also for
+        imported where executors come from, `forked` with these once the runner has its own. `executor`: one from
+        `start_executor` with the same `environment`, in place of a fresh one. Raises `ExecutorUnavailable`, also for
         "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
@@ -104,7 +119,10 @@ class Runner:
         self.zygote = zygote or self._start_zygote(likely_device(device))
         if meanwhile is not None:
             meanwhile()
-        self._executor = self._new_executor()
+        self._executor = executor or self._new_executor()
+        self._executor.memory_limit_bytes = memory_limit_bytes
+        if forked is not None:
+            forked(self.zygote)
         self.device: Device = self._settle_device(device)
         self._kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s

@@ -1,6 +1,7 @@
 """The service that executors run: loads kernels and judges cases on them, one at a time or many at once."""
 
 import importlib.metadata
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.internal_errors import gpu_memory_ran_out
+from attnfuzz.isolation.devices import VISIBLE
 from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.isolation.turns import Turns
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.judging.messages import (
     AccessLinesRequest,
@@ -114,7 +117,7 @@ class JudgingService:
         if self._device is None:
             self._device = "cuda" if torch.cuda.is_available() else "cpu"
             if self._device == "cuda":
-                _cap_gpu_memory()
+                _start_cuda()
         return self._device
 
     def _declarations(self, request: DeclarationsRequest) -> DeclarationsReply:
@@ -309,6 +312,17 @@ def _is_last(reply: msgspec.Struct) -> bool:
         case GuardReply():
             return reply.fault is not None
     return False
+
+
+_TURNS = Turns(at_once=2)
+"""At starting CUDA, of all executors of a zygote, which imports this module."""
+
+
+def _start_cuda() -> None:
+    """Have a context made, which takes longer for everybody the more processes do it at once."""
+    with _TURNS.turn(os.environ.get(VISIBLE, "")):
+        _cap_gpu_memory()
+        torch.zeros(1, dtype=torch.float32, device="cuda").item()
 
 
 def _cap_gpu_memory() -> None:

@@ -1,11 +1,13 @@
-"""What Triton's compiler does in this process: seconds spent compiling, and the hash of its own files."""
+"""What Triton's compiler does in this process: seconds spent compiling, the hash of its own files, and its launcher."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["CompileTimes", "compute_compiler_key"]
+__all__ = ["CompileTimes", "build_launcher", "compute_compiler_key", "prepare_compiler"]
 
 _MICROSECOND = 1e-6
 
@@ -75,3 +77,36 @@ def compute_compiler_key() -> bool:
         key()
         return True
     return False
+
+
+_NVIDIA = "triton.backends.nvidia.driver"
+
+
+def build_launcher() -> bool:
+    """Have a C compiler build what Triton launches kernels with on NVIDIA's GPUs, unless it lies in Triton's cache.
+
+    Else each process that compiles its first kernel would do it, all of them at once. Whether it is there now: not for
+    the interpreter. What keeps it from being built is told where a kernel is first launched, and those that need no
+    Triton can be judged without it.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1" or importlib.util.find_spec("triton") is None:
+        return False
+    with contextlib.suppress(Exception):
+        importlib.import_module(_NVIDIA).CudaUtils()
+        return True
+    return False
+
+
+def prepare_compiler() -> None:
+    """Do once, for all processes that are forked from this one, what Triton's compiler does first in each.
+
+    A second of a C compiler, and reading hundreds of megabytes: side by side, but only once all is imported. Of two
+    threads that import Triton, one may get half of it.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    with contextlib.suppress(ImportError):  # none, or one for other GPUs
+        importlib.import_module(_NVIDIA)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(build_launcher)
+        compute_compiler_key()

@@ -25,7 +25,7 @@ from attnfuzz.kernels.common.device import on_device_of
 __all__ = ["paged_simple", "paged_simple_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks_per_seq"])  # else compiled again where it is 1, and where 16 divides it
 def paged_simple_kernel(
     p_q,  # [num_seqs, num_q_heads, head_size]
     p_k,  # [num_blocks, block_size, num_kv_heads, head_size]

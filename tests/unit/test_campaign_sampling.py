@@ -155,7 +155,7 @@ def test_half_of_the_time_goes_into_scouting_while_there_are_few_formats() -> No
     """In its first minute a search would run thousands of cases of four formats and miss what the fifth shows."""
     sets = WorkingSets(endless)
     total = scouting = 0.0
-    while len(sets.to_draw_from(GPU_KERNEL)) < 16:
+    while len(sets.to_draw_from(GPU_KERNEL)) < 8:
         new = len(scouted(sets))
         scouting += new * COMPILED_S
         for _ in range(20):
@@ -176,7 +176,7 @@ def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
             assert sets.judged(GPU_KERNEL, case_in(1), WARM_S) is None
         total += new * COMPILED_S + 20 * WARM_S
         if turn == 1000:
-            assert 16 * COMPILED_S <= scouting < 20 * COMPILED_S
+            assert 8 * COMPILED_S <= scouting < 12 * COMPILED_S
     assert 0.08 < scouting / total < 0.12
 
 

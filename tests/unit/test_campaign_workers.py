@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import msgspec
 import pytest
 
-from attnfuzz.campaign.messages import Channel, FromWorker, Setup
+from attnfuzz.campaign.messages import Channel, FromWorker, Ready, Setup
 from attnfuzz.campaign.workers import (
     PROBE_KERNEL,
     BorrowedZygote,
     LastWords,
     ProbeLoad,
     WorkerChoice,
+    WorkerPool,
+    WorkerProcess,
     Workers,
     by_formula,
     calibrate,
@@ -211,25 +215,94 @@ def test_what_does_not_fit_is_not_taken() -> None:
 
 
 def test_a_short_campaign_is_not_calibrated() -> None:
-    """A minute's budget would go into finding out how to use it."""
+    """Seconds of five minutes in a build would go into finding out how to use them."""
 
     def measure(level: int) -> float:
         raise AssertionError("nothing is to be measured")
 
-    assert chosen(measure, budget_s=60.0).workers == 16
+    assert chosen(measure, budget_s=300.0).workers == 16
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Zygote:
-    return Zygote.start("cpu", service=SERVICE)
+def zygote() -> Iterator[Zygote]:
+    with Zygote.start("cpu", service=SERVICE) as started:
+        yield started
 
 
 def test_the_probe_judges_its_cases(zygote: Zygote) -> None:
     """The choice would rest on cases that fail, or on none."""
-    with zygote, Runner(device="cpu", zygote=zygote) as runner:
+    with Runner(device="cpu", zygote=zygote) as runner:
         (kernel,) = runner.declarations((PROBE_KERNEL,))
         with ProbeLoad(kernel, zygote, device="cpu", environment={}) as load:
             assert load.measure(2) > 0
+
+
+class Lending:
+    """Counts connections to a zygote, the first of which can be waited for."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+        self.lent = 0
+        self.has_lent = threading.Event()
+
+    def connect(self) -> socket.socket:
+        self.lent += 1
+        self.has_lent.set()
+        return self._zygote.connect()
+
+
+def setup(device_id: str = "") -> Setup:
+    return Setup(
+        worker=0, num_workers=1, seed=1, kernels=(), deadline=time.monotonic() + 60.0, device="cpu",
+        oracles=DEFAULT_ORACLES, device_id=device_id,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("device_id", "executors"), [("", 1), ("7", 2)])
+def test_warm_worker_goes_on_with_its_executor(device_id: str, executors: int, zygote: Zygote, tmp_path: Path) -> None:
+    """CUDA would be started only once kernels are imported, or again; or on another GPU than the worker is to have."""
+    lending = Lending(zygote)
+    worker = WorkerProcess(tmp_path)
+    try:
+        worker.warm("", cast(Zygote, lending))
+        assert lending.has_lent.wait(60.0)
+        worker.begin(setup(device_id), cast(Zygote, lending))
+        assert worker.channel.receive(60.0) == [Ready()]
+        assert lending.lent == executors
+    finally:
+        worker.kill()
+
+
+def test_workers_are_launched_as_they_were_warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On several GPUs, each worker would start CUDA on one and then again on another."""
+    warmed: list[tuple[int, str]] = []
+    launched: list[int] = []
+
+    class Noted:
+        made = 0
+
+        def __init__(self, scratch: Path) -> None:
+            self.number, Noted.made = Noted.made, Noted.made + 1
+
+        def warm(self, device_id: str, zygote: Zygote) -> None:
+            warmed.append((self.number, device_id))
+
+        def begin(self, setup: Setup, zygote: Zygote) -> None:
+            launched.append(self.number)
+
+        def kill(self) -> None:
+            return
+
+    monkeypatch.setattr("attnfuzz.campaign.workers.WorkerProcess", Noted)
+    zygote = cast(Zygote, None)
+    with WorkerPool(tmp_path) as pool:
+        pool.prepare(4)
+        pool.warm(("a", "b"), zygote)
+        pool.prepare(3)
+        for _ in range(3):
+            pool.launch(setup(), zygote)
+    assert warmed == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+    assert launched == [0, 1, 2]
 
 
 Pair = tuple[socket.socket, socket.socket]

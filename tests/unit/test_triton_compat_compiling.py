@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.triton_compat.compiling import CompileTimes, compute_compiler_key
+from attnfuzz.triton_compat.compiling import CompileTimes, build_launcher, compute_compiler_key
 
 
 class Times:
@@ -102,3 +102,24 @@ def test_unknown_triton_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setattr("attnfuzz.triton_compat.compiling._HOMES", ("triton.runtime.driver",))
     assert not compute_compiler_key()
+
+
+@pytest.mark.parametrize("there_is_a_compiler", [True, False])
+def test_launcher_is_built(there_is_a_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each executor would have a C compiler build it before its first case; without one, none would start."""
+    monkeypatch.delenv("TRITON_INTERPRET")
+    built: list[str] = []
+
+    def compile_launcher() -> None:
+        if not there_is_a_compiler:
+            raise RuntimeError("Failed to find C compiler")
+        built.append("launcher")
+
+    monkeypatch.setattr(importlib.import_module("triton.backends.nvidia.driver"), "CudaUtils", compile_launcher)
+    assert build_launcher() == there_is_a_compiler
+    assert built == ["launcher"] * there_is_a_compiler
+
+
+def test_interpreter_needs_no_launcher() -> None:
+    """The start on a CPU would wait for a C compiler."""
+    assert not build_launcher()

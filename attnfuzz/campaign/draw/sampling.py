@@ -196,7 +196,7 @@ _SCOUTED_AT_ONCE = 4
 """But the first of a kernel alone: until it is compiled there are no cases, and other kernels wait for their turn."""
 _MOST_JOINING = 8
 """Of what others have published, at one turn of a kernel."""
-_FEW = 16
+_FEW = 8
 _SHARE_WHILE_FEW = 0.5
 _SHARE_OF_SCOUTING = 0.1
 _SHARE_OF_JOINING = 0.05

@@ -1,0 +1,64 @@
+"""attnfuzz.campaign.readiness: how many kernels are asked at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from attnfuzz.campaign import readiness
+from attnfuzz.campaign.readiness import Readiness
+from attnfuzz.declaration import Declaration
+from attnfuzz.judging.runner import Runner
+from attnfuzz.verdict import Verdict
+
+_SOON_S = 20.0
+_NOT_SOON_S = 0.3
+
+
+class OnGpu:
+    """A runner whose cases take until ``answers`` is set, and that tells which kernels it is asked about."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.answers: dict[str, threading.Event] = {}
+
+    @contextlib.contextmanager
+    def sibling(self) -> Iterator[OnGpu]:
+        yield self
+
+    def give_up_builds(self, when: object) -> None:
+        return
+
+    def judge(self, declaration: Declaration, case: object, **how: Any) -> Verdict:
+        self.asked.put(declaration.target)
+        assert self.answers[declaration.target].wait(_SOON_S)
+        return Verdict()
+
+
+def test_half_of_the_cores_ask_until_a_kernel_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers of sixteen kernels would share all cores, and the first case of any would wait for those of all."""
+    monkeypatch.setattr(readiness, "cores", lambda: 4)
+    runner = OnGpu()
+    kernels = [Declaration(name=one, problem="dense_decode", target=f"mine.py:{one}") for one in "abcd"]
+    runner.answers = {kernel.target: threading.Event() for kernel in kernels}
+    asking = Readiness(
+        cast(Runner, runner), kernels, make_runner=lambda: pytest.fail("nothing is built"), note=print, infers=False
+    )
+    asking.start()
+    first = {runner.asked.get(timeout=_SOON_S) for _ in range(2)}
+    assert first == {"mine.py:a", "mine.py:b"}
+    with pytest.raises(queue.Empty):
+        runner.asked.get(timeout=_NOT_SOON_S)
+    runner.answers["mine.py:b"].set()
+    assert {runner.asked.get(timeout=_SOON_S) for _ in range(2)} == {"mine.py:c", "mine.py:d"}
+    for answer in runner.answers.values():
+        answer.set()
+    asking.wait()
+    assert {join.kernel.target for join in asking.take()} == set(runner.answers)
