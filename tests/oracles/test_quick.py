@@ -89,7 +89,7 @@ def test_every_problem_in_mixed_dtypes(fixture: str, plant: Any, request: pytest
     """Cases of one problem would spoil each other where their dtypes differ."""
     cases = of_several_dtypes(request.getfixturevalue(fixture))
     kernel = plant(PROBLEMS[fixture])
-    alone = [judge(kernel, case, device="cpu") for case in cases]
+    alone = [judge(kernel, case, device="cpu", inquire=False) for case in cases]
     assert all(verdict.failure is None for verdict in alone)
     for one, many in zip(alone, judge_many(kernel, cases, device="cpu"), strict=True):
         assert many.failure is None
@@ -122,7 +122,7 @@ def test_what_a_batch_has_seen_counts(plant: Any, dense: Case) -> None:
 def test_first_run_can_be_believed(plant: Any, dense: Case) -> None:
     """Without `thorough` a failing case of a batch would be less well explained."""
     kernel = plant(length=lambda n: n + 1 if n else 0)
-    alone = judge(kernel, dense, device="cpu")
+    alone = judge(kernel, dense, device="cpu", inquire=False)
     assert without_timing(judge_many(kernel, [dense], device="cpu", thorough=False)) == without_timing([alone])
 
 
@@ -172,7 +172,7 @@ def test_small_and_large_cases_in_turn(
     monkeypatch.setattr(judging, "_is_small", lambda plan: plan.nbytes == small)
     kernel = plant(**BUGS[bug])
     cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
-    alone = [judge(kernel, case, device="cpu") for case in cases]
+    alone = [judge(kernel, case, device="cpu", inquire=False) for case in cases]
     assert without_timing(judge_many(kernel, cases, device="cpu")) == without_timing(alone)
 
 

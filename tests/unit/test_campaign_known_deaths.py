@@ -103,7 +103,7 @@ def odd_at_80(case: PagedDecodeCase) -> bool:
 
 
 def needs_long_hnd(case: PagedDecodeCase) -> bool:
-    return case.layout == "HND" and max(case.seq_lens) > 64
+    return case.layout == "HND" and max(case.seq_lens) > 32
 
 
 def either_of_two(case: PagedDecodeCase) -> bool:

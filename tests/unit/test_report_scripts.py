@@ -23,7 +23,7 @@ WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
 
 
 def found(case: DenseDecodeCase = CASE, failure: Failure = WRONG) -> Finding:
-    return Finding("0-1", EAGER, case, failure, first_seen_s=1.0, failed=3, runs=3, path=Path("a.json"))
+    return Finding("0-1", EAGER, case, failure, 1.0, shrunk_s=2.0, failed=3, runs=3, path=Path("a.json"))
 
 
 @pytest.mark.night

@@ -27,7 +27,7 @@ from attnfuzz.cases.same_shapes import twins_of
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.patterns import bits
+from attnfuzz.memory.patterns import bits, prefill_
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.exception import interpreter_limit
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -281,7 +281,7 @@ def _again(trial: Trial, words: str) -> Results:
 
 def _on_the_same_tensors(trial: Trial) -> Failure | None:
     """A call, and another one after V was negated in place: -1 times the result, if it is so in other memory."""
-    case, inputs = trial.case, _built(trial)
+    case, (inputs, _) = trial.case, _built(trial)
     one = _call(trial, inputs, _ON_OTHERS)
     _negate(inputs)
     if case.values_in_keys:  # the products stay
@@ -311,8 +311,11 @@ def _with_shorter_sequences(trial: Trial) -> Failure | None:
     shorter = [max(queries, -(-length // 2)) for length, queries in zip(case.seq_lens, case.query_counts, strict=True)]
     if shorter == list(case.seq_lens):
         return None
-    kept, new = _built(trial), _built(trial)
+    (kept, memory), (new, _) = _built(trial), _built(trial)
     _call(trial, kept, _ON_OTHERS)
+    for region in memory.regions:
+        if region.role == "output":  # what is not written by either call is no difference
+            prefill_(region.tensor, "nan")
     for inputs in (kept, new):
         inputs.seq_lens.copy_(torch.tensor(shorter, dtype=inputs.seq_lens.dtype, device="cpu"))
     words = f"when the lengths of the call before are overwritten with {shorter}, and the same tensors are passed again"
@@ -328,11 +331,11 @@ def _with_shorter_sequences(trial: Trial) -> Failure | None:
     )
 
 
-def _built(trial: Trial) -> Any:
-    """New tensors of the case."""
+def _built(trial: Trial) -> tuple[Any, Arena]:
+    """New tensors of the case, and the memory that they lie in."""
     arena = Arena(trial.device, poison="nan", prefill="nan")
     values = trial.reference.values_on(trial.device)
-    return problem_of(trial.case).build(trial.case, arena, trial.kernel.declaration.supports, values)
+    return problem_of(trial.case).build(trial.case, arena, trial.kernel.declaration.supports, values), arena
 
 
 def _call(trial: Trial, inputs: Any, words: str) -> Results:
