@@ -431,7 +431,8 @@ def _often(times: int) -> str:
 
 def _factor(counts: Counts) -> Reading:
     """All weights too large or too small by the same factor."""
-    text = f"all weights are {weight(counts.factor)} x the right ones"
+    told = weight(counts.factor)
+    text = f"all weights are {told if told != weight(1.0) else f'{counts.factor:.7g}'} x the right ones"
     return Reading(text, (text, "all weights are off by a factor"))
 
 

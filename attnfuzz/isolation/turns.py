@@ -44,6 +44,6 @@ class Turns:
     def _takes(self, place: int) -> bool:
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except BlockingIOError:
+        except BlockingIOError:  # somebody else's turn
             return False
         return True

@@ -66,7 +66,7 @@ def start_executor(zygote: Zygote, environment: Mapping[str, str]) -> Executor:
     What there is to say of a device that does not answer, the runner says. Raises `ExecutorUnavailable`.
     """
     executor = Executor(zygote, environment=environment)
-    with suppress(ServiceError):
+    with suppress(ServiceError):  # the runner asks again, and says so then
         executor.call("device", b"{}", timeout_s=START_TIMEOUT_S)
     return executor
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.memory.arena import Arena, ChunkSource
 from attnfuzz.memory.image import Fetch
-from attnfuzz.memory.kept import KEPT, UNINITIALISED
+from attnfuzz.memory.kept import KEPT, UNINITIALISED, OperationMode
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 
 __all__ = ["WORKSPACE", "TrackedAllocations", "WorkspacePool"]
@@ -44,15 +43,12 @@ _ALLOCATES = {id(func): False for func in UNINITIALISED} | {id(func): True for f
 """By identity, since every operation of a kernel passes here and an operation's hash is computed in Python."""
 
 
-class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
+class TrackedAllocations(OperationMode):
     """While active, tensors made by `torch.empty`, `zeros`, `full` and their relatives come from `arena`.
 
     Uninitialised ones hold pre-fill, and so does what the kernel keeps of those of earlier calls (`KeptBuffers`). What
     PyTorch's own operators allocate for their results is not touched.
     """
-
-    supports_higher_order_operators = True
-    """FlexAttention is one where it is not compiled; torch refuses to call it in a mode that does not say so."""
 
     def __init__(
         self,
@@ -80,16 +76,6 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
             self.kept = KEPT.renew(self._fill_kept)
         super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False keeps torch from importing its compiler (2 s) to make sure that this class is not compiled."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """True keeps `torch.compile` from falling back to eager mode in here: compiled kernels are tested as such."""
-        return True
 
     def __torch_dispatch__(
         self,

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.memory.patterns import Fill, holds_prefill, prefill_
 
-__all__ = ["KEPT", "UNINITIALISED", "KeptBuffers", "buffers_of_modules"]
+__all__ = ["KEPT", "UNINITIALISED", "KeptBuffers", "OperationMode", "buffers_of_modules"]
 
 _aten = torch.ops.aten
 
@@ -110,18 +110,25 @@ KEPT = KeptBuffers()
 """Those of this process."""
 
 
-class _BuffersOfModules(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
-    """See `buffers_of_modules`."""
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
+    """What sees a kernel's operations and changes nothing about how they are compiled."""
 
     supports_higher_order_operators = True
+    """FlexAttention is one where it is not compiled; torch refuses to call it in a mode that does not say so."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
+        """False keeps torch from importing its compiler (2 s) to make sure that this class is not compiled."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
+        """True keeps `torch.compile` from falling back to eager mode in here: compiled kernels are tested as such."""
         return True
+
+
+class _BuffersOfModules(OperationMode):  # type: ignore[no-untyped-call]  # torch annotates neither
+    """See `buffers_of_modules`."""
 
     def __torch_dispatch__(
         self,
