@@ -308,7 +308,8 @@ def _with_shorter_sequences(trial: Trial) -> Failure | None:
     case = trial.case
     if not isinstance(case, AttentionCase) or "mask" in case.tensor_names:
         return None
-    shorter = [max(queries, -(-length // 2)) for length, queries in zip(case.seq_lens, case.query_counts, strict=True)]
+    lengths = zip(case.seq_lens, case.query_counts, strict=True)
+    shorter = [min(length, max(queries, -(-length // 2))) for length, queries in lengths]
     if shorter == list(case.seq_lens):
         return None
     (kept, memory), (new, _) = _built(trial), _built(trial)

@@ -16,7 +16,7 @@ from attnfuzz.oracles.registry import KNOWN, OracleName
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
-from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import adapt_options
@@ -111,6 +111,15 @@ def test_lengths_that_are_kept_by_address_are_found(runner: Runner) -> None:
     failure = judged(runner, "lengths_kept_by_address", "call_sequence")
     assert failure is not None
     assert failure.oracle == "call_sequence"
+
+
+def test_sequences_without_tokens_stay_empty_when_others_are_shortened(runner: Runner) -> None:
+    """A right kernel would be accused of reading pages that no sequence has."""
+    pages = Pages(padding="garbage", extra_columns=1)
+    case = msgspec.structs.replace(PLANNED, seq_lens=(6, 0), options={}, pages=pages)
+    assert judged(runner, "plan_with_all", "call_sequence", file=PLANNING, case=case) is None
+    failure = runner.judge(runner.declarations(["paged_eager"])[0], case, relations=("call_sequence",)).failure
+    assert failure is None
 
 
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
