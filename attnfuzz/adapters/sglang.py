@@ -34,6 +34,7 @@ _CACHES: dict[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
     "layouts": ("NHD", "interleaved"),
     "variants": ("window", "soft_cap", "sinks"),
+    "graph_replay": False,  # each call makes tables of slots of its own, and SGLang keeps those that a graph reads
 }
 
 
@@ -69,7 +70,7 @@ def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[]
     return _decode(i, forward, max_kv_splits, *_seen(i))
 
 
-@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES, graph_replay=True), **_DECODE)
+@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**{**_DECODES, "graph_replay": True}), **_DECODE)
 def decode_attention_graph(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
     """The same with the table in buffers that are kept for CUDA graphs, as SGLang's backend has them."""
     indptr, slots = _seen(i)
@@ -93,6 +94,7 @@ def _graph_buffers(device: torch.device, num_starts: int, num_slots: int) -> tup
         variants=("window", "soft_cap", "sinks"),
         lse="none",
         empty_sequences=False,
+        graph_replay=False,
     ),
     **_DECODE,
 )

@@ -313,6 +313,14 @@ def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:
     return (f"if the kernel is {_words(case, limits)}, declare {as_call('Supports', limits)}",) if limits else ()
 
 
+_MEANT = {
+    "freed_pages": "only meant for caches that keep the pages behind a window",
+    "empty_sequences": "not meant to take empty sequences",
+    "padding_tokens": "not meant to take padding tokens",
+    "graph_replay": "not meant to be captured into a CUDA graph",
+}
+
+
 def _words(case: Case, limits: Mapping[str, Any]) -> str:
     """What a kernel that declares ``limits`` is, seen from ``case``."""
     places = []
@@ -321,17 +329,17 @@ def _words(case: Case, limits: Mapping[str, Any]) -> str:
         places.append("contiguous tensors" if contiguous else "tensors whose last dimension is contiguous")
     if "layouts" in limits:
         places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
-    if places:
-        return f"only meant for {' and '.join(places)}"
-    (name,) = limits
+    meant = [f"only meant for {' and '.join(places)}"] if places else []
+    return " and ".join(meant + [_meant(case, *one) for one in limits.items() if one[0] not in ("strides", "layouts")])
+
+
+def _meant(case: Case, name: str, limit: Any) -> str:
     if name == "lse":
-        return "meant to return logarithms to base 2" if limits[name] == "base2" else "not meant to return an LSE"
-    if name == "freed_pages":
-        return "only meant for caches that keep the pages behind a window"
+        return "meant to return logarithms to base 2" if limit == "base2" else "not meant to return an LSE"
     if name == "empty_state_lse":
-        return f"only meant for empty states whose LSE is {limits[name][0]}"
-    if name in ("empty_sequences", "padding_tokens"):
-        return f"not meant to take {name.replace('_', ' ')}"
+        return f"only meant for empty states whose LSE is {limit[0]}"
+    if name in _MEANT:
+        return _MEANT[name]
     field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))
     return f"not meant to take {field} {getattr(case, field)}"
 

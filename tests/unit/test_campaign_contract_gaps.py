@@ -22,7 +22,7 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.problems.variants import Variant
-from attnfuzz.report.findings import finding_lines
+from attnfuzz.report.findings import finding_lines, remedy_lines
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 from tests.faults.campaigns import Campaign
 from tests.unit.named_features import named
@@ -188,6 +188,23 @@ def test_a_finding_that_stands_for_more_says_what_ends_all_of_it() -> None:
     with_remedy(found)
     condition = "if the kernel is only meant for contiguous tensors and the layout NHD"
     assert said_of(found)[0].startswith(f'{condition}, declare Supports(layouts=("NHD",), strides=')
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"graph_replay": False}, "not meant to be captured into a CUDA graph"),
+        ({"empty_sequences": False, "padding_tokens": False}, "not meant to take empty sequences and not meant to"),
+        (
+            {"dtypes": ("bfloat16",), "head_sizes": (64,)},
+            "not meant to take dtype float16 and not meant to take head_size",
+        ),
+        ({"strides": "contiguous", "lse": "none"}, "only meant for contiguous tensors and not meant to return an LSE"),
+    ],
+)
+def test_whatever_ends_a_finding_has_words(limits: dict[str, Any], words: str) -> None:
+    """A report over hours of search would end in a traceback of attnfuzz's own."""
+    assert remedy_lines(limits, PADDED_BATCH)[0].startswith(f"if the kernel is {words}")
 
 
 def test_an_ignored_stride_ends_with_strides() -> None:
