@@ -257,9 +257,9 @@ class _Rows:
         """The row there, if it has keys."""
         return next(iter(self._rows([place], 1)), None)
 
-    def wrong(self, most: int = MOST_ROWS) -> list[AveragedRow]:
-        """Those that have keys, unlike each other as far as possible."""
-        return self._rows(self._wrong, most)
+    def wrong(self, most: int = MOST_ROWS, *, of_any_length: bool = False) -> list[AveragedRow]:
+        """Those that have keys, unlike each other as far as possible; long ones are for one mistake, not for all."""
+        return self._rows(self._wrong, most, of_any_length=of_any_length)
 
     def right(self, most: int = _MOST_RIGHT) -> list[AveragedRow]:
         """Likewise of those without an error, that are no shorter than one that is wrong."""
@@ -294,14 +294,14 @@ class _Rows:
         case = self.case
         return isinstance(case, AttentionCase) and any(case.row_lens[row] == 0 for row, _ in self._wrong)
 
-    def _rows(self, places: Sequence[Sequence[int]], most: int) -> list[AveragedRow]:
+    def _rows(self, places: Sequence[Sequence[int]], most: int, *, of_any_length: bool = False) -> list[AveragedRow]:
         """None of so many numbers that replaying all mistakes would take seconds: shrinking comes first."""
         if isinstance(self.case, MergeStatesCase):
             is_empty = both_sides_empty(self.reference.values)
             with_tokens = [(row, head) for row, head in places if not is_empty[row, head]]
             return [merged_row(self.reference, self.comparisons, *place) for place in _spread(with_tokens, most)]
         case: AttentionCase = self.case
-        most_keys = _MOST_NUMBERS // (case.head_size + case.value_size)
+        most_keys = max(case.row_lens) if of_any_length else _MOST_NUMBERS // (case.head_size + case.value_size)
         with_keys = [(row, head) for row, head in places if 0 < case.row_lens[row] <= most_keys]
         return [self.of(case, place) for place in _spread(with_keys, most)]
 
@@ -386,13 +386,17 @@ class Survivors:
 
         None: there were no such runs.
         """
-        wrong = [row for row in rows.wrong(_MOST_OF_NEIGHBOUR) if isinstance(row, AttentionRow)]
+        wrong, also_long = (
+            [row for row in found if isinstance(row, AttentionRow)]
+            for found in (rows.wrong(_MOST_OF_NEIGHBOUR), rows.wrong(_MOST_OF_NEIGHBOUR, of_any_length=True))
+        )
         others = tuple(one for one in self.causes if not one.rounding or one.mistake in OF_SOME_NUMBERS)
         rounded = _rounded(rows, wrong, rows.right())
         if precision is None or not precision.is_known:
             near = rounded.exactly(of_few=True)
-        elif found := precision.behind(wrong):
-            self.causes, self._is_near, self._is_finite = tuple(map(rounded.as_told, found)), False, True
+        elif also_long and (found := precision.behind(also_long)):
+            told = _rounded(rows, also_long, ()).as_told
+            self.causes, self._is_near, self._is_finite = tuple(map(told, found)), False, True
             self._borne_out, self._unexplained = max(1, self._borne_out), 0
             self._refuted -= set(map(_key, found))
             return

@@ -164,6 +164,18 @@ def test_a_rounding_is_told_beside_one_that_is_declared(plant: Any) -> None:
     assert "; the sum of the softmax weights is kept in float16;" in failure.message
 
 
+def test_a_rounding_is_told_of_a_row_that_is_long(plant: Any) -> None:
+    """Where it shows in thousands of keys alone, one bug would be told a second time, as one without a name."""
+    steps, words = mistakes(torch.float16)["products"]
+    kernel, found = plant(**steps, numerics=STRICT), list[Failure]()
+    for seed in range(1, 12):
+        case = msgspec.structs.replace(drawn(3 * seed + 2, "float16", 3277), head_size=96)
+        verdict = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=())
+        found += [] if verdict.failure is None else [verdict.failure]
+    assert found
+    assert [failure.message for failure in found if not re.search(words, failure.message)] == []
+
+
 def test_no_rounding_is_told_of_numbers_that_none_makes(plant: Any) -> None:
     """Of a score that is off by a thousandth some rounding of some number is nearly that, and would be told as it."""
     kernel = plant(dots=lambda k, q, scale: 1.0013 * (k.float() @ q.float()) * scale, numerics=STRICT)
