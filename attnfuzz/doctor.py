@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnfuzz import safe_start
-from attnfuzz.environment import OLDEST, TRITON_REMEDY, installed, interpreter_problem, version_numbers
+from attnfuzz.environment import (
+    OLDEST,
+    TRITON_REMEDY,
+    folder_of_compiled,
+    installed,
+    interpreter_problem,
+    version_numbers,
+)
 from attnfuzz.internal_errors import in_one_sentence
 from attnfuzz.isolation import memory_faults as fault_record
 from attnfuzz.isolation.executor import Executor
@@ -108,8 +115,7 @@ def _interpreter() -> Line:
 
 
 def _cache() -> Line:
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache"))
-    folder = folder.expanduser()
+    folder = folder_of_compiled()
     try:
         OwnFolder(folder).make()
         with tempfile.TemporaryFile(dir=folder):

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
+from pathlib import Path
 
 __all__ = [
     "NEEDED",
     "OLDEST",
     "TRITON_REMEDY",
     "all_installed",
+    "folder_of_compiled",
     "installed",
     "interpreter_problem",
     "normalised",
@@ -44,6 +47,12 @@ def installed(package: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+def folder_of_compiled() -> Path:
+    """Where Triton keeps what it has compiled, for processes that come later as well."""
+    named = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache")
+    return Path(named).expanduser()
 
 
 def normalised(name: str) -> str:

@@ -74,6 +74,9 @@ _SHAPE_BYTES = 8
 _V_HEAD_SIZE_BYTES = 2
 _POOL = 6
 """Formats that are drawn for each of the first that is chosen."""
+_KINDS_OF_GROUPS = ("groups of blocks", "one head", "a block")
+"""Of the first three formats. Released kernels are wrong in both of the first two; the second may take several times as
+long to compile as a block."""
 
 _Choice = tuple[str, str]
 
@@ -146,7 +149,8 @@ def first_formats(
     """The ``count`` formats to begin with, always the same: together they hold many pairs of choices.
 
     Every other one is contiguous, as nearly all inputs outside of tests are; of the rest every other one is strided
-    all over: what ignores a stride shows in the first of them. Fewer than ``count`` if there are no more.
+    all over: what ignores a stride shows in the first of them. The first few have groups of query heads of each kind
+    for which kernels have code of their own. Fewer than ``count`` if there are no more.
     """
     supports = supports or Supports()
     endless = draw_formats(problem, supports=supports, options=options, sizes=sizes, seed=0)
@@ -158,6 +162,9 @@ def first_formats(
     covered: set[frozenset[_Choice]] = set()
     while left and len(chosen) < count:
         wanted = [entry for entry in left if bool(entry[0].strides) == bool(len(chosen) % 2)] or left
+        if len(chosen) < len(_KINDS_OF_GROUPS):
+            kind = _KINDS_OF_GROUPS[len(chosen)]
+            wanted = [entry for entry in wanted if _kind_of_group(entry[0]) == kind] or wanted
         most = max(wanted, key=lambda entry: len(entry[1] - covered))
         best = most[0]
         if best.strides and len(chosen) % 4 == 1:
@@ -175,6 +182,15 @@ def _strided_everywhere(format_: Format, problem: Problem, supports: Supports, *
     if format_.kv is None:
         absent |= {*KV_SCALE_TENSORS}
     return format_.with_strides({name: kind for name, kind in strides.items() if name not in absent})
+
+
+def _kind_of_group(format_: Format) -> str:
+    """One query head of a KV head is often multiplied row by row, several as a block, more of them in several."""
+    num_kv_heads = format_.num_kv_heads or format_.num_q_heads
+    ratio = format_.num_q_heads // num_kv_heads
+    if ratio > QUERY_TILE:
+        return "groups of blocks" if num_kv_heads > 1 else "blocks"
+    return "one head" if ratio == 1 else "a block"
 
 
 def _pairs(format_: Format) -> set[frozenset[_Choice]]:

@@ -33,6 +33,7 @@ from attnfuzz.campaign.workers import (
     cores,
 )
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.environment import folder_of_compiled
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus, likely_device
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
@@ -49,6 +50,7 @@ __all__ = [
     "load",
     "load_searchable",
     "run_campaign",
+    "what_is_compiled",
 ]
 
 _MOST_START_UP_S = 300.0
@@ -127,6 +129,8 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         if request.asks_first:
             readiness.wait()
         _say_what_was_left(request, journal, state_file, reporter)
+        if runner.device == "cuda":
+            reporter.note(what_is_compiled(folder_of_compiled()))
         gpus = found if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)
         asked_s = readiness.wait_for_first(reporter.waiting)
@@ -254,6 +258,16 @@ def _say_what_was_left(
         reporter.note(f"{FOLDER} cannot be written, or another campaign runs here: --resume will not know of this one")
     elif state_file.has_state and request.resume is None:
         reporter.note("an interrupted campaign was left here; this one replaces what --resume would have gone on with")
+
+
+def what_is_compiled(folder: Path) -> str:
+    """What a campaign on a GPU says of where compiled kernels are kept: with none, compilers take much of a minute."""
+    if any(folder.glob("*/*.json")):  # of each kernel; what launches them has none, and is there by now
+        return f"compiled kernels are kept in {folder}; TRITON_CACHE_DIR names another folder"
+    return (
+        f"no kernel has been compiled into {folder} yet; what is compiled there spares the next search the compilers, "
+        "and TRITON_CACHE_DIR names another folder"
+    )
 
 
 def _statistics(

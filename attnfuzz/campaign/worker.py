@@ -342,8 +342,10 @@ class WorkerLoop:
         self._failures.deaths.judged(declaration, case, failure)
         if ends_process(failure):
             self._sizes[declaration.target].went_wrong()
-        elif self._formats is not None and (new := self._formats.judged(declaration, case, seconds)) is not None:
-            self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
+        elif self._formats is not None:
+            compile_s = verdict.timing.compile_s
+            if (new := self._formats.judged(declaration, case, seconds, compile_s=compile_s)) is not None:
+                self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
         if failure is not None:
             self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
 

@@ -19,7 +19,10 @@ from attnfuzz.kernels.common.score_variants import cap_scores
 __all__ = ["latent_decode_kernel"]
 
 
-@triton.jit
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=["num_q_heads", "block_size", "stride_table_s", "stride_len", "stride_lse_s", "stride_lse_h"]
+)
 def latent_decode_kernel(
     # tensors, each followed by its strides in elements
     p_q, stride_qs, stride_qh, stride_qd,  # [num_seqs, num_q_heads, rank + rope_size]

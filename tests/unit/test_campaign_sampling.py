@@ -176,8 +176,29 @@ def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
             assert sets.judged(GPU_KERNEL, case_in(1), WARM_S) is None
         total += new * COMPILED_S + 20 * WARM_S
         if turn == 1000:
-            assert 8 * COMPILED_S <= scouting < 12 * COMPILED_S
+            assert 8 <= round(scouting / COMPILED_S) < 12
     assert 0.08 < scouting / total < 0.12
+
+
+def test_what_is_compiled_in_known_formats_counts_as_well() -> None:
+    """Kernels that choose by lengths what to launch would be compiled for all of a search."""
+    sets = WorkingSets(endless)
+    scouted(sets)
+    for _ in range(10):
+        sets.judged(GPU_KERNEL, case_in(1), COMPILED_S + WARM_S, compile_s=COMPILED_S)
+    assert sets.to_scout(GPU_KERNEL) == []
+    sets.judged(GPU_KERNEL, case_in(1), 100.0)
+    assert sets.to_scout(GPU_KERNEL) != []
+
+
+def test_a_kernel_that_compiles_for_long_takes_its_own_time() -> None:
+    """Those that compile in a moment would stay with their first format, or one that takes seconds get all time."""
+    sets = WorkingSets(endless)
+    sets.judged(GPU_KERNEL, case_in(1), 30.0)
+    scouted(sets, OTHER_GPU_KERNEL)
+    sets.judged(OTHER_GPU_KERNEL, case_in(1), 4 * COMPILED_S)
+    assert sets.to_scout(GPU_KERNEL) == []
+    assert [one.num_q_heads for one in scouted(sets, OTHER_GPU_KERNEL)] == [2, 3, 4]
 
 
 def test_the_newest_formats_are_kept() -> None:
@@ -213,7 +234,9 @@ def test_what_others_have_compiled_is_not_scouted_or_published_again() -> None:
     assert [one.num_q_heads for one in sets.to_draw_from(GPU_KERNEL)] == [4, 3, 2, 1]
     assert sets.judged(GPU_KERNEL, case_in(1), COMPILED_S) is None
     sets.judged(GPU_KERNEL, case_in(1), 1.0)
-    assert [one.num_q_heads for one in scouted(sets)] == [5, 6, 7, 8]
+    assert [one.num_q_heads for one in scouted(sets)] == [5]  # how long it takes has not been seen
+    sets.judged(GPU_KERNEL, case_in(1), 100.0)
+    assert [one.num_q_heads for one in scouted(sets)] == [6, 7, 8, 9]
 
 
 def test_a_kernel_whose_formats_are_all_known_is_left_alone() -> None:

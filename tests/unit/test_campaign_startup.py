@@ -20,6 +20,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.supports import Supports
+from tests.unit import pretended_gpu
 
 SELF_BUILDING = Path(__file__).with_name("self_building_kernels.py")
 
@@ -163,3 +164,18 @@ def test_an_import_that_takes_long_is_told_and_one_that_does_not_is_not(monkeypa
     with startup._saying_what_is_imported(request, Listening()):
         assert heard.wait(60)
     assert told == ["slow.py is still being imported; if it does nothing for 1m00s, it is given up"]
+
+
+def test_a_campaign_on_a_gpu_says_where_compiled_kernels_are_kept(tmp_path: Path) -> None:
+    """Whoever keeps nothing between runs of a CI waits for compilers each time, and would not know where to look."""
+    kept = tmp_path / "kept"
+    command = [sys.executable, "-m", "tests.unit.pretended_gpu", "explore", "merge_states_eager", "--device", "cuda"]
+    command += ["--workers", "1", "--budget", "1s", "--save-dir", str(tmp_path / "found")]
+    environment = {**os.environ, pretended_gpu.LIMIT: str(1 << 30), "TRITON_CACHE_DIR": str(kept)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=240)
+    assert f"no kernel has been compiled into {kept} yet" in done.stdout + done.stderr
+    (kept / "launcher").mkdir(parents=True)
+    (kept / "launcher" / "cuda_utils.so").touch()
+    assert startup.what_is_compiled(kept).startswith("no kernel")
+    (kept / "launcher" / "kernel.json").touch()
+    assert startup.what_is_compiled(kept).startswith(f"compiled kernels are kept in {kept};")

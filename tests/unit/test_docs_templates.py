@@ -209,6 +209,27 @@ def test_pipelines_are_sharded_by_what_attnfuzz_reads() -> None:
     assert gitlab["kernels"]["artifacts"]["when"] == "always"
 
 
+def test_what_was_compiled_outlives_the_job() -> None:
+    """Each pull request would be searched for half of its minutes with compilers, those with findings above all."""
+    (gitlab,) = documents("gitlab-ci.yml")
+    kernels = gitlab["kernels"]
+    kept = [f"$CI_PROJECT_DIR/{path}" for path in kernels["cache"]["paths"]]
+    assert kernels["variables"]["TRITON_CACHE_DIR"] in kept
+    assert kernels["cache"]["when"] == "always"
+    (github,) = documents("github-actions.yml")
+    assert github["jobs"]["gpu"]["env"]["TRITON_CACHE_DIR"].startswith(
+        "${{ github.workspace }}/../"
+    )  # the checkout ends
+    (buildkite,) = documents("buildkite.yml")
+    assert buildkite["steps"][0]["env"]["TRITON_CACHE_DIR"].startswith("/var/tmp/")  # of the agent's machine
+    jobs = {document["metadata"]["name"]: document for document in documents("kubernetes.yaml")}
+    pod = jobs["attnfuzz"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    (folder,) = [one["value"] for one in container["env"] if one["name"] == "TRITON_CACHE_DIR"]
+    (volume,) = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder]
+    assert [one["name"] for one in pod["volumes"] if "hostPath" in one] == [volume]
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_settings_on_a_page_are_valid(path: Path, tmp_path: Path) -> None:
     """Pasted into a project, an example must not be refused."""

@@ -55,6 +55,18 @@ def test_the_first_formats_hold_every_kind(problem: Problem) -> None:
         assert {one.block_size for one in formats} == {1, 16, 24}
 
 
+def test_the_first_three_formats_have_groups_of_each_kind() -> None:
+    """Released kernels are wrong where each query head has its own KV head, or more than 16 share one.
+
+    One worker has a handful of formats compiled in a quarter of a minute.
+    """
+    for supports in (SUPPORTS, Supports(dtypes=("float16", "bfloat16"), layouts=("NHD",), strides="serving")):
+        formats = first_formats("paged_decode", supports=supports, sizes=GPU_SIZES, count=16)
+        blocks, one, block = (of.num_q_heads // (of.num_kv_heads or 0) for of in formats[:3])
+        assert one == 1 < block <= 16 < blocks
+        assert formats[0].num_kv_heads != 1
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_the_first_strided_formats_are_so_all_over(problem: Problem) -> None:
     """A kernel that ignores the stride of one tensor would pass until a format happens to have just that one."""

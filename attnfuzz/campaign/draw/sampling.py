@@ -6,10 +6,11 @@ and can be stopped at any time; so there is nothing to replay and nothing flaky.
 with the smallest cases (a tenth of ``max_examples``) and then mutates its own.
 
 *Formats* on a GPU: a new one costs hundreds of milliseconds of compilation, a case in one that is compiled about one.
-So the search stays within a working set and refreshes it: a bounded part of the time goes into *scouting*, which
-compiles formats that nobody has; each is published, so that the other workers find it in Triton's cache on disk. The
-first formats of a kernel are the same in every campaign, for the same reason. While there are few, another one shows
-more than hundreds of cases in those: half of the time may go into scouting then."""
+So the search stays within a working set and refreshes it: a bounded part of a kernel's time goes into compiling, and
+what is left of it into *scouting*, which compiles formats that nobody has; each is published, so that the other workers
+find it in Triton's cache on disk. The first formats of a kernel are the same in every campaign, for the same reason.
+While there are few, another one shows more than hundreds of cases in those: half of the time may go into compilers
+then, and nearly all of it until there are three."""
 
 from __future__ import annotations
 
@@ -196,11 +197,10 @@ _SCOUTED_AT_ONCE = 4
 """But the first of a kernel alone: until it is compiled there are no cases, and other kernels wait for their turn."""
 _MOST_JOINING = 8
 """Of what others have published, at one turn of a kernel."""
-_FEW = 8
-_SHARE_WHILE_FEW = 0.5
-_SHARE_OF_SCOUTING = 0.1
+_VERY_FEW, _FEW = 3, 8
+_SHARE_AT_FIRST, _SHARE_WHILE_FEW, _SHARE_OF_COMPILING = 0.9, 0.5, 0.1
 _SHARE_OF_JOINING = 0.05
-"""Parts of a worker's time: compiling formats, and loading what others have compiled."""
+"""Parts of a worker's time with a kernel: compiling, and loading what others have compiled."""
 _TRIES = 64
 FormatSource = Callable[[Declaration], Iterator[Format]]
 """Formats of a kernel in the order in which they are to be compiled; endless, and repetitions do no harm."""
@@ -215,32 +215,46 @@ class _Formats:
     offered: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
     known: set[bytes] = field(default_factory=set)
     joining: set[bytes] = field(default_factory=set)
+    seconds: float = 0.0
+    compiling_s: float = 0.0
+    joining_s: float = 0.0
+    scouted: int = 0
+
+    @property
+    def at_once(self) -> int:
+        """How many to scout now: as many as what is left of the compilers' share has room for."""
+        if not self.active and not self.offered:
+            return 1
+        known = len(self.known)
+        share = _SHARE_AT_FIRST if known < _VERY_FEW else _SHARE_WHILE_FEW if known < _FEW else _SHARE_OF_COMPILING
+        left_s = share * self.seconds - self.compiling_s
+        if left_s <= 0.0:
+            return 0
+        fitting = int(left_s * self.scouted / self.compiling_s) if self.compiling_s else self.scouted
+        return max(1, min(fitting, _SCOUTED_AT_ONCE))
 
 
 class WorkingSets:
-    """One working set for each kernel; ``source`` says what to compile next."""
+    """One working set for each kernel; ``source`` says what to compile next.
+
+    Each kernel has its own time: those that compile for seconds leave that of the others alone.
+    """
 
     def __init__(self, source: FormatSource) -> None:
         self._source = source
         self._kernels: dict[str, _Formats] = {}
-        self._seconds = 0.0
-        self._scouting_s = 0.0
-        self._joining_s = 0.0
 
     def to_scout(self, declaration: Declaration) -> list[Format]:
-        """Formats to compile now. Nothing while scouting has had its share, unless there is nothing to draw from."""
+        """Formats to compile now. Nothing while compilers have had their share, unless there is none to draw from."""
         if isinstance(declaration.problem, OpenProblem):
             return []
         formats = self._of(declaration)
-        is_first = not self.any_for(declaration)
-        share = _SHARE_WHILE_FEW if len(formats.known) < _FEW else _SHARE_OF_SCOUTING
-        if not is_first and self._scouting_s >= share * self._seconds:
-            return []
         fresh: dict[bytes, Format] = {}
-        for candidate in islice(formats.source, _TRIES):
+        wanted = formats.at_once
+        for candidate in islice(formats.source, _TRIES if wanted else 0):
             if (key := format_key(candidate)) not in formats.known:
                 fresh[key] = candidate
-            if len(fresh) == (1 if is_first else _SCOUTED_AT_ONCE):
+            if len(fresh) == wanted:
                 break
         return list(fresh.values())
 
@@ -264,19 +278,24 @@ class WorkingSets:
             joined += 1
         return list(formats.active)
 
-    def judged(self, declaration: Declaration, case: Case, seconds: float) -> Format | None:
-        """Note that ``case`` took ``seconds``; its format if it is new, to be published."""
-        self._seconds += seconds
+    def judged(self, declaration: Declaration, case: Case, seconds: float, *, compile_s: float = 0.0) -> Format | None:
+        """Note that ``case`` took ``seconds``; its format if it is new, to be published.
+
+        ``compile_s`` of them went into Triton's compiler, which also has work in formats that are known: some kernels
+        choose by lengths what to launch, and relations change strides and options.
+        """
         if isinstance(declaration.problem, OpenProblem):
             return None
         formats, format_ = self._of(declaration), format_of(case)
         key = format_key(format_)
+        formats.seconds += seconds
+        formats.compiling_s += compile_s if key in formats.known else seconds  # other compilers do not say
         if key in formats.joining:
             formats.joining.discard(key)
-            self._joining_s += seconds
+            formats.joining_s += seconds
         if key in formats.known:
             return None
-        self._scouting_s += seconds
+        formats.scouted += 1
         formats.known.add(key)
         formats.active.append(format_)
         return format_
@@ -294,7 +313,7 @@ class WorkingSets:
             formats.source = self._source(declaration)
 
     def _may_join(self, formats: _Formats) -> bool:
-        return len(formats.active) < _SCOUTED_AT_ONCE or self._joining_s < _SHARE_OF_JOINING * self._seconds
+        return len(formats.active) < _SCOUTED_AT_ONCE or formats.joining_s < _SHARE_OF_JOINING * formats.seconds
 
     def _of(self, declaration: Declaration) -> _Formats:
         if declaration.target not in self._kernels:

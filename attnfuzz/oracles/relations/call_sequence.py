@@ -43,6 +43,7 @@ from attnfuzz.oracles.relations.relation import (
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
+from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
@@ -135,17 +136,27 @@ _FEW_TWINS = 4
 """Of the same shapes, where a case is one of many: others draw others."""
 
 
-def _few_of(declaration: Declaration, case: Case) -> list[Relative]:
-    """Of `relatives_of`, those of other shapes and some of the others: for the same case the same."""
-    relatives = relatives_of(declaration, case)
+def _few_of(declaration: Declaration, case: Case, *, compiles: bool) -> list[Relative]:
+    """Of `relatives_of`, those of other shapes and some of the others: for the same case the same.
+
+    `compiles`: for a twin in another format a compiler takes longer than hundreds of cases. So all cases of a format
+    have the same one of these, and another format has another.
+    """
+    relatives, own = relatives_of(declaration, case), format_key(format_of(case))
     twins = [one for one in relatives if one.is_twin]
-    first = (zlib.crc32(encode_case(case)) >> 10) % max(1, len(twins))  # lower bits say which cases draw the relation
-    chosen = [*twins, *twins][first : first + _FEW_TWINS]
+    costly = [one for one in twins if compiles and format_key(format_of(one.case)) != own]
+    others = [one for one in twins if one not in costly]
+    chosen = _in_turn(others, encode_case(case))[:_FEW_TWINS] + _in_turn(costly, own)[:1]
     return [one for one in relatives if not one.is_twin or one in chosen]
 
 
+def _in_turn(twins: list[Relative], drawn_by: bytes) -> list[Relative]:
+    first = (zlib.crc32(drawn_by) >> 10) % max(1, len(twins))  # lower bits say which cases draw the relation
+    return twins[first:] + twins[:first]
+
+
 def _check(trial: Trial) -> Failure | None:
-    return _checked(trial, _few_of(trial.kernel.declaration, trial.case))
+    return _checked(trial, _few_of(trial.kernel.declaration, trial.case, compiles=trial.device != "cpu"))
 
 
 def _check_closer(trial: Trial) -> Failure | None:
@@ -162,7 +173,7 @@ def _checked(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
-    return _runs(_few_of(declaration, case), case, contents)
+    return _runs(_few_of(declaration, case, compiles=True), case, contents)
 
 
 def _further_closer(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:

@@ -16,6 +16,7 @@ from attnfuzz.oracles.registry import KNOWN, OracleName
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
+from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.simplest import simplest_case
@@ -193,19 +194,22 @@ def test_fresh_copy_remembers_nothing_and_leaves_the_original_alone() -> None:
 
 
 def test_a_case_that_is_one_of_many_is_followed_by_a_few_calls(plant: Any) -> None:
-    """Half of a search would be calls of the same shapes; or some kinds of them would never be made."""
+    """Half of a search would be calls of the same shapes, on a GPU all of it compilers; or some would never be made."""
     declaration = plant("paged_decode").declaration
-    cases = [msgspec.structs.replace(FOUND_BY_SHAPE, values=Values(seed=seed)) for seed in range(60)]
-    contents = problem_of(cases[0]).contents(cases, "cpu", declaration.supports)
-    wanted = CALL_SEQUENCE.further
-    every = CALL_SEQUENCE.looking_closer().further
-    assert wanted is not None
-    assert every is not None
-    met: set[str] = set()
-    for case, in_it in zip(cases, contents, strict=True):
+    of_one_format = [msgspec.structs.replace(FOUND_BY_SHAPE, values=Values(seed=seed)) for seed in range(60)]
+    of_many = [msgspec.structs.replace(FOUND_BY_SHAPE, num_q_heads=2 * heads) for heads in range(1, 61)]
+    further, closer = CALL_SEQUENCE.further, CALL_SEQUENCE.looking_closer().further
+    assert further is not None
+    assert closer is not None
+    formats, met = set[bytes](), set[str]()
+    for case in (*of_one_format, *of_many):
+        (in_it,) = problem_of(case).contents([case], "cpu", declaration.supports)
         words = {encode_case(one.case): one.words for one in relatives_of(declaration, case)}
-        runs = wanted(declaration, case, in_it).runs  # type: ignore[union-attr]  # it has some of any case
-        assert len(runs) == 2 + 4 + 1
-        assert len(every(declaration, case, in_it).runs) == len(words) + 1  # type: ignore[union-attr]  # as above
+        runs = further(declaration, case, in_it).runs  # type: ignore[union-attr]  # it has some of any case
+        assert len(runs) == 2 + 4 + 1 + 1
+        assert len(closer(declaration, case, in_it).runs) == len(words) + 1  # type: ignore[union-attr]  # as above
         met |= {words[encode_case(one.case)].partition("=")[0] for one in runs[:-1]}
+        if case in of_one_format:
+            formats |= {format_key(format_of(one.case)) for one in runs}
+    assert len(formats) == 2
     assert met == {words.partition("=")[0] for words in words.values()}
