@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from attnfuzz.cases.facets import facets_of
-from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
+from attnfuzz.problems.boundaries import MASKED_TILES, QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     PROBLEMS,
@@ -51,7 +51,7 @@ _WORK_OF_QUERIES = 6
 """Times the work of one query token per sequence: for a whole tile of queries in a case with few heads."""
 _MOST_WORK_OF_QUERIES = 2
 """Times the most that other cases may be: on the interpreter, a case that takes longer would look like a hang."""
-_MOST_WORK_OF_PLACED = 2
+_MOST_WORK_OF_PLACED = 4
 """Likewise: it has the first sequences of its batch only, and a kernel takes rows of a block together."""
 _MOST_BESIDE_PLACED = 2
 _PARTS_BYTES = 3 + PAGES_BYTES + VALUES_BYTES + MASKED_TILES_BYTES
@@ -246,7 +246,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         steps=limits.steps,
         num_splits=num_splits,
         reach=format_.head_size * scale,
-        causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
+        causal=Causal(query_lens, _query_steps(plan, format_), _window(format_)),
         may_lie_low=not _has_floor(format_),
         begins_masked=placed is not None and _hides_first_keys(format_, fields.get("mask")),
         kv=format_.kv,
@@ -283,6 +283,16 @@ def _gqa_ratio(format_: Format) -> int:
     return format_.num_q_heads // (format_.num_kv_heads or 1)
 
 
+def _known_tiles(plan: _Plan, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
+    """Sizes that the kernel's tiles may have by its options, or else by the numbers in its source."""
+    numbers = (number for number in plan.numbers if MASKED_TILES[0] <= number <= MASKED_TILES[-1])
+    return tile_sizes(options) or tuple(numbers)
+
+
+def _query_steps(plan: _Plan, format_: Format) -> tuple[int, ...]:
+    return query_steps(_known_tiles(plan, format_.options), _gqa_ratio(format_))
+
+
 def _row_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> RowLimits:
     varlen = has_query_lens(plan.free.problem)
     blocks, options = _row_blocks(plan, format_)
@@ -290,7 +300,7 @@ def _row_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> RowLimit
         window=lengths.window,
         max_len=min(lengths.max_len, lengths.max_padded),
         max_query_len=(_most_queries(plan.supports) or lengths.max_len) if varlen else None,
-        tiles=tile_sizes(options) or plan.numbers,
+        tiles=_known_tiles(plan, options),
         work=_MOST_WORK_OF_PLACED * max(plan.sizes.work) // blocks,
         tile=lengths.tile,
     )
@@ -305,7 +315,7 @@ def _with_placed(seq_lens: tuple[int, ...], placed: Placed, limits: LengthLimits
 def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryLimits:
     most_work = _MOST_WORK_OF_QUERIES * max(plan.sizes.work)
     return QueryLimits(
-        steps=query_steps(tile_sizes(format_.options), _gqa_ratio(format_)),
+        steps=_query_steps(plan, format_),
         least=min_seq_len(plan.supports),
         most=_most_queries(plan.supports) or lengths.max_len,
         work=max(lengths.work, min(_WORK_OF_QUERIES * lengths.work, most_work // format_.num_q_heads)),

@@ -2,7 +2,8 @@
 
 A kernel takes query tokens in blocks and keys in tiles. The first tile of a block may lie before the window of a later
 row, its last tile behind the causal edge of an earlier one; a kernel that begins at the first key meets whole tiles
-before any window. In lengths that are drawn around the ends of tiles alone this comes about once in hundreds of cases.
+before any window; and what goes wrong in all blocks but the first needs more query tokens than fill one. In lengths
+that are drawn around the ends of tiles alone each of these comes about once in hundreds of cases.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from attnfuzz.problems.boundaries import MASKED_TILES
 from attnfuzz.strategies.decisions import Decisions
@@ -18,16 +19,24 @@ from attnfuzz.strategies.decisions import Decisions
 __all__ = ["MASKED_TILES_BYTES", "Placed", "RowLimits", "decide_placed"]
 
 MASKED_TILES_BYTES = 4
-_IS_PLACED = (False, False, False, True)
-_IS_PLACED_BY_WINDOW = (False, True)
+_Way = Literal["tiles", "blocks"]
+_WAYS: tuple[_Way | None, ...] = (None, None, "tiles", "blocks")
+_WAYS_WITH_WINDOW: tuple[_Way | None, ...] = (None, None, "tiles", "tiles", "blocks")
 _WEIGHT_OF_KNOWN = 4
 _MULTIPLES = (1, 2)
 _ROWS_BEFORE = (1, 1, 2, 5, 14)
 _ROWS_AFTER = (0, 0, 1, 3, 7)
+_OF_SECOND_BLOCK = (1, 2, 3, 8, 15)
+_CONTEXTS = (0, 0, 1, 5, 16)
+_LEAST_TILE = 16
+"""Keys of a tile that a kernel may have whatever its pages are; of smaller pages it may take one at a time."""
 
 
 class Placed(NamedTuple):
-    """A sequence whose rows part at a tile that begins with key ``edge``; ``query_len`` is 1 in the decode problems."""
+    """A sequence whose rows part at a tile or block that begins with key ``edge``.
+
+    ``query_len`` is 1 in the decode problems.
+    """
 
     seq_len: int
     query_len: int
@@ -51,19 +60,18 @@ class RowLimits:
 
 
 def decide_placed(decisions: Decisions, limits: RowLimits) -> Placed | None:
-    """None in half of the cases with a window, in three of four others, and where no such sequence keeps the limits."""
-    is_placed = decisions.pick(_IS_PLACED if limits.window is None else _IS_PLACED_BY_WINDOW)
-    by_tile = _by_tile(limits)
-    if not is_placed or not by_tile:
-        return None
-    return decisions.pick(decisions.pick(by_tile))
+    """None in two of five cases with a window, in half of the others, and where no such sequence keeps the limits."""
+    way = decisions.pick(_WAYS if limits.window is None else _WAYS_WITH_WINDOW)
+    by_tile = () if way is None else _by_tile(way, limits)
+    return decisions.pick(decisions.pick(by_tile)) if by_tile else None
 
 
 @lru_cache(maxsize=4096)
-def _by_tile(limits: RowLimits) -> tuple[tuple[Placed, ...], ...]:
-    """What keeps the limits, for each size of a tile."""
+def _by_tile(way: _Way, limits: RowLimits) -> tuple[tuple[Placed, ...], ...]:
+    """What keeps the limits, for each size of a tile, or of a block."""
     known = [tile for tile in limits.tiles if MASKED_TILES[0] <= tile <= MASKED_TILES[-1]]
-    found = (tuple(_with_tile(tile, limits)) for tile in (*known * _WEIGHT_OF_KNOWN, *MASKED_TILES))
+    sizes = (*known * _WEIGHT_OF_KNOWN, *MASKED_TILES)
+    found = (tuple(_with_tile(size, limits) if way == "tiles" else _with_block(size, limits)) for size in sizes)
     return tuple(of_tile for of_tile in found if of_tile)
 
 
@@ -76,7 +84,22 @@ def _with_tile(tile: int, limits: RowLimits) -> list[Placed]:
         edge = multiple * tile  # where the window of a row begins, or the first key past the causal edge of another
         seq_len = edge + after + (window or 1)
         query_len = before + after + 1 if limits.max_query_len is not None else 1
-        fits = query_len <= min(seq_len, limits.max_query_len or 1) and seq_len <= limits.max_len
-        if fits and query_len * -(-seq_len // limits.tile) <= limits.work:
+        if _fits(seq_len, query_len, limits.tile, limits):
             found.append(Placed(seq_len, query_len, edge))
     return found
+
+
+def _with_block(block: int, limits: RowLimits) -> list[Placed]:
+    """Query tokens that fill a block, and part of another one or all of it, behind some context."""
+    tile = block if block in limits.tiles and limits.tile >= _LEAST_TILE else limits.tile
+    found = []
+    for further, context in product(_OF_SECOND_BLOCK, _CONTEXTS):
+        query_len = block + min(further, block)
+        if _fits(context + query_len, query_len, tile, limits):
+            found.append(Placed(context + query_len, query_len, context + block))
+    return found
+
+
+def _fits(seq_len: int, query_len: int, tile: int, limits: RowLimits) -> bool:
+    most = 1 if limits.max_query_len is None else min(seq_len, limits.max_query_len)
+    return query_len <= most and seq_len <= limits.max_len and query_len * -(-seq_len // tile) <= limits.work

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float64
@@ -239,6 +240,7 @@ def _most(total: float, most_sharing: int = 1) -> float:
     return total * (1 + high)
 
 
+@lru_cache(maxsize=256)  # sequences of one length come by the dozen
 def _units(arithmetic: Arithmetic, scale: float, head_size: int, num_tokens: int) -> RowUnits:
     numbers = torch.tensor([[scale], [head_size], [num_tokens]], dtype=torch.float64, device="cpu")
     columns = attention_units(side_by_side([arithmetic]), scale=numbers[0], head_size=numbers[1], num_tokens=numbers[2])

@@ -1,4 +1,4 @@
-"""Kernels that are wrong only where draws have to reach: tiles that rows see nothing of, lengths, scales, addresses.
+"""Kernels that are wrong only where draws have to reach: tiles and blocks, batches, lengths, scales, addresses.
 
 Each has a right one of the same shape beside it (``right_*``).
 """
@@ -20,6 +20,9 @@ _PLAIN = Supports(layouts=("NHD",), lse="none", strides="contiguous")
 _CACHES = Supports(
     layouts=("NHD",), lse="none", strides="contiguous", kv_dtypes=("float8_e4m3fn",), dtypes=("float16",)
 )
+_INVARIANT = Supports(
+    layouts=("NHD",), lse="none", variants=("window",), strides="contiguous", freed_pages=False, batch_invariant=True
+)
 _SUMS_IN_16_BITS = Supports(lse="none", strides="contiguous", dtypes=("float16", "bfloat16"))
 
 
@@ -34,7 +37,8 @@ class Tiled:
     """Attention in blocks of ``rows`` query tokens and tiles of ``tile`` keys, from the first tile that a block sees.
 
     ``unseen``: what the running maximum of a row becomes that has seen no key yet; None: it stays -inf.
-    ``hidden``: the score of what is masked. ``empty_lse``: of a segment of which a row sees nothing.
+    ``hidden``: the score of what is masked. ``empty_lse``: of a segment of which a row sees nothing. ``ahead``: by how
+    many keys rows of all blocks but the first see too far.
     """
 
     tile: int = 64
@@ -43,6 +47,7 @@ class Tiled:
     unseen: float | None = None
     hidden: float = -torch.inf
     empty_lse: float = -torch.inf
+    ahead: int = 0
 
     def __call__(self, inputs: Any) -> Tensor:
         """The output."""
@@ -56,6 +61,7 @@ class Tiled:
                 which = torch.arange(block, min(block + self.rows, count))
                 last = which + length - count
                 first = torch.zeros_like(last) if inputs.window is None else (last - inputs.window + 1).clamp(min=0)
+                last = (last + self.ahead).clamp(max=length - 1) if block else last
                 q = inputs.q[starts[seq] + which].float().transpose(0, 1)
                 found = self._block(q * inputs.scale, k, v, first, last)
                 out[starts[seq] + which] = found.transpose(0, 1).to(out.dtype)
@@ -193,6 +199,64 @@ def tiles_hidden_by_a_number(inputs: Any) -> Tensor:
 def tiles_empty_segment_of_weight(inputs: Any) -> Tensor:
     """A segment of which a row sees nothing has a log-sum-exp of 0."""
     return Tiled(tile=32, segments=3, empty_lse=0.0)(inputs)
+
+
+@attnfuzz.kernel("paged_attention", supports=_WINDOWS)
+def blocks_of_16_see_ahead(inputs: Any) -> Tensor:
+    """Of all blocks of query tokens but the first, each row but the last sees a key too many."""
+    return Tiled(ahead=1)(inputs)
+
+
+@attnfuzz.kernel("paged_attention", supports=_WINDOWS)
+def blocks_of_32_see_ahead(inputs: Any) -> Tensor:
+    """The same, of blocks that few cases fill."""
+    return Tiled(rows=32, ahead=1)(inputs)
+
+
+@attnfuzz.kernel("paged_attention", supports=_WINDOWS)
+def blocks_of_16_see_less(inputs: Any) -> Tensor:
+    """Of all blocks but the first, no row sees its own key."""
+    return Tiled(ahead=-1)(inputs)
+
+
+def _in_splits(inputs: Any, split: int) -> Tensor:
+    """Decode with a window, in splits of so many keys, one after the other in float32."""
+    out = torch.zeros_like(inputs.out)
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        group = inputs.q.shape[1] // inputs.k_cache.shape[2]
+        k, v = (_rows(cache, inputs.block_table[seq], length, group) for cache in (inputs.k_cache, inputs.v_cache))
+        first = 0 if inputs.window is None else max(0, length - inputs.window)
+        scores = torch.einsum("hd,htd->ht", inputs.q[seq].float() * inputs.scale, k)[:, first:]
+        weights = (scores - scores.amax(-1, keepdim=True)).exp() if length else scores
+        total = torch.zeros(out.shape[1:])
+        for part, of_part in zip(torch.split(weights, split, 1), torch.split(v[:, first:], split, 1), strict=True):
+            total += torch.einsum("ht,htd->hd", part, of_part)
+        out[seq] = (total / weights.sum(-1, keepdim=True)).to(out.dtype) if length else 0.0
+    return out
+
+
+@attnfuzz.kernel("paged_decode", supports=_INVARIANT)
+def right_batches(inputs: Any) -> Tensor:
+    """Splits are the same in any batch."""
+    return _in_splits(inputs, 8)
+
+
+@attnfuzz.kernel("paged_decode", supports=_INVARIANT)
+def batches_split_by_all_tokens(inputs: Any) -> Tensor:
+    """With a window, splits follow the tokens of all sequences."""
+    return _in_splits(inputs, 8 if inputs.window is None else max(1, int(inputs.seq_lens.sum()) // 8))
+
+
+@attnfuzz.kernel("paged_decode", supports=_INVARIANT)
+def batches_split_by_their_number(inputs: Any) -> Tensor:
+    """With a window, splits follow the number of sequences."""
+    return _in_splits(inputs, 8 if inputs.window is None else max(1, 16 // len(inputs.seq_lens)))
+
+
+@attnfuzz.kernel("paged_decode", supports=_INVARIANT)
+def batches_split_by_the_longest(inputs: Any) -> Tensor:
+    """With a window, splits follow the longest sequence."""
+    return _in_splits(inputs, 8 if inputs.window is None else max(1, int(inputs.seq_lens.max()) // 4))
 
 
 @attnfuzz.kernel("paged_decode", supports=_PLAIN)

@@ -77,4 +77,4 @@ def test_limits_of_a_kernel_hold(limits: dict[str, int]) -> None:
 def test_no_case_is_much_more_work_than_those_of_other_problems() -> None:
     """On the interpreter and a busy machine, a correct kernel would be reported as one that hangs."""
     most = max(sum(-(-n // 16) for n in case.row_lens) * case.num_q_heads for case in drawn(1500))
-    assert most <= 3 * max(CPU_SIZES.work)
+    assert most <= 5 * max(CPU_SIZES.work)

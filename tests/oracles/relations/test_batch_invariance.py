@@ -11,9 +11,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.judge import judge
-from attnfuzz.oracles.registry import OracleName
-from attnfuzz.oracles.relations.catalogue import applicable
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
+from attnfuzz.oracles.relations.catalogue import applicable, drawn
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.variants import Variant
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("batch_invariance",)
@@ -90,3 +91,42 @@ def test_of_many_rows_a_few_run_alone(plant: Any, dense: DenseDecodeCase) -> Non
     case = msgspec.structs.replace(dense, seq_lens=(5, 6, 0, 2, 7, 9, 4))
     assert judge(plant(supports=INVARIANT, before=note), case, device="cpu", relations=NAMES).failure is None
     assert sorted(alone) == [2, 4, 5, 9]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_last_digits_of_sums_show_in_any_dtype(dtype: Any, plant: Any, paged: PagedDecodeCase) -> None:
+    """Splits by all tokens of a batch would show in float32 results alone, of which engines have none."""
+
+    def look(inputs: Any) -> None:
+        parts[0] = max(1, int(inputs.seq_lens.sum()) // 8)
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        sums = [w @ x for w, x in zip(torch.split(weights, parts[0]), torch.split(v, parts[0]), strict=True)]
+        return torch.stack(sums).sum(0)
+
+    parts = [1]
+    case = msgspec.structs.replace(paged, seq_lens=(40, 21), dtype=dtype)
+    kernel = plant("paged_decode", before=look, average=average, supports=INVARIANT)
+    failure = objection("batch_invariance", kernel, case)
+    assert failure is not None
+    assert "among others, but" in failure.message
+
+
+def test_a_sequence_without_others_is_set_among_some(plant: Any, paged: PagedDecodeCase) -> None:
+    """Half of all cases, which have one sequence, would say nothing of a promise about batches."""
+
+    def nudge_if_many(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        return (out, lse * (1 + 2**-20)) if len(inputs.seq_lens) > 1 else (out, lse)
+
+    case = msgspec.structs.replace(paged, seq_lens=(9,))
+    assert objection("batch_invariance", plant("paged_decode", supports=INVARIANT, after=nudge_if_many), case)
+    assert objection("batch_invariance", plant("paged_decode", supports=INVARIANT), case) is None
+
+
+def test_batches_are_tried_where_a_variant_is_asked_for(plant: Any, paged: PagedDecodeCase) -> None:
+    """A promise that is kept but for windows would be tried in one case of hundreds."""
+    kernel = plant("paged_decode", supports=attnfuzz.Supports(batch_invariant=True, variants=("window",)))
+    window = msgspec.structs.replace(paged, variant=Variant(window=3))
+    cases = [msgspec.structs.replace(window, scale=1 / (1 + i)) for i in range(200)]
+    chosen = [drawn(kernel.declaration, case, DEFAULT_ORACLES) for case in cases]
+    assert sum(one is not None and one.name == "batch_invariance" for one in chosen) > 20

@@ -59,7 +59,6 @@ def test_the_same_case_draws_the_same_relation(plant: Any, paged: PagedDecodeCas
     assert {one.name for one in first if one} == {
         one.name for one in applicable(declaration, paged, DEFAULT_ORACLES)
     } - {
-        "batch_invariance",  # these cases have one sequence
         "guard_page",  # has a word on each case on a CPU
     }
 
