@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 __all__ = [
     "KEPT_BETWEEN_CALLS",
+    "LSE_TRANSPOSED",
     "NARROW_OFFSETS",
     "OTHER_STRIDES",
     "PAST_THE_END",
+    "RACE",
     "READ_BEFORE_WRITTEN",
     "WITHOUT_WEIGHT",
     "Mistake",
@@ -25,6 +27,10 @@ READ_BEFORE_WRITTEN = "read_before_written"
 """Of "unwritten" where a result changes with what memory held that nobody had written."""
 KEPT_BETWEEN_CALLS = "kept_between_calls"
 """A case fails after other calls, and passes in a process of its own."""
+LSE_TRANSPOSED = "lse_transposed"
+"""The log-sum-exp has its axes, heads and rows, the other way round."""
+RACE = "race"
+"""The result depends on the order in which the programs of a launch run."""
 NARROW_OFFSETS = "narrow_offsets"
 OTHER_STRIDES = "other_strides"
 """Of "red_zone" where a result lies where the strides of another tensor put it."""
@@ -72,7 +78,7 @@ _KNOWN = (
         "weights_rounded",
         rounds=True,
     )
-    | _everywhere(NARROW_OFFSETS, OTHER_STRIDES, "partial_lse", "value_columns", rounds=False)
+    | _everywhere(LSE_TRANSPOSED, NARROW_OFFSETS, OTHER_STRIDES, "partial_lse", "value_columns", rounds=False)
     | _reads(
         PAST_THE_END,
         READ_BEFORE_WRITTEN,

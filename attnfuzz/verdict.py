@@ -10,9 +10,11 @@ import msgspec
 
 from attnfuzz.mistake import (
     KEPT_BETWEEN_CALLS,
+    LSE_TRANSPOSED,
     NARROW_OFFSETS,
     OTHER_STRIDES,
     PAST_THE_END,
+    RACE,
     READ_BEFORE_WRITTEN,
     WITHOUT_WEIGHT,
     mistake_of,
@@ -22,10 +24,12 @@ from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 
 __all__ = [
     "KEPT_BETWEEN_CALLS",
+    "LSE_TRANSPOSED",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "OTHER_STRIDES",
     "PAST_THE_END",
+    "RACE",
     "READ_BEFORE_WRITTEN",
     "REPLACED",
     "RESULT",

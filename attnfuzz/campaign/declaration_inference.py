@@ -91,7 +91,17 @@ from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
 
-__all__ = ["Inferred", "LeftOut", "Stricter", "adopting", "designs_of", "infer", "roundings_told", "with_declared"]
+__all__ = [
+    "Failing",
+    "Inferred",
+    "LeftOut",
+    "Stricter",
+    "adopting",
+    "designs_of",
+    "infer",
+    "roundings_told",
+    "with_declared",
+]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}
@@ -189,12 +199,13 @@ class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"it errs by {self.ratio:.3g} x what {text} allows, as {defaults} may, which needs no declaration"
 
 
-class AfterOthers(msgspec.Struct, frozen=True):
-    """``case`` passes in a fresh process, and fails as ``failure`` says once ``before`` has run there."""
+class Failing(msgspec.Struct, frozen=True):
+    """``case`` fails as ``failure`` says, whatever the kernel declares: in a fresh process, or once ``before`` has run
+    there."""
 
     case: Any
     failure: Failure
-    before: Any
+    before: Any = None
 
 
 class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,8 +213,8 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``numerics`` are the roundings that it makes on purpose. ``stricter``: those it may make and makes, or does not.
 
-    ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug. ``after_others``:
-    probes that failed for what had run before them.
+    ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug. ``failing``: the
+    first ordinary case of a kernel that is right about none, and probes that failed for what had run before them.
     """
 
     target: str
@@ -213,7 +224,7 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     works: bool
     numerics: Numerics = Numerics()
     stricter: tuple[Stricter, ...] = ()
-    after_others: tuple[AfterOthers, ...] = ()
+    failing: tuple[Failing, ...] = ()
 
     @property
     def kept(self) -> Numerics:
@@ -318,17 +329,19 @@ def infer(
     is_over: Callable[[], bool] = lambda: False,
     verifying: bool = False,
     stricter: bool = True,
-    begin: Callable[[Supports], None] = lambda supports: None,
+    begin: Callable[[Supports, Sequence[Failing]], None] = lambda supports, failing: None,
+    patience_s: float = math.inf,
 ) -> Inferred:
     """What the kernel takes, as far as its declaration leaves that open; nothing is probed any more once ``is_over``.
 
     ``stricter``: also what it rounds less than it may. ``begin`` is called early, with what is known of a kernel that
-    is right about ordinary cases: it takes that for certain, whatever else it will be found to take. Raises what
-    ``runner.judge`` raises.
+    is right about ordinary cases: it takes that for certain, whatever else it will be found to take; and with those
+    that it fails in a way that no declaration ends. ``patience_s``: for a kernel that is right about nothing, of which
+    little can be found out. Raises what ``runner.judge`` raises.
     """
     if isinstance(declaration.problem, OpenProblem):  # its fields say what a case may have
         return Inferred(target=declaration.target, supports=declaration.supports, left_out=(), probes=0, works=True)
-    probes = _Probes(runner, declaration, is_over)
+    probes = _Probes(runner, declaration, is_over, patience_s)
     inference = _Inference(probes, declaration, verifying, asks_stricter=stricter)
     inference.run(begin)
     return Inferred(
@@ -339,7 +352,7 @@ def infer(
         works=inference.works,
         numerics=probes.numerics,
         stricter=tuple(inference.stricter),
-        after_others=tuple(probes.after_others),
+        failing=tuple(probes.failing),
     )
 
 
@@ -362,19 +375,22 @@ _UNKNOWN = _Seen("unknown")
 class _Probes:
     """Judges cases under any contract, each once, until there have been enough: nothing is known of any further."""
 
-    def __init__(self, runner: Runner, declaration: Declaration, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, runner: Runner, declaration: Declaration, is_over: Callable[[], bool], patience_s: float
+    ) -> None:
         self._runner = runner
         self._is_over = is_over
         self._declaration = declaration
         self.numerics = declaration.numerics
         self.is_on_gpu = runner.device == "cuda"
         self._seen: dict[tuple[bytes, str, Numerics], _Seen] = {}
-        self._until = time.monotonic() + _PATIENCE_S[runner.device]
+        self._began = time.monotonic()
+        self._patience_s = min(patience_s, _PATIENCE_S[runner.device])
         self._hangs = 0
         self._refused = 0
         self._is_told = False
         self.count = 0
-        self.after_others: list[AfterOthers] = []
+        self.failing: list[Failing] = []
 
     def __call__(self, case: Case, supports: Supports) -> _Seen:
         key = encode_case(case), supports.lse, self.numerics
@@ -385,6 +401,10 @@ class _Probes:
             self._seen[key] = self._judge(case, supports)
             self._refused += self._seen[key].outcome == "raises"
         return self._seen[key]
+
+    def works(self) -> None:
+        """There is a lot to find out."""
+        self._patience_s = _PATIENCE_S[self._runner.device]
 
     def fails_first(self, seen: _Seen, supports: Supports) -> bool:
         """Whether a case fails in a fresh process, too: what depends on earlier calls is a bug whatever is declared."""
@@ -398,7 +418,7 @@ class _Probes:
             self._judge(seen.beside, supports)
             after = self._judge(seen.case, supports)
             if after.failure is not None:
-                self.after_others.append(AfterOthers(seen.case, after.failure, seen.beside))
+                self.failing.append(Failing(seen.case, after.failure, seen.beside))
         return False
 
     def smallest(
@@ -439,7 +459,7 @@ class _Probes:
 
     def _is_enough(self) -> bool:
         is_asked = self.count - self._refused >= _MOST_PROBES or self._refused >= _MOST_REFUSALS
-        is_late = self._hangs >= _MOST_HANGS or time.monotonic() >= self._until
+        is_late = self._hangs >= _MOST_HANGS or time.monotonic() >= self._began + self._patience_s
         return is_asked or is_late or self._is_told or self._is_over()
 
     def _judge(self, case: Case, supports: Supports) -> _Seen:
@@ -484,15 +504,19 @@ class _Inference:
     has_right_lse: bool = True
     _fails_in: str = ""
 
-    def run(self, begin: Callable[[Supports], None]) -> None:
+    def run(self, begin: Callable[[Supports, Sequence[Failing]], None]) -> None:
         self.supports = self.declaration.supports
         has_pages = "block_table" in CASE_TYPES[self.declaration.problem].tensor_names
         if self.declaration.problem == "merge_states":
             self._find_merge()
         else:
             self._find_point()
+        if self.works:
+            self.probes.works()
+        else:
+            self.probes.failing += self._failing()[:1]
         if self.works and not self.is_even:
-            begin(self._least())
+            begin(self._least(), [one for one in self._failing() if one.failure.cause == READ_BEFORE_WRITTEN])
         if self.declaration.problem != "merge_states":
             if not self.verifying:
                 self._numerics()
@@ -512,6 +536,15 @@ class _Inference:
             self._block_sizes()
         if self.asks_stricter and self.works and not self.verifying and self.declaration.problem != "merge_states":
             self._stricter()
+
+    def _failing(self) -> list[Failing]:
+        """What has been seen of ordinary cases that is no refusal."""
+        seen = map(self._output, self._cases(self.point)) if self.declaration.problem != "merge_states" else ()
+        return [
+            Failing(one.case, one.failure)
+            for one in seen
+            if one.failure is not None and one.outcome in ("wrong", "dies")
+        ]
 
     def _least(self) -> Supports:
         """What a kernel takes that is right about ordinary cases: no more than these have, of all that is left open."""

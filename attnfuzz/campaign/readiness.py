@@ -14,6 +14,7 @@ of engines that are settled, are Triton's to compile, and mean what they declare
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -25,7 +26,15 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.campaign.declaration_inference import Inferred, LeftOut, adopting, infer, roundings_told, with_declared
+from attnfuzz.campaign.declaration_inference import (
+    Failing,
+    Inferred,
+    LeftOut,
+    adopting,
+    infer,
+    roundings_told,
+    with_declared,
+)
 from attnfuzz.campaign.messages import Adopted, Join, Unfinished, written
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -46,6 +55,8 @@ __all__ = ["Readiness"]
 
 _TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
 """Of a case that is run for what it builds, which itself has all the time it needs."""
+_LEAST_PATIENCE_S = {"cpu": 10.0, "cuda": 30.0}
+"""In which a kernel that works has shown it, compilations included."""
 _MOST_BUILT = 32
 _MOST_TRIED = 8
 _LOOK_EVERY_S = 0.05
@@ -85,7 +96,8 @@ class _Looked:
 class Readiness:
     """Of the kernels of one campaign. A context manager: leaving it ends what is asked and built.
 
-    ``asks_all``: also kernels that are settled. ``infers``: whether to find out what kernels of the
+    ``asks_all``: also kernels that are settled. ``patience_s``: for a kernel that is right about nothing, which is to
+    be told of while there is time. ``infers``: whether to find out what kernels of the
     user take where they declare nothing; ``verifying`` as of `infer`. ``make_runner`` makes what builds, from a
     zygote of its own: executors that come from one wait for each other's compilers, and no hang of a search may
     pass for such a wait.
@@ -101,8 +113,10 @@ class Readiness:
         infers: bool = True,
         verifying: bool = False,
         asks_all: bool = False,
+        patience_s: float = math.inf,
     ) -> None:
         self._runner = runner
+        self._patience_s = max(patience_s, _LEAST_PATIENCE_S[runner.device])
         self._make_runner = make_runner
         self._note = note
         self._infers = infers
@@ -118,7 +132,7 @@ class Readiness:
         """Targets of the kernels of which it is not known yet what they take, or whether they are ready."""
         self._building: dict[str, _Building] = {}
         self._inferred: dict[str, Inferred] = {}
-        self._told: queue.SimpleQueue[Join | _Looked | Inferred | str] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Join | _Looked | Inferred | Unfinished | str] = queue.SimpleQueue()
         """What threads have to say that look at kernels and build them: the reporter is not theirs."""
         self._joining: list[Join] = []
         self._asked: list[tuple[LeftOut, Declaration]] = []
@@ -245,6 +259,8 @@ class Readiness:
                     self._take_in(said)
                 case Inferred():
                     self._learn(said)
+                case Unfinished():
+                    self._failing.append(said)
                 case str():
                     self._note(said)
         if self._error is not None:
@@ -281,10 +297,7 @@ class Readiness:
         self._inferred[inferred.target] = inferred
         declaration = with_declared(self._declarations[inferred.target], inferred.declarable, inferred.numerics)
         self._asked += [(question, declaration) for question in inferred.questions]
-        self._failing += [
-            Unfinished(kernel=inferred.target, **written(one.case, one.failure, [one.before]))
-            for one in inferred.after_others
-        ]
+        self._failing += [_unfinished(inferred.target, one) for one in inferred.failing]
         if inferred.left_out:
             taken = f"what it was found to take, {inferred.searched}"
             self._note(f"{inferred.target} is searched within {taken}; --pedantic searches everything")
@@ -343,10 +356,12 @@ class Readiness:
         if declaration.needs_preparing:
             return False, None
 
-        def begin(supports: Supports) -> None:
+        def begin(supports: Supports, failing: Sequence[Failing]) -> None:
             if not compilers.seen and self._has_cores_left:
                 least = msgspec.structs.replace(declaration, supports=supports)
                 self._told.put(Join(kernel=least, is_settled=False))
+                for one in failing:
+                    self._told.put(_unfinished(declaration.target, one))
                 self._begun.set()
 
         compilers = OwnCompilers()
@@ -375,6 +390,7 @@ class Readiness:
                     verifying=self._verifying,
                     stricter=self._asks_all,
                     begin=begin,
+                    patience_s=self._patience_s,
                 )
             if raised is not None and found is not None and not found.works and not compilers.seen:
                 self._never_returns(own, declaration, raised)
@@ -460,6 +476,11 @@ class Readiness:
             found = msgspec.structs.replace(found, supports=msgspec.structs.replace(found.supports, where=where))
             kernel.inferred = found
             self._told.put(found)
+
+
+def _unfinished(target: str, failing: Failing) -> Unfinished:
+    before = [] if failing.before is None else [failing.before]
+    return Unfinished(kernel=target, **written(failing.case, failing.failure, before))
 
 
 def _raised(verdict: Verdict) -> Failure | None:

@@ -123,6 +123,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
                 infers=not request.pedantic,
                 verifying=request.verifying,
                 asks_all=request.asks_first,
+                patience_s=request.budget_s / 2,
             )
         )
         readiness.start()

@@ -62,7 +62,7 @@ from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from attnfuzz.verdict import Verdict, ends_process
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict, ends_process
 
 __all__ = ["WorkerLoop", "main", "work"]
 
@@ -183,7 +183,7 @@ class WorkerLoop:
     def _defer(self, unfinished: Unfinished) -> None:
         """Look into a failure that a worker which was lost had met."""
         declaration = self._kernels.get(unfinished.kernel)
-        if declaration is None or self._is_provisional(declaration):  # it is still being built, or asked what it takes
+        if declaration is None or self._waits(declaration, unfinished.failure):  # it is still being built, or asked
             self._early.append(unfinished)
             return
         case, preceding = unfinished.cases(declaration.problem)
@@ -351,7 +351,7 @@ class WorkerLoop:
 
     def _weigh(self, failing: FailingCase, seconds: float) -> None:
         self._read_mail()
-        if self._is_provisional(failing.declaration):
+        if self._waits(failing.declaration, failing.failure):
             self._keep_for_later(failing)
         elif not self._stopped:
             self._failures.weigh(failing, seconds)
@@ -359,6 +359,10 @@ class WorkerLoop:
     def _is_provisional(self, declaration: Declaration) -> bool:
         """Whether it says no more than was known before all was that the kernel takes."""
         return declaration is self._provisional.get(declaration.target)
+
+    def _waits(self, declaration: Declaration, failure: Failure) -> bool:
+        """Whether what is found out of the kernel may yet end a failure; nothing ends that of memory read too early."""
+        return self._is_provisional(declaration) and failure.cause != READ_BEFORE_WRITTEN
 
     def _keep_for_later(self, failing: FailingCase) -> None:
         """Have a case judged again once it is known what its kernel takes, and rounds on purpose.

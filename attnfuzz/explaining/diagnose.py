@@ -26,11 +26,12 @@ from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
+from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
-from attnfuzz.verdict import PAST_THE_END, Cause
+from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
 
 __all__ = [
     "MAKERS",
@@ -182,6 +183,14 @@ def diagnose(
         return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
 
 
+def _is_transposed(failed: Comparison) -> bool:
+    """Whether all of a log-sum-exp is right once its axes, of one size, change places."""
+    rows, *others = failed.got.shape
+    if failed.name != "lse" or others != [rows]:
+        return False
+    return not bool((error_ratio(failed.got.T, failed.expected, failed.bound) > 1).any())
+
+
 def _diagnose(
     reference: Reference,
     poison: Fill,
@@ -206,6 +215,9 @@ def _diagnose(
     if isinstance(case, AttentionCase):
         if failed.name not in ("out", "lse"):
             return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
+        if _is_transposed(failed):
+            words = f"{failed.name} is transposed: its axes are {' and '.join(reversed(failed.axes))}"
+            return Diagnosis(words, (Cause(mistake=LSE_TRANSPOSED, words=words),))
         if case.row_lens[number] == 0:
             read = _read_by_empty(rows.of(case, (number, head))) if failed.name == "out" else None
             return read or _of_empty(case, failed, number, head)

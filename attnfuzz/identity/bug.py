@@ -348,7 +348,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
 
     def predicts(self, seen: Bug) -> bool:
         """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
-        if self.kernel != seen.kernel or self.symptom.sort != seen.symptom.sort:
+        if self.kernel != seen.kernel:
+            return False
+        if self.is_rounding and self.mistakes == seen.mistakes:
+            return True  # whatever comes of it: numbers, or a shape
+        if self.symptom.sort != seen.symptom.sort:
             return False
         if self.mistakes & (seen.mistakes | seen.perhaps) and (
             self.is_rounding or is_about(seen.features, self.features)

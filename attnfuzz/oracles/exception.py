@@ -9,10 +9,10 @@ import torch
 from attnfuzz.environment import interpreter_problem
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.registry import OracleName
-from attnfuzz.trials.observation import KernelRaised, ResultError
+from attnfuzz.trials.observation import KernelRaised, ResultError, TransposedError
 from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
-from attnfuzz.verdict import RESULT, Failure, Verdict
+from attnfuzz.verdict import LSE_TRANSPOSED, RESULT, Cause, Failure, Verdict
 
 __all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "raised_outside", "verdict"]
 
@@ -39,7 +39,8 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     """
     error = raised.error
     if raised.is_a(ResultError):
-        failure = Failure(oracle=registry.EXCEPTION.name, kind=RESULT, message=text_of(error))
+        causes = (Cause(mistake=LSE_TRANSPOSED),) if raised.is_a(TransposedError) else ()
+        failure = Failure(oracle=registry.EXCEPTION.name, kind=RESULT, message=text_of(error), causes=causes)
         return Verdict(failure=failure if registry.EXCEPTION.name in oracles else None, fatal=raised.fatal)
     what = context_lost(error)
     if what is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "OWN",
     "PAGE_PERMUTATION",
     "PAGE_RELOCATION",
+    "PROGRAM_ORDER",
     "RED_ZONE",
     "REPAGING",
     "RESIDUALS",
@@ -132,7 +133,7 @@ class Oracle:
     @property
     def judges_everywhere(self) -> bool:
         """Whether it has judged whatever passed, on any device."""
-        return self.asked != "elsewhere" and "cpu" in self.devices
+        return self.asked != "elsewhere" and {"cpu", "cuda"} <= set(self.devices)
 
     def is_fault(self, kind: str) -> bool:
         """Whether failures of this ``kind`` end the process, and only in a relation's run."""
@@ -292,6 +293,13 @@ COMPOSE = Oracle(
     code="relations.by_bounds:COMPOSE",
     is_relation=True,
     asked="by name",
+)
+PROGRAM_ORDER = Oracle(
+    name="program_order",
+    description="other bits where the programs of a Triton kernel run in another order, or side by side",
+    code="relations.program_order:PROGRAM_ORDER",
+    is_relation=True,
+    devices=("cpu",),
 )
 CALL_SEQUENCE = Oracle(
     name="call_sequence",

@@ -16,6 +16,7 @@ from attnfuzz.cases.facets.facet import listed
 from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.identity.features import aspects, telling
+from attnfuzz.mistake import mistake_of
 from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -305,7 +306,14 @@ def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
         + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
         for one in finding.also
     ]
-    return (*where_to_look(finding.sources), *finding.details, *remedy, *also)
+    return (*where_to_look(finding.sources), *finding.details, *_perhaps(finding), *remedy, *also)
+
+
+def _perhaps(finding: FindingRecord) -> Iterator[str]:
+    """The roundings that would account for it, where no one is told: time was over before, or none stood out."""
+    names = [name.replace("_", " ") for name in finding.maybe if mistake_of(name).rounds]
+    if names and not finding.cause:
+        yield f"roundings that give errors of such a size: {', '.join(names)}; attnfuzz explain looks for the one it is"
 
 
 def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:

@@ -62,6 +62,10 @@ class ResultError(Exception):
     """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
 
 
+class TransposedError(ResultError):
+    """The kernel returned a log-sum-exp of the transposed shape."""
+
+
 class WrongDeviceError(ResultError):
     """The kernel returned a tensor that is not on the device of its inputs, where nothing looks at it."""
 
@@ -111,6 +115,10 @@ def _checked(name: str, result: object, given: Tensor) -> Tensor:
         raise ResultError(
             f"{name} is a {type(result).__name__:.80}, a subclass of torch.Tensor, which may compute what it holds "
             "only when somebody looks; return a plain tensor"
+        )
+    if name.endswith("lse") and given.ndim == 2 and result.shape == given.shape[::-1] != given.shape:
+        raise TransposedError(
+            f"the kernel returned {name} transposed, of shape {tuple(result.shape)}; it must be {tuple(given.shape)}"
         )
     if result.shape != given.shape:
         raise ResultError(f"the kernel returned {name} of shape {tuple(result.shape)}; it must be {tuple(given.shape)}")

@@ -10,22 +10,23 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnfuzz.explaining.operations import SourcePlace, first_of_users
 
-__all__ = ["AccessAt", "recorded"]
+__all__ = ["ACCESSES", "AccessAt", "addresses_of", "bits_of", "place_of_caller", "recorded"]
 
 _CREATE = "create_"
 _WRAPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "shl": np.left_shift}
 """What may come to more than 32 bits, by the name of the builder's method."""
 _CAST = "int_cast"
-_ACCESSES = {"masked_load": "load", "masked_store": "store", "atomic_rmw": "store", "atomic_cas": "store"}
+ACCESSES = {"masked_load": "load", "masked_store": "store", "atomic_rmw": "store", "atomic_cas": "store"}
 """Methods that all others which touch memory call, with what they do."""
 _PLACE = "attnfuzz_wrapped"
 _NARROW = "int32"
@@ -71,7 +72,7 @@ def _is_known(interpreter: ModuleType) -> bool:
     builder, handle = (getattr(interpreter, name, None) for name in ("InterpreterBuilder", "TensorHandle"))
     if not inspect.isclass(builder) or not inspect.isclass(handle) or hasattr(handle, "__slots__"):
         return False
-    methods = ("addptr", "load", "store", *_WRAPS, *_ACCESSES)
+    methods = ("addptr", "load", "store", *_WRAPS, *ACCESSES)
     return all(callable(getattr(builder, f"{_CREATE}{name}", None)) for name in methods)
 
 
@@ -88,11 +89,11 @@ class _Recorder:
             made = method(builder, *args, **kwargs)
             given = [one for one in (*args, *kwargs.values()) if isinstance(one, self._handle)]
             place = next((found for one in given if (found := getattr(one, _PLACE, None)) is not None), None)
-            if name in _ACCESSES and len(given) > 1:
-                self._note("load" if _ACCESSES[name] == "load" else "store", name, given, made)
+            if name in ACCESSES and len(given) > 1:
+                self._note("load" if ACCESSES[name] == "load" else "store", name, given, made)
             elif isinstance(made, self._handle):
                 if place is None and name in (*_WRAPS, _CAST) and _has_wrapped(name, given, made):
-                    place = _place()
+                    place = place_of_caller()
                 if place is not None and not any(one is made for one in given):
                     setattr(made, _PLACE, place)
             return made
@@ -100,23 +101,37 @@ class _Recorder:
         return recording
 
     def _note(self, kind: Literal["load", "store"], name: str, given: list[Any], made: Any) -> None:
-        """An access by pointers, the first operand; the mask of a load is the second one, and else the last one."""
-        pointers = given[0]
-        place = _place()
-        is_masked = name != "atomic_cas"
-        mask = np.broadcast_to(given[1 if kind == "load" else -1].data, pointers.data.shape) if is_masked else None
-        active = pointers.data.ravel() if mask is None else pointers.data[mask.astype(bool)]
+        pointers, place, active = given[0], place_of_caller(), addresses_of(name, given)
         if place is None or not active.size or len(self.accesses) >= _MOST:
             return
         is_unwritten = False
         if kind == "load" and (bits := self._unwritten.get(str(made.dtype.scalar))) is not None:
             numbers = np.ascontiguousarray(made.data)
-            is_unwritten = bool((numbers.view(f"u{numbers.dtype.itemsize}") == bits)[np.asarray(mask, bool)].any())
+            is_unwritten = bool((numbers.view(f"u{numbers.dtype.itemsize}") == bits)[_mask(name, given)].any())
         # Of the elements of a line, one tells the tensor: those of a program lie in one.
         access = AccessAt(kind, int(active[0]), place, getattr(pointers, _PLACE, None), is_unwritten)
         if access not in self._known:
             self._known.add(access)
             self.accesses.append(access)
+
+
+def addresses_of(name: str, given: Sequence[Any]) -> NDArray[np.uint64]:
+    """What one of `ACCESSES` touches: its pointers, the first of ``given``, but for those that its mask leaves out."""
+    addresses: NDArray[np.uint64] = given[0].data
+    return addresses.ravel() if name == "atomic_cas" else addresses[_mask(name, given)]
+
+
+def bits_of(given: Sequence[Any]) -> list[int]:
+    """The bits of what a store puts at each of its addresses."""
+    numbers = np.ascontiguousarray(np.broadcast_to(given[1].data, given[0].data.shape)[_mask("masked_store", given)])
+    stored: list[int] = numbers.view(f"u{numbers.dtype.itemsize}").tolist()
+    return stored
+
+
+def _mask(name: str, given: Sequence[Any]) -> NDArray[np.bool_]:
+    """The mask of a load is the second operand, and else the last one."""
+    mask = np.broadcast_to(given[1 if ACCESSES[name] == "load" else -1].data, given[0].data.shape)
+    return mask.astype(bool)
 
 
 def _has_wrapped(name: str, given: list[Any], made: Any) -> bool:
@@ -127,12 +142,13 @@ def _has_wrapped(name: str, given: list[Any], made: Any) -> bool:
     return bool(((wide[0] if name == _CAST else _WRAPS[name](*wide)) != made.data).any())
 
 
-def _place() -> SourcePlace | None:
-    """The innermost line that is not Triton's own."""
+def place_of_caller() -> SourcePlace | None:
+    """The innermost line that is neither Triton's own nor of the module that asks, or of this one."""
     frame: FrameType | None = sys._getframe(1)
+    own = {__file__, frame.f_code.co_filename} if frame is not None else set()
     places = []
     while frame is not None:
-        if frame.f_code.co_filename != __file__:
+        if frame.f_code.co_filename not in own:
             places.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return first_of_users(places)

@@ -16,11 +16,13 @@ import attnfuzz
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.identity.bug import Bug
 from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import PAST_THE_END, mistake_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.values import LogicalAttention
+from attnfuzz.verdict import Failure
 
 
 def without(*positions: int) -> Any:
@@ -664,3 +666,30 @@ def test_measured_weights_of_keys_that_are_values_are_diagnosed() -> None:
         poison=float("nan"),
     )
     assert {one.words for one in given_by_all([row])} == {"token 0 (page 0, offset 0) of sequence 0 is dropped"}
+
+
+@pytest.mark.parametrize("seq_lens", [(5, 0, 21), (5, 0, 21, 7)])
+def test_a_transposed_lse_is_one_mistake_whatever_the_shape(
+    seq_lens: tuple[int, ...], plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """An LSE of heads by sequences would be wrong shapes and wrong numbers, three findings without a name."""
+    case = msgspec.structs.replace(dense, seq_lens=seq_lens)
+    failure = failure_of(plant(after=lambda inputs, out, lse: (out, lse.T.contiguous())), case)
+    assert failure.cause == "lse_transposed"
+    assert "transposed" in failure.message
+    one, other = (
+        Bug.shown_by("k", told, frozenset())
+        for told in (failure, Failure(oracle="residuals", kind="raised result", message="", causes=failure.causes))
+    )
+    assert one.predicts(other)
+
+
+def test_an_lse_that_is_wrong_in_one_row_is_not_transposed(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Any wrong square would be told as one of exchanged axes."""
+    case = msgspec.structs.replace(dense, seq_lens=(5, 0, 21, 7))
+
+    def swap(inputs: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        lse[0, 3], lse[3, 0] = lse[3, 0].clone(), lse[0, 3].clone()
+        return out, lse
+
+    assert failure_of(plant(after=swap), case).cause != "lse_transposed"

@@ -64,7 +64,7 @@ def test_exception_in_the_second_run_only(plant: Any, dense: Case, failure_of: A
     ("result", "message"),
     [
         (lambda out, lse: (out[..., :3], lse), "the kernel returned out of shape (3, 4, 3); it must be (3, 4, 8)"),
-        (lambda out, lse: (out, lse.T), "the kernel returned lse of shape (4, 3); it must be (3, 4)"),
+        (lambda out, lse: (out, lse.T), "the kernel returned lse transposed, of shape (4, 3); it must be (3, 4)"),
         (lambda out, lse: (out.half(), lse), "the kernel returned out in float16; inputs.out is float32, return that"),
         (lambda out, lse: (lse, out), "the kernel returned (lse, out), by their shapes; it must return (out, lse)"),
         (

@@ -141,3 +141,19 @@ def weighs_what_nobody_wrote(inputs: Any) -> Any:
     outputs = (inputs.prefix_output, inputs.suffix_output)
     parts = [(one - safe).exp().t()[..., None] * out.float() for one, out in zip(lses, outputs, strict=True)]
     return (parts[0] + parts[1]).to(inputs.prefix_output.dtype), total
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none", empty_sequences=False))
+def weighs_an_idle_split_of_two_sequences(inputs: Any) -> Any:
+    """0 x NaN, where the second split has no work."""
+    partials = torch.empty(2, *inputs.q.shape)
+    partials[0] = solve(inputs)[0]
+    if len(inputs.seq_lens) != 2:
+        partials[1] = 0.0
+    return (partials[0] + 0.0 * partials[1]).to(inputs.q.dtype)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
+def takes_the_sum_for_the_mean(inputs: Any) -> Any:
+    """Wrong wherever it computes."""
+    return solve(inputs)[0] * inputs.seq_lens[:, None, None]

@@ -41,6 +41,7 @@ RANKS = {
     "attnfuzz.triton_compat": 1,
     "attnfuzz.triton_compat.interpreter_accesses": 2,
     "attnfuzz.triton_compat.interpreter_operations": 2,
+    "attnfuzz.triton_compat.interpreter_schedules": 2,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 6,
     "attnfuzz.campaign.stopping": 0,  # text only

@@ -125,6 +125,9 @@ STAYING = {
     "NaN beside an empty state": finding(EMPTY_SUFFIX, "lse finite/-inf", kind="output:nan"),
     "page offsets in 32 bits": finding(GAPPED_V, "strides:v_cache", oracle="page_relocation", kind="page ids"),
     "strides of K taken for those of V": finding(GAPPED_V, KV_STRIDES_DIFFER, "strides:v_cache=outer_gap"),
+    "memory that is read before it is written": finding(
+        GAPPED_V, "seq_len>1", "strides:v_cache=outer_gap", oracle="unwritten", cause="read_before_written"
+    ),
     "strides that are not needed": finding(GAPPED_V, "seq_len>1"),
     "a result of the wrong shape": finding(
         paged(head_size=13), "head_size not pow2", oracle="exception", kind="result"

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from attnfuzz.campaign.declaration_inference import Inferred, infer, with_declared
+from attnfuzz.campaign.declaration_inference import Failing, Inferred, infer, with_declared
 from attnfuzz.campaign.saved.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
+from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
-from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Failure, Verdict
 from tests.unit.in_process import attnfuzz as run_command
 
 ROOT = Path(__file__).parents[2]
@@ -332,12 +334,56 @@ def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: s
 def test_what_depends_on_earlier_calls_is_handed_on_with_them(runner: Runner) -> None:
     """The probes that show it would be over, and a search of seconds may not meet it again."""
     (declaration,) = runner.declarations([f"{CONTRACTS}:keeps_a_plan_without_strides"])
-    one, *_ = inferred(runner, "keeps_a_plan_without_strides", CONTRACTS).after_others
+    one, *_ = inferred(runner, "keeps_a_plan_without_strides", CONTRACTS).failing
     runner.restart()
     assert runner.judge(declaration, one.case, relations=()).failure is None
     runner.restart()
     runner.judge(declaration, one.before, relations=())
     assert runner.judge(declaration, one.case, relations=()).failure is not None
+
+
+def counted(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """The cases that ``runner`` judges from now on."""
+    judged, judge = list[Case](), runner.judge
+
+    def counting(declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        judged.append(case)
+        return judge(declaration, case, **how)
+
+    monkeypatch.setattr(runner, "judge", counting)
+    return judged
+
+
+def test_memory_read_too_early_is_handed_on_before_anything_else_is_asked(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No declaration ends it, and all others would be tried first: the budget was over before it was told."""
+    (declaration,) = runner.declarations([f"{CONTRACTS}:weighs_an_idle_split_of_two_sequences"])
+    told = list[tuple[Supports, list[Failing], int]]()
+    judged = counted(runner, monkeypatch)
+
+    def begin(supports: Supports, failing: Sequence[Failing]) -> None:
+        told.append((supports, [*failing], len(judged)))
+
+    infer(runner, declaration, begin=begin)
+    ((supports, failing, before),) = told
+    assert [one.failure.cause for one in failing] == ["read_before_written"]
+    assert supports_case(supports, {}, failing[0].case)
+    assert before <= 3 < len(judged)
+
+
+def test_a_kernel_that_is_right_about_nothing_is_not_asked_for_long(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was probed for minutes before its search began, with a budget of seconds."""
+    (declaration,) = runner.declarations([f"{CONTRACTS}:takes_the_sum_for_the_mean"])
+    judged = counted(runner, monkeypatch)
+    found = infer(runner, declaration, patience_s=0.0)
+    assert judged == []
+    assert not found.works
+    found = infer(runner, declaration)
+    assert [one.failure.oracle for one in found.failing] == ["accuracy"], "the search would have to meet it again"
+    assert len(judged) > 5
 
 
 def test_verify_takes_no_question_for_a_limit(runner: Runner) -> None:
@@ -498,7 +544,7 @@ def test_a_search_may_begin_with_what_is_known_first(runner: Runner, kernel: str
     """It would wait for all that a kernel takes, or begin with what it does not take."""
     (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
     known: list[Supports] = []
-    found = infer(runner, declaration, begin=known.append)
+    found = infer(runner, declaration, begin=lambda supports, failing: known.append(supports))
     (least,) = known
     cases = [simplest_case(declaration.problem, least, declaration.options)]
     assert all(supports_case(found.supports, declaration.options, case) for case in cases)

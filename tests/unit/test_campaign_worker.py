@@ -23,7 +23,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.identity.bug import Bug, tag_of
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure
 from tests.unit.named_features import named, words
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
@@ -328,4 +328,15 @@ def test_what_a_lost_worker_was_at_waits_until_it_is_known_what_its_kernel_takes
     early: list[ToWorker] = [unfinished, Join(kernel=least, is_settled=False)]
     assert Bench(grouped, kernels=(), mail=list(early), most_cases=50).run().of(Found) == []
     bench = Bench(grouped, kernels=(), mail=[*early, Join(kernel=KERNEL)], enough=after(Found)).run()
+    assert bytes(bench.of(Found)[0].case) == encode_case(case)
+
+
+def test_what_no_declaration_ends_does_not_wait_until_it_is_known_what_a_kernel_takes() -> None:
+    """Memory that is read too early was told when all was known of the kernel: after the budget, if at all."""
+    case = DenseDecodeCase(num_q_heads=3, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
+    early = msgspec.structs.replace(WRONG, oracle="unwritten", causes=(Cause(mistake=READ_BEFORE_WRITTEN),))
+    unfinished = Unfinished(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=early)
+    least = msgspec.structs.replace(KERNEL, supports=Supports(lse="none"))
+    mail: list[ToWorker] = [unfinished, Join(kernel=least, is_settled=False)]
+    bench = Bench(grouped, kernels=(), mail=mail, enough=after(Found), most_cases=200).run()
     assert bytes(bench.of(Found)[0].case) == encode_case(case)

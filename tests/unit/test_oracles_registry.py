@@ -46,7 +46,11 @@ def test_what_is_asked_follows_from_the_declarations() -> None:
     assert set(KNOWN) - set(ORACLES) == {"sanitizer"}
     assert set(ORACLES) - set(DEFAULT_ORACLES) == {"layout", "repaging", "gqa_expansion", "split_count", "compose"}
     assert [name for name, one in KNOWN.items() if one.asked == "always"] == ["crash", "hang"]
-    assert [name for name, one in KNOWN.items() if not one.judges_everywhere] == ["graph_replay", "sanitizer"]
+    assert [name for name, one in KNOWN.items() if not one.judges_everywhere] == [
+        "program_order",
+        "graph_replay",
+        "sanitizer",
+    ]
 
 
 def test_which_failures_end_the_process_follows_from_the_declarations() -> None:

@@ -12,6 +12,7 @@ from attnfuzz.oracles.registry import Severity
 from attnfuzz.problems.cases import Problem, case_from_builtins
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.findings import (
+    finding_lines,
     heading_of,
     in_order,
     kernels_in_order,
@@ -163,3 +164,14 @@ def test_each_kind_says_what_it_is() -> None:
     assert headings[0] == ""
     assert headings[1].startswith("Questions: ")
     assert headings[2].startswith("Flaky: ")
+
+
+def test_roundings_are_told_where_time_was_over_before_one_was_named() -> None:
+    """A kernel would be wrong by a little, and nobody told that it may be what it rounds."""
+    rounded, another = Cause(mistake="scores_rounded"), Cause(mistake="window")
+    found = with_failure(causes=(rounded, another), maybe=("weights_rounded",))
+    found.failure = found.failure.undecided
+    (line,) = finding_lines(found.regression("cpu").finding, found.case)
+    assert "errors of such a size: weights rounded, scores rounded; attnfuzz explain" in line
+    named = with_failure(causes=(rounded,), maybe=("weights_rounded",))
+    assert finding_lines(named.regression("cpu").finding, named.case) == ()

@@ -5,7 +5,8 @@ finding comes with the declaration that ends it, where all of this holds: the fi
 shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on.
 That is how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf.
 Anything else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask
-or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
+or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's, or
+for memory that is read before anything is written there.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports, as_call
-from attnfuzz.verdict import WITHOUT_WEIGHT
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 
 __all__ = [
     "Restriction",
@@ -69,6 +70,7 @@ def needed_limits(finding: Finding) -> Limits:
         or finding.is_flaky
         or finding.preceding
         or not finding.declarable
+        or finding.failure.cause == READ_BEFORE_WRITTEN
     ):
         return {}
     supports = finding.declaration.supports

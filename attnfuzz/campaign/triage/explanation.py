@@ -17,7 +17,7 @@ from attnfuzz.oracles.registry import ACCURACY, CALL_SEQUENCE, CRASH, GUARD_PAGE
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.verdict import Cause, Failure, Verdict
+from attnfuzz.verdict import LSE_TRANSPOSED, Cause, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]
 
@@ -55,7 +55,9 @@ def explain_failure(
     found = Explanation()
     judges_a_run = not oracle.is_relation and not oracle.is_own
     told = _told(runner, declaration, case, failure) if judges_a_run or failure.causes else failure
-    if (
+    if told.cause == LSE_TRANSPOSED:
+        pass  # all numbers are right, where they are put
+    elif (
         judges_a_run and told.causes and all(one.rounding for one in told.causes)
     ):  # replayed: single weights say nothing of it
         found = runner.cause_lines(declaration, case, told.replays)
