@@ -87,6 +87,7 @@ _KNOWN = (
         "another_query",
         "another_row",
         "another_sequence",
+        "another_token",
         "block_table",
         "causal_limit",
         "displaced_rows",

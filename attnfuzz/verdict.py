@@ -215,6 +215,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def __post_init__(self) -> None:
         make_printable(self)
         msgspec.structs.force_setattr(self, "misuse", printable(self.misuse))
+        msgspec.structs.force_setattr(self, "causes", self.causes[:MOST_PLACES])  # hundreds of counts give one number
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
+from attnfuzz.explaining.explanation import in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
@@ -34,8 +35,8 @@ from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
 
 __all__ = [
+    "IN_GENERAL",
     "MAKERS",
-    "MOST_TOLD",
     "OF_PLACES",
     "OF_VALUES",
     "Compared",
@@ -88,6 +89,7 @@ MAKERS: tuple[Maker, ...] = (
     _made(tokens.through_the_table, "block_table"),
     _made(tokens.another_sequence, "another_sequence"),
     _made(tokens.another_page, "another_page"),
+    _made(tokens.another_token, "another_token"),
     _made(tokens.another_tensor, "another_tensor"),
     _made(tokens.displaced, "displaced_rows"),
     _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),
@@ -100,6 +102,7 @@ IN_GENERAL = {
     "another_page": "a page is read that is not the one in the block table",
     "another_query": "the query of another row is read",
     "another_row": "this is the result of another row",
+    "another_sequence": "tokens of another sequence are read",
     "block_table": "pages are read through the wrong entry of the block table",
     "causal_limit": "keys behind the query take weight, or some before it do not",
     "displaced_rows": "output rows lie in the places of others",
@@ -126,7 +129,9 @@ OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
 
 _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
-_OF_SEVERAL_PLACES = frozenset({"another_page", "another_query", "another_row", "block_table", "head_map"})
+_OF_SEVERAL_PLACES = frozenset(
+    {"another_page", "another_query", "another_row", "another_sequence", "block_table", "head_map"}
+)
 """Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
@@ -142,8 +147,6 @@ _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
 _FAR_OFF = 0.05
 """Part of the largest number of a row: few roundings to 8 bits make so large an error."""
-MOST_TOLD = 2
-"""Causes that are told where nothing tells them apart."""
 _SAME_BOUNDS = 2.0
 """What a mistake leaves open of a row that it gives exactly. Where one does, others that leave more fit by chance."""
 
@@ -329,6 +332,7 @@ class Survivors:
     def __init__(self, rows: _Rows, *, decided: bool = False) -> None:
         """``decided``: other runs will be asked, so that what fits few numbers is worth asking them about."""
         self._decided = decided
+        self._rows = rows
         self._is_near = False
         self._is_finite = False
         self._borne_out = self._alike = 0
@@ -368,6 +372,7 @@ class Survivors:
         if not self.causes:
             if wrong and not self._borne_out:
                 self._start(rows)
+                self._drop_what_is_not_shown_here()
             return
         keys = {_key(one) for one in self.causes}
         structural = [one for one in self.causes if not one.rounding]
@@ -392,6 +397,14 @@ class Survivors:
         self.causes = tuple(one for one in self.causes if _key(one) in kept)
         if unrefuted := tuple(one for one in self.causes if _key(one) not in self._refuted):
             self.causes = unrefuted
+
+    def _drop_what_is_not_shown_here(self) -> None:
+        """Another run has shown other causes: of the first run's rows, if they are numbers, they must say as much."""
+        for row in filter(_has_numbers, self._rows.wrong(_MOST_OF_NEIGHBOUR)):
+            mistakes = {one.mistake for one in self.causes if not one.rounding}
+            ways = {(one.cause, way) for maker in _makers(row, mistakes) for one in maker.made(row) for way in one.ways}
+            left = _kept_by(row, map(_key, self.causes))
+            self.causes = tuple(one for one in self.causes if _key(one) in left or _key(one) not in ways)
 
     def decide(self, precision: Precision | None, rows: _Rows) -> None:
         """Let runs in which each rounding shows by itself say which it is, if it is one and the wrong rows are its.
@@ -498,19 +511,14 @@ class Survivors:
         """
         is_sure = self._borne_out and not self._is_near and self._is_finite
         believed = self.causes if self._unexplained <= self._borne_out else ()
-        words = list(dict.fromkeys(one.words for one in believed))
+        is_partial = any(_key(one) in self._refuted for one in believed)
+        if is_partial or not self._borne_out:
+            believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)
         mistakes = {one.mistake for one in believed}
-        if len(words) > MOST_TOLD and len(mistakes) == 1:
-            words = [IN_GENERAL[mistake] for mistake in mistakes if mistake in IN_GENERAL]
-        if not 0 < len(words) <= MOST_TOLD:
-            return ""
-        rules = {one.rule for one in believed}
-        said = ", or ".join(words)
-        if any(_key(one) in self._refuted for one in believed):
-            said += "" if any(one.tokens for one in believed) else ", though not always"
-        elif len(words) == 1 and len(rules) == 1 and self._borne_out and (rule := rules.pop()):
-            said += f" ({rule})"
-        return said if is_sure else f"perhaps {said}"
+        said = in_words(believed) or (IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else "")
+        if said and is_partial and not any(one.tokens for one in believed):
+            said += ", though not always"
+        return said if is_sure or not said else f"perhaps {said}"
 
 
 def _has_numbers(row: AveragedRow) -> bool:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
-from attnfuzz.explaining.measured_row import counts_of
+from attnfuzz.explaining.measured_row import clearly_wrong
 from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import Weights
@@ -50,12 +51,13 @@ def tokens_to_blame(case: Case, places: Places, weights: Weights, wrong: list[in
 
 def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Tensor, " places"]:
     """Weights that are wrong by themselves, where that can be told from those that are the others' complement."""
-    wrong = weights.wrong[row].clone()
+    wrong = weights.wrong[row]
     if isinstance(case, AttentionCase):
         query = Query.numbered(case, row)
-        counts = counts_of(query, places, weights)
-        if counts is not None and bool((counts.times != 1).any()):
-            wrong[places.of_query(query)] = counts.times != 1
+        found = clearly_wrong(query, places, weights)
+        if found.lost or found.gained:
+            clear = [*places.of_query(query)[found.lost].tolist(), *found.gained]
+            return torch.zeros_like(wrong).index_fill(0, torch.tensor(clear, dtype=torch.int64, device="cpu"), True)
     return wrong
 
 

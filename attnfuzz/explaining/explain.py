@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,9 @@ import msgspec
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.explaining.diagnose import MOST_TOLD, OF_VALUES, given_by_all
+from attnfuzz.explaining.diagnose import OF_VALUES, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
-from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
+from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow, in_words
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from
 from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
@@ -28,7 +29,7 @@ from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
-from attnfuzz.explaining.words import joined, row_name, scope
+from attnfuzz.explaining.words import joined, scope
 from attnfuzz.explaining.wrong_rows import MOST_ROWS
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
@@ -46,43 +47,26 @@ _MOST_GROUPS = 3
 
 
 def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> list[str]:
-    """What is wrong with `readings` (by row), of `count` rows in all: first what many have in common, then examples."""
-    lines: list[str] = []
-    clear = {row: reading for row, reading in readings.items() if not reading.vague}
-    left = clear or dict(readings)
-    unclear = len(readings) - len(left)
-    while left and len(lines) < 2 * _MOST_GROUPS:
-        statement, rows = _largest_group(left)
-        example = min(rows)
-        if statement is None or len(rows) == 1:
-            only = "" if count == 1 else f"{row_name(case, example)}: "
-            lines.append(f"{only}{left[example].exact}")
-            rows = [example]
-        else:
-            where = scope(case, rows, count=count)
-            lines.append(f"{where}: {statement}")
-            if left[example].exact != statement:
-                lines.append(f"{row_name(case, example)}: {left[example].exact}")
-        for row in rows:
-            del left[row]
-    if others := len(left) + unclear:
+    """What is wrong with `readings` (by row), of `count` rows in all; once, if it is the same of many.
+
+    One of each kind goes before a second one of any.
+    """
+    alike: dict[Reading, list[int]] = {}
+    for row, reading in readings.items():
+        alike.setdefault(reading, []).append(row)
+    seen = Counter[str]()
+    places: dict[Reading, tuple[bool, int, int]] = {}
+    for reading, _ in sorted(alike.items(), key=lambda one: -len(one[1])):
+        places[reading] = reading.vague, seen[reading.what], len(places)
+        seen[reading.what] += 1
+    groups = sorted(alike.items(), key=lambda one: places[one[0]])
+    lines = [
+        reading.exact if count == 1 else f"{scope(case, rows, count=count)}: {reading.exact}"
+        for reading, rows in groups[:_MOST_GROUPS]
+    ]
+    if others := sum(len(rows) for _, rows in groups[_MOST_GROUPS:]):
         lines.append(f"and {others} other row{'s' if others > 1 else ''}")
     return lines
-
-
-def _largest_group(readings: Mapping[int, Reading]) -> tuple[str | None, list[int]]:
-    """The statement that holds for the most rows; of those with as many, the one that is most telling."""
-    holds: dict[str, list[int]] = {}
-    rank: dict[str, int] = {}
-    for row, reading in readings.items():
-        for place, statement in enumerate(reading.general):
-            if row not in holds.setdefault(statement, []):
-                holds[statement].append(row)
-            rank[statement] = max(rank.get(statement, 0), place)
-    if not holds:
-        return None, [min(readings)]
-    best = min(holds, key=lambda statement: (-len(holds[statement]), rank[statement]))
-    return best, holds[best]
 
 
 _MOST_ROWS = 128
@@ -230,9 +214,8 @@ class _Explaining:
         rows = [row for number in sorted(readings)[:MOST_ROWS] if (row := self._as_row(number)) is not None]
         if rows:
             self.causes = tuple(one for one in given_by_all(rows) if one.mistake not in OF_VALUES)
-            words = list(dict.fromkeys(one.words for one in self.causes))
-            if 0 < len(words) <= MOST_TOLD:
-                yield ", or ".join(words)
+            if said := in_words(self.causes):
+                yield said
 
     def _as_row(self, number: int) -> AttentionRow | None:
         """A measured row as mistakes are replayed on it; None where it is too large, or has no keys."""
@@ -269,8 +252,7 @@ class _Explaining:
         self._measured[row] = measured
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
-            exact = "; ".join(mistakes[:2])
-            return Reading(exact if found is None else f"{exact}; {found.exact}", mistakes)
+            return Reading("; ".join((*mistakes[:2], *([] if found is None else [found.exact]))), "tokens")
         return found
 
     @functools.cached_property

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 from attnfuzz.verdict import Blame, Cause, Failure, SourceLine, where_to_look
 
-__all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
-
+__all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow", "in_words"]
 
 NO_TIME = "(there was no time to find out more)"
+_MOST_TOLD = 2
+"""Causes that are told where nothing tells them apart."""
+
+
+def in_words(causes: Iterable[Cause]) -> str:
+    """What all of these say, and which part of any case it is about if that is known; empty if they say too much."""
+    listed = list(causes)
+    words, rules = (list(dict.fromkeys(getattr(one, name) for one in listed)) for name in ("words", "rule"))
+    if not 0 < len(words) <= _MOST_TOLD:
+        return ""
+    return f"{words[0]} ({rules[0]})" if len(words) == len(rules) == 1 and rules[0] else ", or ".join(words)
 
 
 class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

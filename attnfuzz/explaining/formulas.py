@@ -29,7 +29,6 @@ from attnfuzz.problems.wording import number
 
 __all__ = [
     "columns",
-    "divisor_words",
     "hidden_keys",
     "is_written",
     "kv_scales",
@@ -44,7 +43,7 @@ __all__ = [
 ]
 
 _LOG2_E = math.log2(math.e)
-_SMALLEST_FACTOR = 1e-9
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-9, 1e3
 _POISONED = 128
 """Bytes behind a tensor that hold nothing else."""
 _SCALES = (0.25, 4.0)
@@ -87,15 +86,17 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
 
 
 def is_written(factor: float) -> bool:
-    """Whether a constant may stand in a program: few decimals, not nearly 1. Some constant always fits."""
-    return abs(factor - 1) > 5e-3 and math.isclose(factor, round(factor, 3), rel_tol=1e-5)
+    """Whether a constant may stand in a program: few digits, not nearly 1. Some constant always fits."""
+    written = round(float(f"{factor:.4g}"), 3)
+    return abs(factor - 1) > 5e-3 and abs(factor) < _LARGEST_FACTOR and math.isclose(factor, written, rel_tol=1e-5)
 
 
 def _best_scale(row: AttentionRow) -> float:
     """The factor of all scores that explains the row best."""
     low, high = _SCALES
     best = 1.0
-    if not row.is_finite or row.num_tokens < 2 or row.case.variant.soft_cap is not None:
+    is_seen = row.num_tokens > 1 or row.got_lse is not None
+    if not row.is_finite or not is_seen or row.case.variant.soft_cap is not None:
         return best
     beside = row.final(torch.zeros_like(row.scores))  # a bias, and -inf for what is hidden
     for _ in range(_ZOOMS):
@@ -186,15 +187,6 @@ def rescaled_output(row: AttentionRow) -> Iterator[Family]:
         words = f"the output is {number(factor)} x the right one"
         found.append(Predicted(factor * row.expected, None, f"x {number(factor)}", words))
     yield from family("normalisation", found)
-
-
-def divisor_words(factor: float, total: float, *, rel_tol: float) -> str | None:
-    """What makes an output `factor` times too large, where the weights exp(score - maximum) sum up to `total`."""
-    if math.isclose(factor, total, rel_tol=rel_tol):
-        return "not divided by the sum of the weights"
-    if math.isclose(factor, 1 / total, rel_tol=rel_tol):
-        return "divided twice by the sum of the weights"
-    return None
 
 
 def lse_bases(row: AveragedRow) -> Iterator[Family]:

@@ -156,7 +156,7 @@ def _of_another_row(row: MergedRow) -> Iterator[Predicted]:
                 as_if = ", as if its axes were exchanged" if other == exchanged else ""
                 words = f"the {what} LSE of token {other[0]}, head {other[1]} is read{as_if}"
                 way = f"{what} LSE, {rule}"
-                yield Predicted(lses.softmax(0) @ row.outputs, None, way, words)
+                yield Predicted(lses.softmax(0) @ row.outputs, float(lses.logsumexp(0)), way, words)
 
 
 def _wrong_lses(row: MergedRow) -> Iterator[Family]:
@@ -216,38 +216,29 @@ def read_merged_row(row: MeasuredMerge) -> Reading | None:
     lse_is_right = not bool(weights.wrong_lse[number_of])
     is_right = not bool(weights.wrong[number_of].any())
     if both_empty and not (is_right and lse_is_right and bool((weights.constant[number_of] == 0).all())):
-        return Reading("both sides are empty: expected 0 and -inf", ("the merge of two empty states is wrong",))
+        return Reading("both sides are empty: expected 0 and -inf", "empty")
     if not bool(got.isfinite().all()):
-        return _not_finite(row)
+        beside = [
+            f"the {side} is empty (lse = {lse:+}), and " for side, lse in empty_sides(row.states, *row.at).items()
+        ]
+        return Reading(f"{''.join(beside[:1])}weights are NaN or infinite", "nan")
     if is_right:
         return None if lse_is_right else _lse_alone(row)
     others = ((got > bound) & (weights.expected[number_of] == 0)).nonzero()[:, 0].tolist()
     foreign = [place for place in others if place not in row.own]
-    if foreign:
-        return _another_state(row, foreign)
-    return _other_weights(row)
-
-
-def _not_finite(row: MeasuredMerge) -> Reading:
-    empty = empty_sides(row.states, *row.at)
-    text = "weights are NaN or infinite"
-    if not empty:
-        return Reading(text, (text,))
-    side, lse = next(iter(empty.items()))
-    return Reading(f"the {side} is empty (lse = {lse:+}), and {text}", (f"an empty {side} gives NaN",))
+    return _another_state(row, foreign) if foreign else _other_weights(row)
 
 
 def _another_state(row: MeasuredMerge, foreign: list[int]) -> Reading:
     got = row.weights.got[row.number]
-    texts, general = [], set()
+    texts = []
     for place in foreign[:2]:
         side = row.places.coordinates(place)[0]
         lost = not bool(got[row.own[side]].abs() > row.weights.bound[row.number][row.own[side]])
         own = f"token {row.at[0]}, head {row.at[1]}"
         instead = f", in place of {own}" if lost else f", besides {own}"
         texts.append(f"{row.places.name(place)} is read with weight {weight(got[place])}{instead}")
-        general.add(f"the {SIDES[side]}_output of another row is read")
-    return Reading("; ".join(texts), tuple(sorted(general)))
+    return Reading("; ".join(texts), "tokens")
 
 
 def _other_weights(row: MeasuredMerge) -> Reading:
@@ -255,18 +246,14 @@ def _other_weights(row: MeasuredMerge) -> Reading:
     shown = " and ".join(
         f"{side} {weight(a)} (expected {weight(b)})" for side, a, b in zip(SIDES, got, expected, strict=True)
     )
-    text = f"weights are {shown}"
     for side, lse in empty_sides(row.states, *row.at).items():
         if float(row.sides[SIDES.index(side)]) != 0:
-            return Reading(
-                f"{text}: the {side} is empty (lse = {lse:+}), but has weight", (f"an empty {side} is given weight",)
-            )
-    return Reading(text, ("the weights of prefix and suffix are wrong",), vague=True)
+            return Reading(f"weights are {shown}: the {side} is empty (lse = {lse:+}), but has weight", "empty")
+    return Reading(f"weights are {shown}", "scores")
 
 
 def _lse_alone(row: MeasuredMerge) -> Reading:
     lse = row.weights.lse
     got = math.nan if lse is None else float(lse[row.number])
     expected = float(row.weights.expected_lse[row.number])
-    text = f"the weights are right, but lse = {number(got)}, expected {number(expected)}"
-    return Reading(text, ("the weights are right, the LSE is wrong",))
+    return Reading(f"the weights are right, but lse = {number(got)}, expected {number(expected)}", "lse")

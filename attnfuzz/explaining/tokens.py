@@ -31,6 +31,7 @@ __all__ = [
     "another_row",
     "another_sequence",
     "another_tensor",
+    "another_token",
     "behind_the_query",
     "displaced",
     "miscounted",
@@ -539,6 +540,25 @@ def _other_pages(row: AttentionRow) -> Iterator[Predicted]:
             way = f"page {page} from page {other} of sequence {seq}"
             yield Predicted(*_attend(row, keys, values), way, words)
             yield Predicted(*_attend(row, row.k, values), f"V, {way}", f"V of {words}")
+
+
+def another_token(row: AttentionRow) -> Iterator[Family]:
+    """Tokens that are read from the places of others of their page: an offset is cut to fewer bits than it has."""
+    yield from family("another_token", _wrapped_offsets(row))
+
+
+def _wrapped_offsets(row: AttentionRow) -> Iterator[Predicted]:
+    page = row.case.page_size
+    for size in sorted({page // 2, *TILES_OF_KEYS}):
+        if 0 < size < min(page, row.num_tokens):
+            sources = [t - t % page + t % page % size for t in range(row.num_tokens)]
+            moved = [t for t, source in enumerate(sources) if source != t]
+            are = "is" if len(moved) == 1 else "are"
+            words = (
+                f"{row.tokens(moved)} of sequence {row.seq} {are} read from {row.tokens([sources[t] for t in moved])}"
+            )
+            way = f"offsets modulo {size}" if 2 * size != page else "offsets modulo half of a page"
+            yield Predicted(*_attend(row, row.k[sources], row.v[sources]), way, f"{words}, in place of their own")
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Family]:

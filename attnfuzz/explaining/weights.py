@@ -26,7 +26,7 @@ from attnfuzz.trials.comparison import natural_lse
 from attnfuzz.trials.expectations import expectations
 from attnfuzz.values.tokens import token_table, values_on
 
-__all__ = ["EXACT_RUNS", "MAX_PLACES", "MAX_WEIGHTS", "Groups", "Probe", "Weights", "measure", "probe", "settle_keys"]
+__all__ = ["EXACT_RUNS", "MAX_PLACES", "MAX_WEIGHTS", "Probe", "Weights", "measure", "probe", "settle_keys"]
 
 _ONE = 64.0
 """The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
@@ -153,23 +153,12 @@ _NONE = torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
-class Groups:
-    """For each place the number of its group, and the sum of the group's weights; `measured` places were looked at."""
-
-    number: Int64[Tensor, " places"]
-    got: Float64[Tensor, "rows places"]
-    bound: Float64[Tensor, "rows places"]
-    measured: Bool[Tensor, " places"]
-
-
-@dataclass(frozen=True)
 class Weights:
     """Rows are (sequence, query head) or (token, head), one sequence or token after another. Everything in float64.
 
     `constant` is the output where all values are 0. `lse` is natural, None for a kernel that returns none.
     `dims_differ`: dimensions in which the output is made otherwise than in the rest, or all of them if the output is
-    not a weighted sum of values. `groups`: of a case with too many places to look at each. `by_split` and `split_lse`:
-    of the partial states that split_decode returns.
+    not a weighted sum of values. `by_split` and `split_lse`: of the partial states that split_decode returns.
     """
 
     got: Float64[Tensor, "rows places"]
@@ -180,7 +169,6 @@ class Weights:
     expected_lse: Float64[Tensor, " rows"]
     lse_bound: Float64[Tensor, " rows"]
     dims_differ: Bool[Tensor, " v_head_size"]
-    groups: Groups | None = None
     by_split: Float64[Tensor, "rows num_splits places"] | None = None
     split_lse: Float64[Tensor, "rows num_splits"] | None = None
 
@@ -196,13 +184,6 @@ class Weights:
             return torch.zeros_like(self.expected_lse, dtype=torch.bool)
         same = self.lse == self.expected_lse
         return ~(same | ((self.lse - self.expected_lse).abs() <= self.lse_bound))
-
-    def lse_error(self, row: int) -> float | None:
-        """How much too large a row's LSE is; None without one, or where it is no number."""
-        if self.lse is None:
-            return None
-        error = float(self.lse[row] - self.expected_lse[row])
-        return error if math.isfinite(error) else None
 
     @property
     def has_constant(self) -> Bool[Tensor, " rows"]:
@@ -226,9 +207,7 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     blank, lse = reruns.logical(empty)
     constant = blank.flatten(0, 1)
     is_large = places.count > EXACT_RUNS * reruns.case.value_size
-    found, groups = (
-        weigh_in_groups(reruns, places, constant) if is_large else (weigh_each(reruns, places, constant), None)
-    )
+    found = (weigh_in_groups if is_large else weigh_each)(reruns, places, constant)
     has_splits = reruns.case.partial_states > 0 and not is_large
     return Weights(
         got=found.got,
@@ -239,7 +218,6 @@ def measure(reruns: Reruns, places: Places) -> Weights:
         expected_lse=found.lse,
         lse_bound=found.lse_bound,
         dims_differ=_dims_that_differ(reruns, places, None if is_large else found, constant),
-        groups=groups,
         by_split=found.raw if has_splits else None,
         split_lse=_split_lse(reruns, empty) if has_splits else None,
     )
@@ -250,9 +228,7 @@ def weigh_each(reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v
     return _weigh(reruns, places, torch.arange(places.count, device="cpu"), constant)
 
 
-def weigh_in_groups(
-    reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]
-) -> tuple[Probe, Groups]:
+def weigh_in_groups(reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
     """Groups of places, then the members of those groups that differ most from the others, relative to what is right.
 
     Members that are not looked at are taken to be off by the factor of their group, with an error that says how little
@@ -271,10 +247,7 @@ def weigh_in_groups(
     got, bound = expected * factor, expected * _UNCERTAIN + _TINY
     exact = _weigh(reruns, places, chosen, constant)
     got[:, chosen], expected[:, chosen], bound[:, chosen] = exact.got, exact.expected, exact.bound
-    measured = torch.zeros(places.count, dtype=torch.bool, device="cpu")
-    measured[chosen] = True
-    groups = Groups(group, sums.got, sums.bound, measured)
-    return dataclasses.replace(sums, got=got, expected=expected, bound=bound), groups
+    return dataclasses.replace(sums, got=got, expected=expected, bound=bound)
 
 
 def expected_weights(reruns: Reruns, places: Places) -> Float64[Tensor, "rows places"]:

@@ -437,7 +437,8 @@ def _concern_others(one: Bug, other: Bug) -> bool:
     """Whether one spoils a log-sum-exp alone, and the other more, unless both are about the same part of the kernel."""
     if not (one.results and other.results) or _is_of_lse(one.results) == _is_of_lse(other.results):
         return False
-    return not aspects(one.features) or aspects(one.features) != aspects(other.features)
+    parts = [(aspects(less.features), more.features) for less, more in ((one, other), (other, one))]
+    return not any(mine and mine <= its for mine, its in parts)
 
 
 class HasBug(Protocol):

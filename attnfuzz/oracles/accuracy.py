@@ -17,7 +17,7 @@ from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
 from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import MOST_PLACES, Blame, Failure
+from attnfuzz.verdict import Blame, Failure
 
 __all__ = ["check", "nearby", "objection"]
 
@@ -66,7 +66,7 @@ def objection(
         ),
         error_ratio=float(comparison.ratio[index]),
         tensor=comparison.name,
-        causes=found.causes[:MOST_PLACES],
+        causes=found.causes,
         maybe=found.maybe,
         blame=blame_of(reference.case, comparison.axes, index) | Blame(tokens=tokens),
         remedy={"lse": "base2"} if is_base2 else {},
@@ -119,7 +119,8 @@ def _how_far_off(comparisons: Iterable[Comparison]) -> str:
             told.append(f"{part.name} is right")
             continue
         got, expected = part.got.double(), part.expected.double()
-        off = float((got - expected)[wrong].abs().amax() / expected[expected.isfinite()].abs().amax())
+        numbers = expected[expected.isfinite()]  # none where all rows are empty, and the LSE is -inf
+        off = float((got - expected)[wrong].abs().amax() / numbers.abs().amax()) if len(numbers) else math.inf
         if math.isfinite(off):
             told.append(f"{part.name} is {100 * off:.2g} % of its largest number off")
     return " and ".join(told)

@@ -1,6 +1,6 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from attnfuzz.explaining.diagnose import OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
+from attnfuzz.explaining.diagnose import IN_GENERAL, OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
@@ -68,5 +68,6 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
         return read or Diagnosis("other numbers there change it as well, within its bounds")
     found = diagnose(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
     places = tuple(one for one in found.causes if one.mistake in OF_PLACES)
-    words = {one.words for one in places}
-    return Diagnosis(words.pop() if len(words) == 1 else "", places)
+    words, mistakes = ({getattr(one, name) for one in places} for name in ("words", "mistake"))
+    in_general = IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else ""
+    return Diagnosis(words.pop() if len(words) == 1 else in_general, places)

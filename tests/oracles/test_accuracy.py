@@ -125,6 +125,17 @@ def test_partials_of_an_empty_sequence(
     assert failure.kind == kind
 
 
+def test_a_case_without_any_token_is_told(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """How far off an LSE is would be asked of the largest right one, of which there is none, and end the search."""
+
+    def store(out: Tensor, lse: Tensor) -> None:
+        out.fill_(0.0)
+        lse.fill_(-1e4)
+
+    failure = failure_of(plant(store_empty=store), msgspec.structs.replace(dense, seq_lens=(0, 0, 0)))
+    assert "the running maximum begins at a finite number" in failure.message
+
+
 def test_partial_beside_an_lse_of_minus_infinity_must_be_finite(
     plant: Any, split: SplitDecodeCase, failure_of: Any
 ) -> None:

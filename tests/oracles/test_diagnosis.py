@@ -20,6 +20,7 @@ from attnfuzz.identity.bug import Bug
 from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import PAST_THE_END, mistake_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure
@@ -283,6 +284,20 @@ def test_another_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> No
     case = msgspec.structs.replace(paged, seq_lens=(5, 21))
     message = failure_of(plant("paged_decode", before=shift_table), case).message
     assert "page 1 of sequence 1 is read from page 0 of sequence 1" in message
+
+
+def test_tokens_in_the_places_of_others_of_their_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """An offset that is cut to fewer bits than a page has would be told as a token that is lost."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        k_slots, v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
+        places = [(int(inputs.block_table[seq, i // 8]), i % 8 % 4) for i in range(n)]
+        parts = ([slots[page, offset, kv_head].flatten() for page, offset in places] for slots in (k_slots, v_slots))
+        return tuple(map(torch.stack, parts))  # type: ignore[return-value]  # two of them
+
+    case = msgspec.structs.replace(paged, seq_lens=(6,), block_size=8)
+    message = failure_of(plant("paged_decode", tokens=tokens), case).message
+    assert "tokens 4-5 (page 0) of sequence 0 are read from tokens 0-1 (page 0), in place of their own" in message
 
 
 def test_exchanged_tensors(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:

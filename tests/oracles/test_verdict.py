@@ -1,11 +1,12 @@
-"""Which failures are the end of a process."""
+"""Failures as data: which are the end of a process, and what of them is sent."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from attnfuzz.oracles.registry import OracleName
-from attnfuzz.verdict import Cause, Failure, ends_process, is_fault
+from attnfuzz.verdict import PAST_THE_END, Cause, Failure, ends_process, is_fault
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,10 @@ def test_a_cause_that_nobody_has_asked_about_is_no_headline(oracle: OracleName, 
     seen = Failure(oracle=oracle, kind="out:value", message="", causes=(Cause(mistake="tf32", way="TF32"),))
     assert seen.undecided.name == name
     assert "tf32" in (*seen.undecided.maybe, seen.undecided.cause)
+
+
+def test_a_failure_of_more_causes_than_are_sent_is_sent() -> None:
+    """The driver would take the answer for garbled, and the kernel for one that overwrites file descriptors."""
+    many = tuple(Cause(mistake=PAST_THE_END, way=f"{number} of dead memory") for number in range(512))
+    failure = Failure(oracle="dead_memory", kind="out", message="out changes", causes=many)
+    assert msgspec.json.decode(msgspec.json.encode(failure), type=Failure) == failure

@@ -28,16 +28,15 @@ NAMED = sorted(name for name, expectation in EXPLANATIONS.items() if expectation
 
 
 def explained(name: str, expectation: Expectation, runner: Runner, folder: Path) -> list[str]:
-    """All lines on the mutant's case; for a crash or a hang those on what makes it pass."""
+    """What is told of the mutant's case, and all lines on it; of a crash or a hang also what makes it pass."""
     (declaration,) = runner.declarations([plant(mutant_named(name), folder)])
     case = decode_case(declaration.problem, expectation.case.encode())
-    if expectation.oracle not in SAID_BY_THE_VERDICT:
-        return list(runner.explain(declaration, case, seconds=WEIGHING_S, oracle=expectation.oracle).lines)
     relations = oracle_of(expectation.oracle).relations
     failure = runner.judge(declaration, case, relations=relations).failure
     assert isinstance(failure, Failure)
-    found = explain_failure(runner, declaration, case, failure, weighing_s=WEIGHING_S, total_s=TOTAL_S)
-    return [failure.message, *found.all_lines]
+    total_s = TOTAL_S if expectation.oracle in SAID_BY_THE_VERDICT else 0.0
+    found = explain_failure(runner, declaration, case, failure, weighing_s=WEIGHING_S, total_s=total_s)
+    return [(found.told or failure).message, *found.all_lines]
 
 
 @pytest.mark.parametrize("name", NAMED)

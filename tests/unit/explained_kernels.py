@@ -103,6 +103,7 @@ MISTAKES: dict[str, Mistake] = {
     "one_token_too_many": altered(seq_lens=lambda inputs: inputs.seq_lens + 1),
     "kv_heads_exchanged": altered(k=lambda inputs: inputs.k.flip(2), v=lambda inputs: inputs.v.flip(2)),
     "no_lse": lambda inputs: right(inputs)[0],
+    "no_lse_and_no_tokens": lambda inputs: torch.zeros_like(inputs.q),
     "no_lse_and_kv_heads_exchanged": lambda inputs: MISTAKES["kv_heads_exchanged"](inputs)[0],
     "v_heads_exchanged": altered(v=lambda inputs: inputs.v.flip(2)),
     "entry_before": altered(block_table=_entries_before),

@@ -41,7 +41,7 @@ def explained(runner: Runner, name: str, *, total_s: float = 20.0) -> Explanatio
 def test_weights_and_changes_come_together(runner: Runner) -> None:
     """A finding would lack one half of its explanation."""
     found = explained(runner, "wrong_from_seven")
-    assert "token 6 has weight 0, expected 0.1429: dropped" in found.lines
+    assert "token 6 has weight 0, expected 0.1429" in found.lines
     assert found.changes[0].startswith("passes if changed to: seq_len 6 instead of 7")
 
 

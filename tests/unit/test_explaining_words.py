@@ -29,20 +29,20 @@ def test_rows_of_a_merge_are_tokens() -> None:
 
 def test_what_rows_have_in_common_is_said_once() -> None:
     """Twelve lines would say the same of twelve rows."""
-    readings = {row: Reading(f"token {row}", ("the last token is dropped",)) for row in range(12)}
-    lines = summarise(CASE, readings, count=12)
-    assert lines == ["every row: the last token is dropped", "sequence 0, query head 0: token 0"]
+    readings = {row: Reading("all weights are 2.0 x the right ones", "factor") for row in range(12)}
+    assert summarise(CASE, readings, count=12) == ["every row: all weights are 2.0 x the right ones"]
 
 
-def test_the_statement_that_holds_for_most_rows_comes_first() -> None:
-    """One odd row would stand for all."""
-    readings = {0: Reading("odd", ("rare",)), 1: Reading("a", ("often", "vague")), 2: Reading("b", ("often", "vague"))}
+def test_what_most_rows_show_comes_first_and_what_is_vague_last() -> None:
+    """One odd row would stand for all, or weights that are merely wrong for what they come of."""
+    often, vague = Reading("often", "tokens"), Reading("weights differ", "scores")
+    readings = {0: Reading("odd", "lse"), 1: often, 2: often, 3: vague}
     lines = summarise(CASE, readings, count=12)
     assert lines[0] == "sequence 0, query heads 1-2: often"
-    assert lines[-1] == "sequence 0, query head 0: odd"
+    assert lines[-1] == "sequence 0, query head 3: weights differ"
 
 
 def test_of_a_single_row_only_what_is_wrong_is_said() -> None:
     """A line would begin with a row that goes without saying."""
     one = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(3,), scale=1.0)
-    assert summarise(one, {0: Reading("token 2 is dropped")}, count=1) == ["token 2 is dropped"]
+    assert summarise(one, {0: Reading("token 2 has weight 0", "tokens")}, count=1) == ["token 2 has weight 0"]

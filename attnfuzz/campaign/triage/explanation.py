@@ -9,7 +9,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.ablation import ablate
-from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.explaining.explanation import NO_TIME, Explanation, in_words
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
@@ -95,11 +95,11 @@ def explain_failure(
 
 def _without_candidates(found: Explanation, decided: Failure) -> tuple[str, ...]:
     """The lines, without that of all mistakes which give the measured weights where runs have left fewer of them."""
-    candidates = list(dict.fromkeys(one.words for one in found.causes or ()))
+    candidates = found.causes or ()
     left = {one.words for one in decided.causes}
-    if not left or left >= set(candidates):
+    if not left or left >= {one.words for one in candidates}:
         return found.lines
-    return tuple(line for line in found.lines if line != ", or ".join(candidates))
+    return tuple(line for line in found.lines if line != in_words(candidates))
 
 
 def _told_beside(runner: Runner, declaration: Declaration, case: Case) -> str:

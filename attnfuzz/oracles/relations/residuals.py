@@ -19,7 +19,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.explaining.diagnose import MOST_TOLD, no_runs, precision_of, row_of
+from attnfuzz.explaining.diagnose import no_runs, precision_of, row_of
+from attnfuzz.explaining.explanation import in_words
 from attnfuzz.explaining.low_precision import Rounding, roundings
 from attnfuzz.explaining.neighbours import rounding_cases
 from attnfuzz.explaining.row import AttentionRow
@@ -100,11 +101,9 @@ def _told(trial: Trial, failure: Failure) -> Failure:
     case: Any = trial.case
     precision = precision_of(nearby(trial, rounding_cases(case)), "nan")
     decided = () if precision is None or not precision.is_known else precision.causes
-    words = list(dict.fromkeys(one.words for one in decided or failure.causes))
-    if not 0 < len(words) <= MOST_TOLD:
+    if not (words := in_words(decided or failure.causes)):
         return failure
-    perhaps = "" if decided else "perhaps "
-    message = f"{failure.message}; {perhaps}{', or '.join(words)}"
+    message = f"{failure.message}; {'' if decided else 'perhaps '}{words}"
     return msgspec.structs.replace(failure, message=message, causes=decided or failure.causes)
 
 
