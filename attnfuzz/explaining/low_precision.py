@@ -290,13 +290,15 @@ def _exponentials_rounded(row: AttentionRow, name: str, *, beside: Design = EXAC
 
 
 def _weights_rounded(row: AttentionRow) -> Iterator[Rounding]:
-    """To 16 bits, the case's or not, or to 8: a cast that somebody wrote for the models at hand."""
+    """To 16 bits, the case's or not, or to 8: a cast that somebody wrote for the models at hand.
+
+    To 8 bits on purpose where the cache has no more.
+    """
     _, lse = row_weights(row.case, row.row, row.head, row.scores)
     total = (lse - _top(row)).exp()
+    on_purpose = {row.case.dtype: "input"} | ({} if row.case.kv is None else {"float8_e4m3fn": "float8_e4m3fn"})
     for name in _SHORTER:
-        numerics = {"probabilities": "input" if name == row.case.dtype else name}
-        if name not in (row.case.dtype, "float8_e4m3fn"):
-            numerics = {}
+        numerics = {"probabilities": on_purpose[name]} if name in on_purpose else {}
         words = f"weights are rounded to {name} before they are multiplied with V"
         rounded = _rounding_to(name) if name != "float8_e4m3fn" else _to_e4m3
         ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, rounded)]
