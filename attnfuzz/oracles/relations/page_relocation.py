@@ -447,10 +447,11 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 def _weight(declaration: Declaration, case: BundledCase) -> int:
     """A narrow index shows nowhere else, and only where its dimension has three indices.
 
-    For that of a sequence that is one case in three, in which batch_invariance is drawn as well.
+    For that of a sequence that is one case in three, in which batch_invariance is drawn as well; and that into a mask's
+    tables in cases that hold one, of which interpreted kernels have few, since each takes long.
     """
     del declaration
-    return 6 if case.part_noun == "sequence" and case.num_parts > 2 else 3
+    return 6 if (case.part_noun == "sequence" and case.num_parts > 2) or far_table(case) is not None else 3
 
 
 def _check(trial: Trial) -> Failure | None:
