@@ -313,7 +313,10 @@ def _perhaps(finding: FindingRecord) -> Iterator[str]:
     """The roundings that would account for it, where no one is told: time was over before, or none stood out."""
     names = [name.replace("_", " ") for name in finding.maybe if mistake_of(name).rounds]
     if names and not finding.cause:
-        yield f"roundings that give errors of such a size: {', '.join(names)}; attnfuzz explain looks for the one it is"
+        yield (
+            f"what it is was not found out: of roundings, errors of such a size may come of {', '.join(names)}, and "
+            "other mistakes make such errors, too; attnfuzz explain looks further"
+        )
 
 
 def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:

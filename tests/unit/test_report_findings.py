@@ -172,6 +172,6 @@ def test_roundings_are_told_where_time_was_over_before_one_was_named() -> None:
     found = with_failure(causes=(rounded, another), maybe=("weights_rounded",))
     found.failure = found.failure.undecided
     (line,) = finding_lines(found.regression("cpu").finding, found.case)
-    assert "errors of such a size: weights rounded, scores rounded; attnfuzz explain" in line
+    assert "errors of such a size may come of weights rounded, scores rounded, and other mistakes" in line
     named = with_failure(causes=(rounded,), maybe=("weights_rounded",))
     assert finding_lines(named.regression("cpu").finding, named.case) == ()
