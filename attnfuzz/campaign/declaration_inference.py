@@ -110,6 +110,8 @@ _MOST_PROBES = 80
 """That the kernel answers; what is not known by then stays in the contract."""
 _MOST_REFUSALS = 320
 """Probes that it refuses, which cost little."""
+_FEWEST_PROBES = 16
+"""Whatever they take, before patience ends: a compiler may need seconds for each."""
 _MOST_HANGS = 4
 _SHRINKING_S = {"cpu": 2.0, "cuda": 6.0}
 _MOST_SHRINKING = 60
@@ -459,8 +461,8 @@ class _Probes:
 
     def _is_enough(self) -> bool:
         is_asked = self.count - self._refused >= _MOST_PROBES or self._refused >= _MOST_REFUSALS
-        is_late = self._hangs >= _MOST_HANGS or time.monotonic() >= self._began + self._patience_s
-        return is_asked or is_late or self._is_told or self._is_over()
+        is_late = time.monotonic() >= self._began + self._patience_s and self.count >= _FEWEST_PROBES
+        return is_asked or is_late or self._hangs >= _MOST_HANGS or self._is_told or self._is_over()
 
     def _judge(self, case: Case, supports: Supports) -> _Seen:
         verdict = self._verdict(case, supports, self.numerics)

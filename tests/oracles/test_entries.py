@@ -33,14 +33,14 @@ def test_runs_are_numbered_after_the_cases(plant: Any, paged: PagedDecodeCase) -
     asked = asked_of(declaration, candidates, contents)
     calls = len(relatives_of(declaration, paged))  # and the case once more
     assert [[one.entries for one in of_case] for of_case in asked] == [
-        [range(0), range(3, 6)],
+        [range(0), range(3, 7)],  # the batch with other numbers, and each of its sequences
         [],
-        [range(6, 7 + calls), range(7 + calls, 8 + calls)],
+        [range(7, 8 + calls), range(8 + calls, 9 + calls)],
     ]
     assert asked[0][0].further is None
     entries = entries_of(declaration, asked)
-    assert [entry.case.num_seqs for entry in entries[:3] if isinstance(entry.case, PagedDecodeCase)] == [1, 1, 1]
-    assert [entry.is_drawn for entry in entries] == [False] * 3 + [True] * calls + [False] + [False]
+    assert [entry.case.num_seqs for entry in entries[:4] if isinstance(entry.case, PagedDecodeCase)] == [6, 1, 1, 1]
+    assert [entry.is_drawn for entry in entries] == [False] * 4 + [True] * calls + [False] + [False]
 
 
 def test_what_is_in_the_tensors_of_a_run(plant: Any, paged: PagedDecodeCase) -> None:

@@ -383,11 +383,11 @@ def test_a_kernel_that_is_right_about_nothing_is_not_asked_for_long(
     (declaration,) = runner.declarations([f"{CONTRACTS}:takes_the_sum_for_the_mean"])
     judged = counted(runner, monkeypatch)
     found = infer(runner, declaration, patience_s=0.0)
-    assert judged == []
     assert not found.works
+    few = len(judged)
     found = infer(runner, declaration)
     assert [one.failure.oracle for one in found.failing] == ["accuracy"], "the search would have to meet it again"
-    assert len(judged) > 5
+    assert 0 < 2 * few < len(judged) - few, (few, len(judged))
 
 
 def test_verify_takes_no_question_for_a_limit(runner: Runner) -> None:
