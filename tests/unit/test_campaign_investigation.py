@@ -111,6 +111,27 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
     assert last(sent, Minimised).declarable is ends
 
 
+def test_numbers_that_are_plainly_wrong_in_a_relation_are_told_of_a_case_that_has_them() -> None:
+    """The case would say nothing of what the relation's batch needs, and the bug be told again of batches as drawn."""
+    residuals = Failure(oracle="residuals", kind="out:value", message="with other numbers, wrong")
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        assert isinstance(case, DenseDecodeCase)
+        if len(case.seq_lens) > 1:
+            return Verdict(failure=WRONG)
+        return Verdict(failure=residuals if relations == ("residuals",) and case.seq_lens[0] >= 5 else None)
+
+    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(17,), scale=default_scale(16))
+    is_bug, sent = looked_into(PretendedProcess(lambda case, earlier: None).suspect(case, failure=residuals), timed)
+    assert is_bug
+    smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
+    assert isinstance(smallest, DenseDecodeCase)
+    assert smallest.seq_lens == (1, 1)
+
+
 def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     """The smallest case would pass in a fresh process, and the finding be saved unshrunk, or as one that passes."""
 

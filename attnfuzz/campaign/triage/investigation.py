@@ -40,7 +40,7 @@ from attnfuzz.identity.differences import differing, with_fields_of
 from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
 from attnfuzz.identity.relatives import nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.registry import DETERMINISM, EXCEPTION, HANG, UNWRITTEN
+from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RESIDUALS, UNWRITTEN
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
@@ -138,6 +138,7 @@ class Investigation:
             if not self._confirm():
                 return False
             self._recognise()
+            self._take_numbers_of_relation()
             self._shrink()
             if not self._is_shrunk:
                 self._recognise()  # smaller, it answers more
@@ -277,6 +278,22 @@ class Investigation:
         if not bug.is_of_relation or Bug.seen_in(self._now).is_of_relation:
             raise _SameBug(bug)
         self._same_as = bug.finding
+
+    def _take_numbers_of_relation(self) -> None:
+        """Where a relation's own numbers are plainly wrong, go on with a case of them, which may become small.
+
+        And it is told with what fails alike in cases as they are drawn.
+        """
+        now = self._now
+        if now.failure.oracle != RESIDUALS.name or now.symptom.oracle == RESIDUALS.name or now.preceding:
+            return
+        for case in with_other_numbers(now):
+            failure = self._retries.alone(case, patience="short", afresh=self._afresh)
+            if failure is not None and failure.oracle == ACCURACY.name:
+                self._step_to(now.as_(case, failure))
+                self._retries = retries_of(self._now, self._judge, self._deaths)
+                self._recognise()
+                return
 
     def _run_relative(self, case: Case, relations: tuple[OracleName, ...]) -> FailingCase | None:
         if self._is_over() or time.monotonic() >= self._deadline:
