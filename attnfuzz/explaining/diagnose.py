@@ -222,16 +222,14 @@ def _diagnose(
             words = f"{failed.name} is transposed: its axes are {' and '.join(reversed(failed.axes))}"
             return Diagnosis(words, (Cause(mistake=LSE_TRANSPOSED, words=words),))
         if case.row_lens[number] == 0:
-            read = _read_by_empty(rows.of(case, (number, head))) if failed.name == "out" else None
+            row = rows.of(case, (number, head)) if failed.name == "out" else None
+            read = row and (_read_by_empty(row) or _seen_by_none(row, poison, nearby))
             return read or _of_empty(case, failed, number, head)
     if nearby is None:
         found = Survivors(rows)
         found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
-    runs = [
-        _Rows(other, poison, compared)
-        for other, compared in itertools.islice(nearby(neighbours(case)), _MOST_NEIGHBOURS)
-    ]
+    runs = _runs_near(case, poison, nearby)
     found = Survivors(rows, decided=True)
     telling = max(runs, key=lambda run: run.told_by, default=rows)
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
@@ -319,6 +317,11 @@ class _Rows:
         most_keys = max(case.row_lens) if of_any_length else _MOST_NUMBERS // (case.head_size + case.value_size)
         with_keys = [(row, head) for row, head in places if 0 < case.row_lens[row] <= most_keys]
         return [self.of(case, place) for place in _spread(with_keys, most)]
+
+
+def _runs_near(case: Case, poison: Fill, nearby: Nearby) -> list[_Rows]:
+    every = itertools.islice(nearby(neighbours(case)), _MOST_NEIGHBOURS)
+    return [_Rows(other, poison, compared) for other, compared in every]
 
 
 def _spread(every: Sequence[T], most: int) -> Sequence[T]:
@@ -638,6 +641,25 @@ def _read_by_empty(row: AttentionRow) -> Diagnosis | None:
             cause = family.as_cause(found[0])
             return Diagnosis(cause.words, (cause,))
     return None
+
+
+def _seen_by_none(row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Diagnosis | None:
+    """The mistake about a mask by which a query sees keys that has none, if runs that show more leave only that."""
+    if nearby is None or not row.case.hides_keys or row.case.seen(row.row) is None:
+        return None
+    given = set[Key]()
+    for family in formulas.masks(row):
+        roundoff = 2 * torch.finfo(row.dtype).eps * family.out.abs()
+        matches = ((family.out - row.got).abs() <= roundoff).all(-1).nonzero().flatten().tolist()
+        given |= {_key(family.as_cause(i)) for i in matches}
+    runs = _runs_near(row.case, poison, nearby) if given else []
+    if not runs:
+        return None
+    found = Survivors(max(runs, key=lambda run: run.told_by), decided=True)
+    for run in runs:
+        found.ask(run)
+    is_shown = found.is_settled and set(map(_key, found.believed)) <= given
+    return Diagnosis(found.told(), found.believed) if is_shown else None
 
 
 def _of_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:

@@ -15,6 +15,7 @@ from attnfuzz.declaration import load_kernels
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.problems.cases import MaskedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.variants import Variant
@@ -167,4 +168,6 @@ def test_a_mask_that_is_read_elsewhere_is_told_beside_rows_of_which_nothing_foll
     case = MaskedAttentionCase(
         num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1, 2), query_lens=(1, 2), scale=0.25, block_size=16
     )
-    assert failure_of(at_twice_its_offset, case).message.endswith("the table of the mask begins at twice its offset")
+    hidden = msgspec.structs.replace(case, seq_lens=(1, 1), query_lens=(1, 1), mask=Mask(kind="bits", seqs=((1,),)))
+    for one in (case, hidden):
+        assert failure_of(at_twice_its_offset, one).message.endswith("the table of the mask begins at twice its offset")
