@@ -288,7 +288,10 @@ class Investigation:
         if now.failure.oracle != RESIDUALS.name or now.symptom.oracle == RESIDUALS.name or now.preceding:
             return
         for case in with_other_numbers(now):
-            failure = self._retries.alone(case, patience="short", afresh=self._afresh)
+            try:
+                failure = self._retries.alone(case, patience="short", afresh=self._afresh)
+            except OutOfTime:
+                return
             if failure is not None and failure.oracle == ACCURACY.name:
                 self._step_to(now.as_(case, failure))
                 self._retries = retries_of(self._now, self._judge, self._deaths)
