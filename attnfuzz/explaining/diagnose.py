@@ -113,7 +113,6 @@ IN_GENERAL = {
     "merge": "the weights of prefix and suffix are wrong",
     "not_rescaled": "the sums so far are rescaled wrongly when the maximum grows",
     "partial_lse": "partial states are merged with wrong weights",
-    PAST_THE_END: "tokens past the end of the sequence take weight",
     "tokens_counted_twice": "tokens are counted twice",
     "tokens_dropped": "tokens are dropped",
     "values_dropped": "tokens have weight, but their V is left out",
