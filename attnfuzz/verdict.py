@@ -36,7 +36,7 @@ __all__ = [
     "WITHOUT_WEIGHT",
     "Blame",
     "Cause",
-    "DrawnWithout",
+    "Drawn",
     "Failure",
     "OracleName",
     "Relations",
@@ -62,15 +62,17 @@ MOST_PLACES = 256
 _FEW = msgspec.Meta(max_length=MOST_PLACES)
 
 
-class DrawnWithout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The relation that a case draws where ``oracles`` are left out."""
+class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One relation, where those ``without`` are left out: the one that a case draws, or, where it is the ``turn`` of
+    those that are costly, the one among these that comes as the ``turn``-th, counted round and round."""
 
-    oracles: tuple[OracleName, ...]
+    without: tuple[OracleName, ...] = ()
+    turn: int | None = None
 
 
-Relations = tuple[OracleName, ...] | Literal["all"] | DrawnWithout | None
-"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), perhaps
-without some, those named, or all. Only those among the oracles asked for, and that apply to the case."""
+Relations = tuple[OracleName, ...] | Literal["all"] | Drawn | None
+"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), one with
+conditions, those named, or all. Only those among the oracles asked for, and that apply to the case."""
 
 
 def make_printable(said: msgspec.Struct) -> None:

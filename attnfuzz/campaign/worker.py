@@ -23,6 +23,7 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
+from attnfuzz.campaign.draw.costly_relations import CostlyRelations
 from attnfuzz.campaign.draw.larger_cases import LargerCases, asked_sizes, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.floor import floor_of
@@ -99,6 +100,9 @@ class WorkerLoop:
         self._mail = list(mail)
         self._formats = formats
         self._larger = larger
+        self._costly = CostlyRelations(
+            setup.oracles, device=setup.device, worker=setup.worker, num_workers=setup.num_workers
+        )
         self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
         targets = [declaration.target for declaration in setup.kernels]
@@ -216,6 +220,8 @@ class WorkerLoop:
                 cases, seconds = self._meter.cases(target) - cases_before, time.monotonic() - started
                 self._larger.round_over(declaration, roomy=roomy is not None, cases=cases, seconds=seconds)
             self._go_far(declaration)
+            self._costly.round_over(target, time.monotonic() - started)
+            self._take_costly_turns(declaration)
             self._meter.flush()
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
@@ -236,6 +242,21 @@ class WorkerLoop:
             self._larger.judged(
                 declaration, longest_sequence(case), time.monotonic() - started, passed=passed and self._goes_on()
             )
+
+    def _take_costly_turns(self, declaration: Declaration) -> None:
+        """Ask for relations that are costly, on cases that have passed all else, if it is time for some."""
+        target = declaration.target
+        while self._goes_on() and (due := self._costly.due(target)) is not None:
+            self._collect()
+            if not self._goes_on():
+                break
+            started = time.monotonic()
+            relations = self._failures.deaths.faults.relations_for(declaration, due.case, turn=due.turn)
+            with contextlib.suppress(OutOfTime, Unjudged):
+                verdict = self._judge(declaration, due.case, relations=relations, patience="longest")
+                if verdict.failure is not None:  # the others have been counted as cases that passed
+                    self._take_in(declaration, due.case, time.monotonic() - started, verdict)
+            self._costly.taken(target, time.monotonic() - started)
 
     def _scout(self, declaration: Declaration) -> None:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
@@ -346,7 +367,9 @@ class WorkerLoop:
             compile_s = verdict.timing.compile_s
             if (new := self._formats.judged(declaration, case, seconds, compile_s=compile_s)) is not None:
                 self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
-        if failure is not None:
+        if failure is None:
+            self._costly.passed(declaration.target, case)
+        else:
             self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
 
     def _weigh(self, failing: FailingCase, seconds: float) -> None:

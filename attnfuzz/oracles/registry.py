@@ -95,6 +95,8 @@ class Oracle:
     - ``asked``: "by name" for one that sees nothing that others do not see; "elsewhere" for one that judges in
       processes of its own, and cannot be asked for together with others.
     - ``devices``: where it can judge.
+    - ``costly_on``: devices on which it takes as long as hundreds of cases, and so is seldom drawn: a campaign gives
+      such oracles a share of each kernel's time.
     - ``confirming_runs``: how many runs in all make sure of what it has seen in one.
     - ``ends_process``: what it sees is the end of the process; ``faults``: how those kinds of its failures begin that
       are, too.
@@ -109,6 +111,7 @@ class Oracle:
     compares_runs: bool = False
     asked: Literal["always", "by default", "by name", "elsewhere"] = "by default"
     devices: tuple[str, ...] = ("cpu", "cuda")
+    costly_on: tuple[str, ...] = ()
     confirming_runs: int = 3
     ends_process: bool = False
     faults: tuple[str, ...] = ()
@@ -220,6 +223,7 @@ PAGE_RELOCATION = Oracle(
     severity=Severity.LARGE_ADDRESSES,
     code="relations.page_relocation:PAGE_RELOCATION",
     is_relation=True,
+    costly_on=("cuda",),
     faults=("read ", "write ", "raised cuda:"),
 )
 BLOCK_TABLE_SLACK = Oracle(
@@ -246,6 +250,7 @@ RESIDUALS = Oracle(
     description="errors within their bounds that are larger, or lean more to one side, than declared roundings make",
     code="relations.residuals:RESIDUALS",
     is_relation=True,
+    costly_on=("cuda",),
 )
 CONTAINMENT = Oracle(
     name="containment",
@@ -313,6 +318,7 @@ GRAPH_REPLAY = Oracle(
     code="relations.graph_replay:GRAPH_REPLAY",
     is_relation=True,
     devices=("cuda",),
+    costly_on=("cuda",),
     faults=("raised ",),
 )
 GUARD_PAGE = Oracle(
@@ -321,6 +327,7 @@ GUARD_PAGE = Oracle(
     severity=Severity.OUT_OF_BOUNDS,
     code="relations.guard_page:GUARD_PAGE",
     is_relation=True,
+    costly_on=("cuda",),
     confirming_runs=2,
     faults=("read ", "write ", "raised cuda:"),
     may_be_meant=False,

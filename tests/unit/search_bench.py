@@ -75,6 +75,7 @@ class Bench:
     afresh: int = 0
     most_together: int = 1
     adopting: bool = False
+    device: str = "cpu"
 
     def run(self) -> Self:
         deadline = time.monotonic() + self.budget_s
@@ -84,7 +85,7 @@ class Bench:
             seed=self.seed,
             kernels=self.kernels,
             deadline=deadline,
-            device="cpu",
+            device=self.device,
             oracles=DEFAULT_ORACLES,
             adopting=self.adopting,
         )

@@ -18,7 +18,7 @@ from attnfuzz.identity.features import case_features
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
-from attnfuzz.verdict import DrawnWithout, Failure, OracleName
+from attnfuzz.verdict import Drawn, Failure, OracleName
 from tests.unit.named_features import named
 
 KERNEL = Declaration(name="k", problem="paged_decode", target="k")
@@ -197,7 +197,7 @@ PLAIN = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1
 WIDE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=32, seq_lens=(1,), scale=1.0)
 
 
-WITHOUT = DrawnWithout(("guard_page",))
+WITHOUT = Drawn(without=("guard_page",))
 
 
 FAULT = a_bug(kernel=DENSE.target, oracle="guard_page", kind="read past k")
@@ -235,7 +235,7 @@ def test_each_relation_is_left_out_for_its_own_faults_only() -> None:
     faults.learn(
         a_bug(*case_features(DENSE, WIDE), kernel=DENSE.target, oracle="page_relocation", kind="read before k")
     )
-    assert faults.relations_for(DENSE, WIDE) == DrawnWithout(("page_relocation", "guard_page"))
+    assert faults.relations_for(DENSE, WIDE) == Drawn(without=("page_relocation", "guard_page"))
 
 
 def test_now_and_then_such_a_case_is_tried() -> None:

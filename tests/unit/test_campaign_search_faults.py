@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from attnfuzz.campaign.messages import Found, Minimised, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import DrawnWithout, Failure, Relations, Verdict
+from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
 from tests.unit.test_campaign_search_batches import BatchBench
 
 FAULT = Failure(oracle="guard_page", kind="read past k", message="the kernel read past k")
@@ -30,8 +30,8 @@ class FaultyBench(BatchBench):
         relations: Relations = None,
     ) -> Verdict:
         verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        if isinstance(relations, DrawnWithout):
-            assert relations.oracles == ("guard_page",)
+        if isinstance(relations, Drawn):
+            assert relations.without == ("guard_page",)
             self.spared.append(case)
             return Verdict(error_ratio=0.5)
         self.deaths += verdict.failure is not None

@@ -31,7 +31,7 @@ from attnfuzz.identity.features import case_features
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import traits
-from attnfuzz.verdict import DrawnWithout, Failure, Relations, is_fault
+from attnfuzz.verdict import Drawn, Failure, Relations, is_fault
 
 __all__ = ["KnownDeaths", "KnownFaults"]
 
@@ -57,15 +57,13 @@ class KnownFaults:
         """Whether a known fault is expected: the case had better be judged alone."""
         return bool(self._faulting(declaration, case))
 
-    def relations_for(self, declaration: Declaration, case: Case) -> Relations:
-        """Which relations are to judge a case."""
+    def relations_for(self, declaration: Declaration, case: Case, *, turn: int | None = None) -> Relations:
+        """Which relations are to judge a case; ``turn`` of those that are costly, see `Drawn`."""
         faulting = self._faulting(declaration, case)
-        if not faulting:
-            return None
-        if self._clock() - self._last_probe[declaration.target] < _PROBE_FAULTS_EVERY_S:
-            return DrawnWithout(faulting)
-        self._last_probe[declaration.target] = self._clock()
-        return None
+        if faulting and self._clock() - self._last_probe[declaration.target] >= _PROBE_FAULTS_EVERY_S:
+            self._last_probe[declaration.target] = self._clock()
+            faulting = ()
+        return Drawn(without=faulting, turn=turn) if faulting or turn is not None else None
 
     def _faulting(self, declaration: Declaration, case: Case) -> tuple[OracleName, ...]:
         """The relations that would end the process."""

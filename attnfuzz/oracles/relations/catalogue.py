@@ -10,7 +10,7 @@ from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.verdict import DrawnWithout, Relations
+from attnfuzz.verdict import Drawn, Relations
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
@@ -23,7 +23,9 @@ without. On a GPU those that are not made along with a batch (see `Relation.furt
 
 _COSTLY_ONE_IN = 32
 """Of these, those that draw one that is costly there. Drawn as often as others, when they took 0.4 to 0.9 s on an H100
-shared by eight executors, the three that are left 287 of 2,780 cases a second."""
+shared by eight executors, the three that are left 287 of 2,780 cases a second. A campaign, which sees what they take,
+gives them a share of each kernel's time besides (`attnfuzz.campaign.draw.costly_relations`): a kernel that judges 800
+cases in its time draws three, of all that are costly."""
 
 
 def applicable(
@@ -34,32 +36,37 @@ def applicable(
 
 
 def drawn(
-    declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
+    declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu", turn: int | None = None
 ) -> Relation | None:
-    """The one that `case` draws among those applicable: the same case draws the same anywhere and always."""
+    """The one that `case` draws among those applicable: the same case draws the same anywhere and always.
+
+    `turn`: the one among those that are costly there whose turn it is, see `Drawn`.
+    """
     number = zlib.crc32(encode_case(case))
-    if number % _ONE_IN[device]:
+    if turn is None and number % _ONE_IN[device]:
         return None
     candidates = [one for one in _able(oracles, device) if device in one.drawn_on and _knows(one, case)]
-    lot = partial(_lot, number, declaration, case)
     costly, others = (
-        sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=lot)
-        for is_costly in (True, False)
+        [one for one in candidates if (device in one.oracle.costly_on) is is_costly] for is_costly in (True, False)
     )
+    if turn is not None:
+        costly = [one for one in costly if one.applies(declaration, case)]
+        return costly[turn % len(costly)] if costly else None
     if others and number // _ONE_IN[device] % _COSTLY_ONE_IN:
         costly = []
-    return next((relation for relation in (*costly, *others) if relation.applies(declaration, case)), None)
+    lot = partial(_lot, number, declaration, case)
+    in_order = (*sorted(costly, key=lot), *sorted(others, key=lot))
+    return next((relation for relation in in_order if relation.applies(declaration, case)), None)
 
 
 def chosen(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], relations: Relations, *, device: str
 ) -> list[Relation]:
     """What `relations` means for `case`."""
-    if isinstance(relations, DrawnWithout):
-        oracles = [name for name in oracles if name not in relations.oracles]
-        relations = None
-    if relations is None:
-        one = drawn(declaration, case, oracles, device=device)
+    if relations is None or isinstance(relations, Drawn):
+        how = relations or Drawn()
+        left = [name for name in oracles if name not in how.without]
+        one = drawn(declaration, case, left, device=device, turn=how.turn)
         return [] if one is None else [one]
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)

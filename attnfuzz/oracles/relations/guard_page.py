@@ -37,7 +37,7 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role, tensor_specs
 from attnfuzz.trials.observation import KernelRaised, build_through_host, call
 from attnfuzz.trials.trial import Trial
-from attnfuzz.verdict import DrawnWithout, Failure, Relations
+from attnfuzz.verdict import Drawn, Failure, Relations
 
 __all__ = ["GUARD_PAGE", "Guarding", "guard_of", "run_guarded"]
 
@@ -157,9 +157,9 @@ def guard_of(
     return "start" if (zlib.crc32(encode_case(case)) >> 8) % _ONE_IN_AT_ITS_START == 0 else "end"
 
 
-def _is_left_out(relations: tuple[OracleName, ...] | DrawnWithout) -> bool:
-    if isinstance(relations, DrawnWithout):
-        return registry.GUARD_PAGE.name in relations.oracles
+def _is_left_out(relations: tuple[OracleName, ...] | Drawn) -> bool:
+    if isinstance(relations, Drawn):
+        return registry.GUARD_PAGE.name in relations.without
     return registry.GUARD_PAGE.name not in relations
 
 
@@ -218,7 +218,6 @@ GUARD_PAGE = Relation(
     _check,
     weight=2,  # others do not see reads outside
     drawn_on=("cuda",),
-    costly_on=("cuda",),
     of_any_problem=True,
     closer=_check_closer,
 )

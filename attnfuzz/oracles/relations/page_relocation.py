@@ -722,5 +722,4 @@ PAGE_RELOCATION = Relation(
     _applies,
     _check,
     weight=_weight,
-    costly_on=("cuda",),
 )

@@ -179,13 +179,12 @@ class Relation:
 
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
     `KernelRaised`. `weight`: how often it is drawn, compared with others; by a case from which more can be told than
-    from most, perhaps more often. `drawn_on`: those devices, of its oracle's, on which it is drawn.
-    `further`: what `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which
-    it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
-    `of_any_problem`: it is no law of attention, and holds for problems that users define too. `cases`: the type of
-    those that it says something of, so that its functions get no others; `under_a_mask`: of masked ones, too.
-    `closer`: in place of `check` where the relation is asked for by name, as for a failure that somebody looks into: it
-    takes more runs, and tells more; `closer_further` likewise in place of `further`.
+    from most, perhaps more often. `drawn_on`: those devices, of its oracle's, on which it is drawn. `further`: what
+    `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which it is not, since
+    `check` does more than that. `of_any_problem`: it is no law of attention, and holds for problems that users define
+    too. `cases`: the type of those that it says something of, so that its functions get no others; `under_a_mask`: of
+    masked ones, too. `closer`: in place of `check` where the relation is asked for by name, as for a failure that
+    somebody looks into: it takes more runs, and tells more; `closer_further` likewise in place of `further`.
     """
 
     oracle: Oracle
@@ -195,7 +194,6 @@ class Relation:
     drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
     alone_on: tuple[str, ...] = ()
-    costly_on: tuple[str, ...] = ()
     of_any_problem: bool = False
     cases: type = object
     under_a_mask: bool = True

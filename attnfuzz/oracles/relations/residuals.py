@@ -262,7 +262,6 @@ RESIDUALS = Relation(
     _applies,
     _check,
     weight=_weight,
-    costly_on=("cuda",),
     cases=AttentionCase,
     under_a_mask=False,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.cases import Case, PagedDecodeCase
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Drawn, Failure
 
 INVARIANT = attnfuzz.Supports(batch_invariant=True)
 
@@ -132,7 +133,7 @@ def test_what_is_costly_on_a_device_is_drawn_rarely_there(
     """Most of a GPU's time would go to runs that take as long as a hundred cases; or they would never be made."""
 
     def relation(name: Any, costly_on: tuple[str, ...]) -> Relation:
-        return Relation(oracle_of(name), lambda *_: True, lambda trial: None, costly_on=costly_on)
+        return Relation(replace(oracle_of(name), costly_on=costly_on), lambda *_: True, lambda trial: None)
 
     monkeypatch.setattr(catalogue, "RELATIONS", (relation("merge_laws", ()), relation("compose", ("cuda",))))
     declaration, cases = plant("paged_decode").declaration, many(paged, 6000)
@@ -145,6 +146,25 @@ def test_what_is_costly_on_a_device_is_drawn_rarely_there(
     assert 2 < on_gpu["compose"] < on_gpu["merge_laws"] / 16
     assert 0.8 < on_cpu["compose"] / on_cpu["merge_laws"] < 1.25
     assert alone["compose"] == on_gpu.total()  # whoever asks for it alone gets it
+
+
+def test_those_that_are_costly_have_turns(plant: Any, paged: PagedDecodeCase) -> None:
+    """One of them would have all the time that a campaign gives them, or a case would draw what is cheap instead."""
+    declaration = plant("paged_decode").declaration
+
+    def names(*turns: int, **how: Any) -> list[str]:
+        asked = (Drawn(turn=turn, **how) for turn in turns)
+        found = (chosen(declaration, paged, DEFAULT_ORACLES, one, device="cuda") for one in asked)
+        return [one.name for (one,) in found]
+
+    costly = {one.name for one in applicable(declaration, paged, DEFAULT_ORACLES, device="cuda")} & {
+        name for name in DEFAULT_ORACLES if "cuda" in oracle_of(name).costly_on
+    }
+    assert {"page_relocation", "guard_page"} <= costly
+    assert sorted(names(*range(len(costly)))) == sorted(costly)
+    assert names(0) == names(len(costly))
+    assert "guard_page" not in names(*range(len(costly)), without=("guard_page",))
+    assert chosen(declaration, paged, DEFAULT_ORACLES, Drawn(turn=0), device="cpu") == []
 
 
 def test_what_cannot_judge_on_a_device_is_not_drawn_there(plant: Any, paged: PagedDecodeCase) -> None:

@@ -28,7 +28,7 @@ from attnfuzz.oracles.relations.guard_page import Guarding, guard_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.trials.observation import KernelRaised
-from attnfuzz.verdict import DrawnWithout, Failure, Relations, Verdict
+from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
 
 KERNELS = Path(__file__).with_name("reaching_kernels.py")
 DENSE = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 24, "seq_lens": (3, 0, 5)}
@@ -157,7 +157,7 @@ def test_cases_with_a_known_access_draw_among_the_other_relations() -> None:
     others = set()
     for n in range(1, 200):
         case = msgspec.structs.replace(simplest, seq_lens=(n,))
-        ways: tuple[Relations, Relations] = (None, DrawnWithout(("guard_page",)))
+        ways: tuple[Relations, Relations] = (None, Drawn(without=("guard_page",)))
         drawn, without = (
             [one.name for one in chosen(declaration, case, ORACLES_OF_A_GPU, way, device="cuda")] for way in ways
         )
@@ -201,12 +201,12 @@ def test_each_case_has_one_edge_guarded(explaining: None) -> None:
         (DEFAULT_ORACLES, None, True),
         (("guard_page",), None, True),
         (("accuracy", "guard_page"), ("guard_page",), True),
-        (DEFAULT_ORACLES, DrawnWithout(("page_relocation",)), True),
+        (DEFAULT_ORACLES, Drawn(without=("page_relocation",)), True),
         ([name for name in ORACLES if not oracle_of(name).is_relation], None, False),
         (DEFAULT_ORACLES, (), False),
         (DEFAULT_ORACLES, ("layout",), False),
         (DEFAULT_ORACLES, "all", False),
-        (DEFAULT_ORACLES, DrawnWithout(("guard_page",)), False),
+        (DEFAULT_ORACLES, Drawn(without=("guard_page",)), False),
     ],
 )
 def test_whoever_leaves_it_out_has_ordinary_runs(
@@ -239,7 +239,7 @@ def test_the_usual_runs_of_a_case_find_it(explaining: None) -> None:
         assert (failure.oracle, failure.kind) == ("guard_page", "read past seq_lens")
         assert "seq_lens (int32 [1]): 1 element (4 bytes) past its end at " in failure.message
         assert everything.judge(declaration, at_start).failure is None
-        for relations in ((), DrawnWithout(("guard_page",))):
+        for relations in ((), Drawn(without=("guard_page",))):
             assert everything.judge(declaration, at_end, relations=relations).failure is None
         assert everything.judge(declaration, at_end, thorough=False, relations=()).failure is None
         together = everything.judge_many(declaration, [at_start, at_end, at_start], timeout_s=60.0)

@@ -1,0 +1,79 @@
+"""When a campaign asks for relations that cost as much as hundreds of cases: in a share of each kernel's time.
+
+By chance, as others are drawn, those of a kernel that judges 30,000 cases a minute would take most of that minute, and
+a slow kernel would hardly meet any.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attnfuzz.oracles.registry import OracleName, oracle_of
+from attnfuzz.problems.cases import Case
+
+__all__ = ["CostlyRelations"]
+
+_SHARE_AT_FIRST, _SHARE = 0.15, 0.05
+_FEW = 12
+"""Turns of all workers: of the four relations that are costly on a GPU, each has had three."""
+_EXPECTED_S = 0.25
+"""What one takes, before any has been seen: 0.1 s on an H200 alone, 0.4 to 0.9 s on a GPU that many share."""
+
+
+@dataclass(slots=True)
+class _Spent:
+    """On one kernel: on its ``usual_s`` on all else, and what its ``turns`` took."""
+
+    usual_s: float = 0.0
+    costly_s: float = 0.0
+    turns: int = 0
+    passed: Case | None = None
+
+
+class Due(NamedTuple):
+    """The ``turn`` that is to be taken on ``case``, see `Drawn`."""
+
+    case: Case
+    turn: int
+
+
+class CostlyRelations:
+    """Says whose turn it is, and on which case; nobody's where none of ``oracles`` is costly on ``device``.
+
+    Of the workers of a campaign each begins with another turn, and at another time: ``worker`` of ``num_workers``.
+    """
+
+    def __init__(self, oracles: Iterable[OracleName], *, device: str, worker: int = 0, num_workers: int = 1) -> None:
+        self._any = any(device in oracle_of(name).costly_on for name in oracles)
+        self._worker = worker
+        self._few = -(-_FEW // num_workers)
+        self._head_start = (worker + 1) / (num_workers + 1)
+        self._spent: defaultdict[str, _Spent] = defaultdict(_Spent)
+
+    def passed(self, target: str, case: Case) -> None:
+        """A case has passed all else."""
+        self._spent[target].passed = case
+
+    def round_over(self, target: str, seconds: float) -> None:
+        """A round of other cases of the kernel took so long."""
+        self._spent[target].usual_s += seconds
+
+    def due(self, target: str) -> Due | None:
+        """What is to be done now, if it is time for a turn."""
+        spent = self._spent[target]
+        if not self._any or spent.passed is None:
+            return None
+        expected_s = spent.costly_s / spent.turns if spent.turns else _EXPECTED_S
+        share = _SHARE_AT_FIRST if spent.turns < self._few else _SHARE
+        if spent.costly_s + self._head_start * expected_s > share * spent.usual_s:
+            return None
+        case, spent.passed = spent.passed, None
+        return Due(case, self._worker + spent.turns)
+
+    def taken(self, target: str, seconds: float) -> None:
+        """The turn took so long."""
+        self._spent[target].costly_s += seconds
+        self._spent[target].turns += 1

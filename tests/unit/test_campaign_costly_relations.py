@@ -1,0 +1,97 @@
+"""attnfuzz.campaign: relations that cost as much as hundreds of cases get a share of each kernel's time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from attnfuzz.campaign.draw.costly_relations import CostlyRelations
+from attnfuzz.campaign.messages import Found
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.registry import DEFAULT_ORACLES
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
+from tests.unit.search_bench import after
+from tests.unit.test_campaign_search_batches import BatchBench
+
+CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,), scale=1.0)
+NARROW = Failure(oracle="page_relocation", kind="offsets", message="narrow")
+
+
+def turns(usual_s: float, *, takes_s: float, **workers: int) -> list[int]:
+    """Those taken along with cases of a kernel that took ``usual_s``, in rounds of a second."""
+    costly = CostlyRelations(DEFAULT_ORACLES, device="cuda", **workers)
+    taken = []
+    for _ in range(int(usual_s)):
+        costly.round_over("kernel", 1.0)
+        costly.passed("kernel", CASE)
+        while (due := costly.due("kernel")) is not None:
+            taken.append(due.turn)
+            costly.taken("kernel", takes_s)
+            costly.passed("kernel", CASE)
+    return taken
+
+
+def test_a_slow_kernel_has_each_of_them_within_a_minute() -> None:
+    """A kernel with a narrow index passed 866 cases and was called right: none had drawn what shows it."""
+    assert {turn % 4 for turn in turns(40, takes_s=0.9)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("takes_s", [0.01, 0.1, 1.0])
+def test_they_take_no_more_than_their_share(takes_s: float) -> None:
+    """A GPU's rate of cases would fall by as much as they are slow."""
+    taken = turns(300, takes_s=takes_s)
+    assert taken == list(range(len(taken)))
+    assert 0.03 < len(taken) * takes_s / 300 < 0.07
+
+
+def test_workers_begin_with_different_ones() -> None:
+    """All would try the same one first, and with many kernels none would come to the second."""
+    first = [turns(3, takes_s=0.2, worker=worker, num_workers=14)[0] for worker in range(8)]
+    assert first == list(range(8))
+
+
+def test_there_is_no_turn_where_none_is_costly_or_no_case_has_passed() -> None:
+    """A case would be judged once more for nothing."""
+    costly = CostlyRelations(DEFAULT_ORACLES, device="cpu")
+    costly.round_over("kernel", 100.0)
+    costly.passed("kernel", CASE)
+    assert costly.due("kernel") is None
+    costly = CostlyRelations(DEFAULT_ORACLES, device="cuda")
+    costly.round_over("kernel", 100.0)
+    assert costly.due("kernel") is None
+
+
+@dataclass
+class NarrowBench(BatchBench):
+    """A kernel that only a costly relation shows to be wrong, where it is asked for."""
+
+    asked: int = 0
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        time.sleep(0.001)
+        if isinstance(relations, Drawn) and relations.turn is not None:
+            self.asked += 1
+            assert cast(DenseDecodeCase, case).seq_lens
+            return Verdict(failure=NARROW)
+        if relations == ("page_relocation",):
+            return Verdict(failure=NARROW)
+        return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+
+
+def test_what_only_a_turn_shows_is_found() -> None:
+    """The turn would be taken, and what it shows be lost."""
+    bench = NarrowBench(lambda case: None, device="cuda", budget_s=30.0, enough=after(Found)).run()
+    assert bench.of(Found)[0].failure == NARROW
+    assert bench.asked == 1
