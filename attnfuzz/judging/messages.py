@@ -15,7 +15,7 @@ from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.trials.calls import EngineCalls
+from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import Relations, Verdict
 
@@ -28,8 +28,6 @@ __all__ = [
     "DeviceReply",
     "DeviceRequest",
     "Edge",
-    "EngineCallsReply",
-    "EngineCallsRequest",
     "ExplainReply",
     "ExplainRequest",
     "GrowthReply",
@@ -42,6 +40,8 @@ __all__ = [
     "OnCase",
     "PrepareReply",
     "PrepareRequest",
+    "ScriptPartReply",
+    "ScriptPartRequest",
     "from_wire",
     "to_wire",
 ]
@@ -212,16 +212,16 @@ class GuardRequest(OnCase, frozen=True):
     aligned: bool = True
 
 
-class EngineCallsRequest(OnCase, frozen=True):
-    """Say which calls of its engine the kernel makes on the case; the last of them only if it ``launches``."""
+class ScriptPartRequest(OnCase, frozen=True):
+    """Say what a script holds of the case; an engine's last function is called only if the kernel ``launches``."""
 
     launches: bool
 
 
-class EngineCallsReply(_Message, frozen=True):
-    """`calls` is None where the adapter cannot be followed."""
+class ScriptPartReply(_Message, frozen=True):
+    """`part` is None where an adapter cannot be followed."""
 
-    calls: EngineCalls | None
+    part: ScriptPart | None
 
 
 class Neighbourhood(_Message, frozen=True):

@@ -24,8 +24,6 @@ from attnfuzz.judging.messages import (
     AccessLinesRequest,
     CauseLinesRequest,
     DeviceReply,
-    EngineCallsReply,
-    EngineCallsRequest,
     ExplainReply,
     ExplainRequest,
     GrowthReply,
@@ -34,13 +32,16 @@ from attnfuzz.judging.messages import (
     GuardRequest,
     JudgeReply,
     JudgeRequest,
+    ScriptPartReply,
+    ScriptPartRequest,
     from_wire,
 )
 from attnfuzz.oracles.registry import ACCURACY, CRASH, DEFAULT_ORACLES, UNWRITTEN, OracleName
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.trials.calls import EngineCalls
+from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner", "start_executor"]
@@ -340,15 +341,16 @@ class Runner:
         reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
         return reply if isinstance(reply, GuardReply) else None
 
-    def engine_calls(self, declaration: Declaration, case: Case, *, launches: bool) -> EngineCalls | None:
-        """The calls of its engine that an adapter makes on ``case``, the last of them only if it ``launches``.
+    def script_part(self, declaration: Declaration, case: Case, *, launches: bool) -> ScriptPart | None:
+        """What a script holds of ``case``; an engine's last function is called only if it ``launches``.
 
-        None where they cannot be told, or the process does not live to tell them. Raises what `judge` raises.
+        None where that cannot be told, or the process does not live to tell it. Raises what `judge` raises.
         """
-        check_size(case)
-        request = EngineCallsRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
-        reply = self._kernels.call(declaration, "engine_calls", request, EngineCallsReply, timeout_s=self.timeout_s)
-        return reply.calls if isinstance(reply, EngineCallsReply) else None
+        if not isinstance(case, OpenCase):  # of which only a process that has imported its problem knows the size
+            check_size(case)
+        request = ScriptPartRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
+        reply = self._kernels.call(declaration, "script_part", request, ScriptPartReply, timeout_s=self.timeout_s)
+        return reply.part if isinstance(reply, ScriptPartReply) else None
 
     def restart(self) -> None:
         """Go on in a fresh executor."""

@@ -27,8 +27,6 @@ from attnfuzz.judging.messages import (
     DeclarationsRequest,
     DeviceReply,
     DeviceRequest,
-    EngineCallsReply,
-    EngineCallsRequest,
     ExplainReply,
     ExplainRequest,
     GrowthReply,
@@ -40,6 +38,8 @@ from attnfuzz.judging.messages import (
     OnCase,
     PrepareReply,
     PrepareRequest,
+    ScriptPartReply,
+    ScriptPartRequest,
     to_wire,
 )
 from attnfuzz.judging.source_numbers import numbers_in_source
@@ -50,11 +50,13 @@ from attnfuzz.oracles import exception, registry
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.own import OracleError
 from attnfuzz.problems.cases import Case, decode_case
-from attnfuzz.problems.limits import case_nbytes
-from attnfuzz.problems.open_cases import ProblemError
+from attnfuzz.problems.limits import case_nbytes, check_size
+from attnfuzz.problems.open_cases import OpenCase, ProblemError
 from attnfuzz.project import working_folder
 from attnfuzz.trials.engine_calls import NotFollowed, engine_calls
 from attnfuzz.trials.observation import KernelRaised
+from attnfuzz.trials.open_script import open_script_part
+from attnfuzz.trials.script_part import MAX_TENSOR_BYTES
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
 from attnfuzz.untrusted_text import printable, text_of, type_name
@@ -92,7 +94,7 @@ class JudgingService:
             "cause_lines": (CauseLinesRequest, self._cause_lines),
             "declarations": (DeclarationsRequest, self._declarations),
             "device": (DeviceRequest, self._describe_device),
-            "engine_calls": (EngineCallsRequest, self._engine_calls),
+            "script_part": (ScriptPartRequest, self._script_part),
             "explain": (ExplainRequest, self._explain),
             "growth": (GrowthRequest, self._growth_after),
             "guarded": (GuardRequest, self._guarded),
@@ -269,12 +271,15 @@ class JudgingService:
             self._growth = key, GrowthTrial(*self._kernel_and_case(request), device=self.device)
         return self._growth[1]
 
-    def _engine_calls(self, request: EngineCallsRequest) -> EngineCallsReply:
+    def _script_part(self, request: ScriptPartRequest) -> ScriptPartReply:
         kernel, case = self._kernel_and_case(request)
+        if isinstance(case, OpenCase):
+            check_size(case, MAX_TENSOR_BYTES)
+            return ScriptPartReply(open_script_part(kernel, case))
         try:
-            return EngineCallsReply(engine_calls(kernel, case, device=self.device, launches=request.launches))
+            return ScriptPartReply(engine_calls(kernel, case, device=self.device, launches=request.launches))
         except NotFollowed:
-            return EngineCallsReply(None)
+            return ScriptPartReply(None)
 
     def _guarded(self, request: GuardRequest) -> GuardReply:
         return guarded_reply(*self._kernel_and_case(request), request, device=self.device)

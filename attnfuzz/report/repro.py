@@ -12,7 +12,7 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -33,18 +33,15 @@ from attnfuzz.report.files import TEMPLATES
 from attnfuzz.report.findings import one_line
 from attnfuzz.report.scripts import Follow
 from attnfuzz.report.sources import KernelSources, inlined, kernel_sources
-from attnfuzz.trials.as_code import UNPACK, definitions, listed, names_used, packed
+from attnfuzz.trials.as_code import UNPACK, compared, definitions, names_used
 from attnfuzz.trials.expectations import bound_of
+from attnfuzz.trials.script_part import MAX_TENSOR_BYTES
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import where_to_look
 
-__all__ = ["MAX_TENSOR_BYTES", "repro_script"]
+__all__ = ["repro_script"]
 
-MAX_TENSOR_BYTES = 4 << 20
-"""Of a case's tensors; a larger script could not be pasted anywhere."""
 _WIDTH = 116
-_FEW_LINES = 3
-"""Of numbers to compare with; more are packed."""
 _FEW_ELEMENTS = 64
 """Of a result that is compared whole; of a larger one, the rows that an oracle pointed to."""
 _HANGS_S = 120
@@ -55,17 +52,16 @@ def repro_script(regression: Regression, declaration: Declaration, *, follow: Fo
     """The script for a saved case. ``declaration`` is that of its kernel.
 
     ``follow``: how an engine's kernel calls it; without, or where that cannot be told, the adapter is in the script.
-    The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
-    KernelLoadError for a kernel without source.
+    It also tells what the script holds of a user's problem: without, there is none. The cases that it needs before it
+    run first. Raises CaseTooLarge for more tensors than a script can hold and KernelLoadError for a kernel without
+    source.
     """
-    if isinstance(regression.problem, OpenProblem):
-        raise KernelLoadError(
-            f"{regression.problem} is defined in a file of its own, whose inputs and reference a script does not hold: "
-            "use attnfuzz replay"
-        )
     cases = (*preceding_for(declaration, regression), regression.case)
-    _check_size(cases)
-    runs = _followed(regression, declaration, cases, follow) or _from_source(regression, declaration, cases)
+    if isinstance(regression.problem, OpenProblem):
+        runs = _of_open_problem(regression, cases, follow)
+    else:
+        _check_size(cases)
+        runs = _followed(regression, declaration, cases, follow) or _from_source(regression, declaration, cases)
     return "\n".join(_lines(regression, declaration, runs)) + "\n"
 
 
@@ -82,12 +78,13 @@ def _check_size(cases: Sequence[Case]) -> None:
 @dataclass(frozen=True, slots=True)
 class _Run:
     """``tensors``: lines that define ``names``. ``calls``: lines that run the kernel on them. ``results``: expressions
-    for what it gives."""
+    for what it gives. ``checks``: lines that compare these, where a user's problem has said with what."""
 
     tensors: list[str]
     names: list[str]
     calls: list[str]
     results: list[str]
+    checks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +120,61 @@ def _followed(
     )
 
 
-def _from_source(regression: Regression, declaration: Declaration, cases: Sequence[Case]) -> _Runs:
-    sources = kernel_sources(regression.kernel)
-    inline = None if declaration.calls else inlined(sources)  # an engine's functions reach an adapter as it is declared
-    given = {"import torch", "import sys", "import os"}
-    texts = [inline.text] if inline is not None else list(sources.files.values())
-    is_triton = any("triton" in text for text in texts) or bool(declaration.calls)
-    repairs = _interpreter_files(regression.case) if is_triton else {}
-    used = {name for text in texts for name in _attributes(text)}
-    name = "kernel" if inline is None else inline.name
+def _of_open_problem(regression: Regression, cases: Sequence[Case], follow: Follow | None) -> _Runs:
+    """The process that has imported the problem says what its cases hold; the kernel is called ``kernel``."""
+    parts = [None if follow is None else follow(case, True) for case in cases]
+    told = [one for one in parts if one is not None]
+    if len(told) < len(parts):
+        raise KernelLoadError(f"{regression.problem} could not be asked what its case holds: use attnfuzz replay")
+    source = _source(regression)
     return _Runs(
-        kernel=_imported(sources, repairs)
-        if inline is None
-        else [*_repaired(repairs), *(line for line in inline.text.splitlines() if line not in given)],
-        each=[_run_from_source(declaration, case, name, used) for case in cases],
-        is_triton=is_triton,
-        is_engine=bool(declaration.calls),
-        before_all=() if inline is None else inline.before_all,
+        kernel=[*source.lines, *([] if source.name == "kernel" else [f"kernel = {source.name}"])],
+        each=[
+            _Run(list(one.tensors), list(one.names), list(one.calls), list(one.results), list(one.checks))
+            for one in told
+        ],
+        is_triton=source.is_triton,
+        before_all=source.before_all,
     )
+
+
+def _from_source(regression: Regression, declaration: Declaration, cases: Sequence[Case]) -> _Runs:
+    source = _source(regression, is_engine=bool(declaration.calls))
+    return _Runs(
+        kernel=source.lines,
+        each=[_run_from_source(declaration, case, source.name, source.attributes) for case in cases],
+        is_triton=source.is_triton,
+        is_engine=bool(declaration.calls),
+        before_all=source.before_all,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """``lines`` that define a kernel, or import it, as ``name``; ``before_all`` stands at the top.
+
+    ``attributes``: names of what it may look at.
+    """
+
+    lines: list[str]
+    name: str
+    before_all: tuple[str, ...]
+    is_triton: bool
+    attributes: set[str]
+
+
+def _source(regression: Regression, *, is_engine: bool = False) -> _Source:
+    sources = kernel_sources(regression.kernel)
+    inline = None if is_engine else inlined(sources)  # an engine's functions reach an adapter as it is declared
+    texts = [inline.text] if inline is not None else list(sources.files.values())
+    is_triton = any("triton" in text for text in texts) or is_engine
+    repairs = _interpreter_files(regression.case) if is_triton else {}
+    attributes = {name for text in texts for name in _attributes(text)}
+    if inline is None:
+        return _Source(_imported(sources, repairs), "kernel", (), is_triton, attributes)
+    given = {"import torch", "import sys", "import os"}
+    lines = [*_repaired(repairs), *(line for line in inline.text.splitlines() if line not in given)]
+    return _Source(lines, inline.name, inline.before_all, is_triton, attributes)
 
 
 def _attributes(text: str) -> Iterator[str]:
@@ -334,7 +368,7 @@ def _judged(
             ],
         )
     if finding.oracle == RED_ZONE.name:
-        return [*_FENCED, *_ALLOCATING], _watching(run, calls)
+        return [*_FENCED, *_ALLOCATING, *(_DIFFERS if run.checks else ())], [*_watching(run, calls), *run.checks]
     if finding.oracle == DETERMINISM.name:
         kept, names = _several(run.results), _several(run.names)
         bits = f"[part.contiguous().view(-1).view(torch.uint8).clone() for part in {kept}]"
@@ -349,7 +383,7 @@ def _judged(
                 f"failed |= any(not torch.equal(a, b) for a, b in zip(first, {bits}))",
             ],
         )
-    checks = _checks(regression, declaration, run)
+    checks = run.checks or _checks(regression, declaration, run)
     return ([*_DIFFERS] if checks else []), [*calls, *(checks or [_SYNCHRONISED])]
 
 
@@ -437,16 +471,7 @@ def _checked(name: str, result: str, should_be: Tensor, within: Tensor, rows: It
         row, head = where
         name, result = f"{name}[{row}, {head}]", f"{result}[{row}, {head}]"
         should_be, within = should_be[row, head], within[row, head]
-    exact, near = _rounded(should_be, 9).contiguous(), _rounded(within * 1.005, 3).contiguous()
-    told = _wrapped(f'failed |= differs("{name}", {result}, {listed(exact)}, {listed(near)})')
-    if len(told) <= _FEW_LINES:
-        return told
-    return [f'failed |= differs("{name}", {result}, {packed(exact)}, {packed(near)})']
-
-
-def _rounded(numbers: Tensor, digits: int) -> Tensor:
-    flat = [float(f"{number:.{digits}g}") for number in numbers.reshape(-1).tolist()]
-    return torch.tensor(flat, dtype=torch.float64, device="cpu").view(numbers.shape)
+    return compared(name, result, should_be, within)
 
 
 _STUB = "attnfuzz_stub.py.jinja"
@@ -465,7 +490,7 @@ _DIFFERS = """
 def differs(name, got, expected, bound):  # from the float64 result by more than rounding may give
     kind = {"dtype": torch.float64, "device": DEVICE}
     near, exact = (torch.as_tensor(part, **kind).expand(got.shape) for part in (bound, expected))
-    wrong = ~((got.double() - exact).abs() <= near) & (got.double() != exact)
+    wrong = ~((got.double() - exact).abs() <= near) & (got.double() != exact) & ~(got.double().isnan() & exact.isnan())
     for at in map(tuple, wrong.nonzero().tolist()[:1]):
         print(f"{name}{list(at)} is {got[at]:.9g}, expected {exact[at]:.9g} +- {near[at]:.3g}")
     return bool(wrong.any())

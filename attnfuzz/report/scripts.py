@@ -1,4 +1,5 @@
-"""Which findings a script shows, and how an engine's kernel is followed for one. Torch-free."""
+"""Which findings a script shows, and who tells what it holds of an engine's kernel, or of a problem of a user's.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import SANITIZER, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.trials.calls import EngineCalls
+from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.trials.script_part import ScriptPart
 
 __all__ = ["Follow", "Following", "why_no_script"]
 
-Follow = Callable[[Case, bool], EngineCalls | None]
-"""The calls of its engine that an adapter makes on a case, see `Runner.engine_calls`."""
+Follow = Callable[[Case, bool], ScriptPart | None]
+"""What a script holds of a case, see `Runner.script_part`."""
 
 
 def why_no_script(oracle: str) -> str:
@@ -31,7 +33,7 @@ def why_no_script(oracle: str) -> str:
 
 
 class Following:
-    """Follows adapters in executors of a ``runner``; of one that is started for ``device`` when it is first needed.
+    """Asks executors of a ``runner``; of one that is started for ``device`` when it is first needed.
 
     A context manager, which ends what it has started.
     """
@@ -42,14 +44,14 @@ class Following:
         self._started: Runner | None = None
 
     def of(self, declaration: Declaration) -> Follow | None:
-        """How a kernel calls its engine; None for one that is no engine's, or where nothing can be run."""
-        if not declaration.calls:
+        """What tells what a script holds of a case; None where the driver knows that, or nothing can be run."""
+        if not declaration.calls and not isinstance(declaration.problem, OpenProblem):
             return None
         try:
             runner = self._runner or self._start()
         except ExecutorUnavailable:  # the adapter's source tells the same, in more lines
             return None
-        return lambda case, launches: runner.engine_calls(declaration, case, launches=launches)
+        return lambda case, launches: runner.script_part(declaration, case, launches=launches)
 
     def _start(self) -> Runner:
         if self._started is None:

@@ -10,6 +10,7 @@ import base64
 import itertools
 import math
 import re
+import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-__all__ = ["NAMES", "UNPACK", "definitions", "listed", "names_used", "number_text", "packed", "placed"]
+__all__ = ["NAMES", "UNPACK", "compared", "definitions", "listed", "names_used", "number_text", "packed", "placed"]
 
 NAMES = ("inf", "nan", "unpack")
 """What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
@@ -35,6 +36,8 @@ _MOST_LINES = (4, 2, 1)
 """Of numbers of a tensor, whose bytes are packed if they take more; fewer where all tensors take too many."""
 _ROOM = 14
 """Lines for all tensors of a case."""
+_FEW_LINES = 3
+"""Of numbers to compare with; more are packed."""
 _SHORT = 8
 """Elements that are as short as a name."""
 _WIDTH = 116
@@ -106,6 +109,24 @@ def listed(tensor: Shaped[Tensor, "..."]) -> str:
     if len(shape) == 1 and (period := _period(numbers)) < len(numbers):
         return f"[{', '.join(numbers[:period])}] * {len(numbers) // period}"
     return _nested(numbers, shape)
+
+
+def compared(name: str, result: str, should_be: Tensor, within: Tensor) -> list[str]:
+    """Lines that note in ``failed`` whether the expression ``result`` differs by more than ``within``, in float64.
+
+    They take a function ``differs``.
+    """
+    exact, near = _rounded(should_be, 9).contiguous(), _rounded(within * 1.005, 3).contiguous()
+    line = f'failed |= differs("{name}", {result}, {listed(exact)}, {listed(near)})'
+    told = textwrap.wrap(line, _WIDTH - 8, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    if len(told) <= _FEW_LINES:
+        return told
+    return [f'failed |= differs("{name}", {result}, {packed(exact)}, {packed(near)})']
+
+
+def _rounded(numbers: Tensor, digits: int) -> Tensor:
+    flat = [float(f"{number:.{digits}g}") for number in numbers.reshape(-1).tolist()]
+    return torch.tensor(flat, dtype=torch.float64, device="cpu").view(numbers.shape)
 
 
 def placed(tensor: Tensor, base: str, of: Tensor) -> str:

@@ -22,8 +22,8 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.as_code import definitions, number_text, placed
-from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.trials.observation import call_options
+from attnfuzz.trials.script_part import ScriptPart
 
 __all__ = ["NotFollowed", "engine_calls"]
 
@@ -32,7 +32,7 @@ class NotFollowed(Exception):  # noqa: N818 - says what happened
     """What the adapter does cannot be said as calls of its engine; the message is a sentence."""
 
 
-def engine_calls(kernel: Kernel, case: Case, *, device: str, launches: bool) -> EngineCalls:
+def engine_calls(kernel: Kernel, case: Case, *, device: str, launches: bool) -> ScriptPart:
     """The calls of ``kernel``, which an adapter makes, on ``case``. Raises NotFollowed.
 
     Unless it ``launches``, the last call is not made: it would end this process.
@@ -209,7 +209,7 @@ class _Notes:
         if name not in self._held:
             self._held[name] = _copy_of(self._known[name])
 
-    def calls(self, results: list[Any]) -> EngineCalls:
+    def calls(self, results: list[Any]) -> ScriptPart:
         """All of it, with the ``results`` that the kernel gave."""
         self._check_that_only_calls_write()
         told = []
@@ -219,7 +219,7 @@ class _Notes:
                 raise NotFollowed("a result is none that the engine was given, or returned")
             told.append(placed(one, names[0], self._known[names[0]]))
         given = {name: held for name, held in self._held.items() if held.numel() or not self._known[name].numel()}
-        return EngineCalls(
+        return ScriptPart(
             imports=tuple(self._imports),
             tensors=tuple(definitions(given)),
             names=tuple(given),

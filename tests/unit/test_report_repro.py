@@ -18,12 +18,14 @@ from attnfuzz.corpus import FindingRecord, Regression, load_regression, regressi
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.report import repro
-from attnfuzz.report.repro import MAX_TENSOR_BYTES, repro_script
+from attnfuzz.report.repro import repro_script
 from attnfuzz.report.sources import kernel_sources
-from attnfuzz.trials.calls import EngineCalls
 from attnfuzz.trials.engine_calls import NotFollowed, engine_calls
+from attnfuzz.trials.open_script import open_script_part
+from attnfuzz.trials.script_part import MAX_TENSOR_BYTES, ScriptPart
 from attnfuzz.verdict import OracleName
 
 ROOT = Path(attnfuzz.__file__).parents[1]
@@ -315,7 +317,7 @@ def test_of_an_engine_its_own_function_is_called(tmp_path: Path, monkeypatch: py
         assert done.returncode == status, done.stderr
 
 
-def _followed(kernel: Kernel, case: Case, launches: bool) -> EngineCalls:
+def _followed(kernel: Kernel, case: Case, launches: bool) -> ScriptPart:
     return engine_calls(kernel, case, device="cpu", launches=launches)
 
 
@@ -457,3 +459,76 @@ def test_the_size_of_all_cases_counts(tmp_path: Path) -> None:
     assert repro_script(saved, declaration_of("dense_eager"))
     with pytest.raises(CaseTooLarge, match=r"the 9 cases have \d+ bytes"):
         repro_script(msgspec.structs.replace(saved, preceding=(saved.case,) * 8), declaration_of("dense_eager"))
+
+
+OWN = """
+import attnfuzz
+import torch
+
+class Scatter(attnfuzz.Problem):
+    count = attnfuzz.Integer(1, 8)
+    scale = attnfuzz.Choice((1.0, 0.5))
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case):
+        return {
+            "rows": attnfuzz.TensorSpec((case.count, 4), "float16", strides="padded_rows"),
+            "cache": attnfuzz.TensorSpec((case.count + 1, 4), "float16", "in_place"),
+            "total": attnfuzz.TensorSpec((4,), "float32", "output"),
+        }
+
+    def write(self, case, tensors):
+        tensors["rows"].copy_(attnfuzz.numbers((case.count, 4), seed=case.seed, name="rows"))
+
+    def reference(self, case, tensors):
+        value, where = torch.zeros(case.count + 1, 4), torch.zeros(case.count + 1, 4, dtype=torch.bool)
+        value[1:], where[1:] = tensors["rows"] * case.scale, True
+        return {"cache": attnfuzz.Expected(value, where), "total": tensors["rows"].double().sum(0)}
+
+@attnfuzz.kernel(Scatter())
+def scatter(inputs):
+    inputs.cache[1:] = inputs.rows * inputs.scale
+    {change}
+    return inputs.rows.float().sum(0)
+"""
+
+
+def own_script(folder: Path, change: str) -> str:
+    folder.mkdir()
+    file = folder / "own.py"
+    file.write_text(OWN.replace("{change}", change))
+    (kernel,) = load_kernels(f"{file}:scatter")
+    problem = kernel.declaration.problem
+    case = case_from_builtins(problem, {"count": 2, "scale": 0.5, "seed": 3})
+    assert isinstance(case, OpenCase)
+    saved = Regression(
+        problem=problem,
+        kernel=f"{file}:scatter",
+        case=case,
+        finding=FindingRecord(oracle="accuracy", message="cache is wrong"),
+    )
+    return repro_script(saved, kernel.declaration, follow=lambda _, launches: open_script_part(kernel, case))
+
+
+def test_a_problem_of_a_users_own_is_compared_with_what_it_says(tmp_path: Path) -> None:
+    """Whoever has a problem of their own would have nothing to paste, or a script that calls a right kernel wrong."""
+    changes = ("", "inputs.cache[2, 1] += 1", "inputs.cache[0] = 0", "return inputs.rows.float().sum(0) + 1")
+    right, wrong, outside, returned = run(
+        [own_script(tmp_path / str(i), one) for i, one in enumerate(changes)], tmp_path
+    )
+    assert right.endswith("PASS\nSTATUS False\n")
+    assert "cache[2, 1] is " in wrong
+    assert "cache[0, 0] is 0, expected nan" in outside
+    assert "total[0] is " in returned
+
+
+def test_a_problem_that_nobody_can_ask_is_refused(tmp_path: Path) -> None:
+    """The driver, which imports no kernel, would write a script without tensors."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("{change}", ""))
+    (kernel,) = load_kernels(f"{file}:scatter")
+    case = case_from_builtins(kernel.declaration.problem, {"count": 1, "scale": 1.0, "seed": 0})
+    finding = FindingRecord(oracle="accuracy", message="wrong")
+    saved = Regression(problem=kernel.declaration.problem, kernel=f"{file}:scatter", case=case, finding=finding)
+    with pytest.raises(KernelLoadError, match=r"Scatter could not be asked what its case holds: use attnfuzz replay"):
+        repro_script(saved, kernel.declaration, follow=lambda case, launches: None)
