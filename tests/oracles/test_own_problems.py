@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from attnfuzz.cases.facets import Domain, changed, facets_of
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.features import features
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Failure, Relations
 from tests.unit.named_features import words
 
 
@@ -37,6 +38,26 @@ class Halve(attnfuzz.Problem):
         where = torch.zeros(tensors["x"].shape, dtype=torch.bool)
         where[: case.rows] = True
         return {"x": attnfuzz.Expected(tensors["x"].double() / 2, where)}
+
+
+class Multiply(attnfuzz.Problem):
+    """Rows times a number."""
+
+    rows = attnfuzz.Integer(1, 8)
+    factor = attnfuzz.Choice((1.0, 2.0, 0.5))
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        return {
+            "x": attnfuzz.TensorSpec((case.rows, 4), "float32"),
+            "out": attnfuzz.TensorSpec((case.rows, 4), "float32", "output"),
+        }
+
+    def write(self, case: Any, tensors: Any) -> None:
+        tensors["x"].copy_(attnfuzz.numbers((case.rows, 4), seed=case.seed, name="x"))
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, torch.Tensor]:
+        return {"out": tensors["x"].double() * case.factor}
 
 
 class Scatter(attnfuzz.Problem):
@@ -106,13 +127,34 @@ def writes_one_more(inputs: Any) -> None:
     inputs.cache[len(inputs.rows) :] = 0
 
 
+PLANS: dict[Any, Any] = {}
+
+
+@attnfuzz.kernel(Multiply())
+def multiplies(inputs: Any) -> torch.Tensor:
+    plan = PLANS.setdefault((inputs.rows, inputs.factor), inputs.factor)
+    return inputs.x * plan  # type: ignore[no-any-return]
+
+
+@attnfuzz.kernel(Multiply())
+def plans_by_shape(inputs: Any) -> torch.Tensor:
+    plan = PLANS.setdefault(inputs.rows, inputs.factor)
+    return inputs.x * plan  # type: ignore[no-any-return]
+
+
+@attnfuzz.kernel(Multiply())
+def keeps_the_largest(inputs: Any) -> torch.Tensor:
+    PLANS["rows"] = most = max(inputs.rows, PLANS.get("rows", 0))
+    return inputs.x * inputs.factor + (most > inputs.rows)  # type: ignore[no-any-return]
+
+
 def case_of(kernel: Kernel, **fields: Any) -> Any:
     problem: Any = kernel.declaration.problem
     return problem.case_type(**fields)
 
 
-def failure_of(kernel: Kernel, **fields: Any) -> Failure:
-    failure = judge(kernel, case_of(kernel, **fields), device="cpu").failure
+def failure_of(kernel: Kernel, relations: Relations = None, **fields: Any) -> Failure:
+    failure = judge(kernel, case_of(kernel, **fields), device="cpu", relations=relations).failure
     assert failure is not None
     return failure
 
@@ -153,7 +195,24 @@ def test_a_stray_write_is_no_displaced_row() -> None:
     assert (failure.oracle, failure.causes) == ("red_zone", ())
 
 
-@pytest.mark.parametrize("kernel", [halves, scatters])
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        pytest.param(
+            plans_by_shape, r"the same call with factor=(2.0|0.5) after this case gives out\[", id="same shapes"
+        ),
+        pytest.param(keeps_the_largest, r"a call with rows=2 after this case", id="a larger call"),
+    ],
+)
+def test_a_call_that_follows_from_an_earlier_one_is_told(kernel: Kernel, message: str) -> None:
+    """A plan that leaves something out of its key would pass wherever each call is the first."""
+    PLANS.clear()
+    failure = failure_of(kernel, relations=("call_sequence",), rows=3)
+    assert failure.oracle == "call_sequence"
+    assert re.search(message, failure.message), failure.message
+
+
+@pytest.mark.parametrize("kernel", [halves, scatters, multiplies])
 def test_right_kernels_are_silent(kernel: Kernel) -> None:
     """What is written on the host would be other numbers in the memory of a run."""
     assert judge(kernel, case_of(kernel), device="cpu", relations="all").failure is None
@@ -163,7 +222,7 @@ def test_a_problem_is_written_on_the_host_and_not_for_each_run(monkeypatch: pyte
     """A user's `write` would meet a GPU's tensors, and mix them with the host's; or run for each of a dozen runs."""
     devices: list[str] = []
     monkeypatch.setattr(Halve, "written_on", devices)
-    judge(halves, case_of(halves, rows=5, seed=7), device="cpu", relations="all")
+    judge(halves, case_of(halves, rows=5, seed=7), device="cpu", relations=("guard_page",))
     assert devices == ["cpu"] * 3
 
 

@@ -13,6 +13,7 @@ of a call are overwritten by shorter ones, and the bits are those of new tensors
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,9 @@ from attnfuzz.oracles.relations.relation import (
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
 from attnfuzz.problems.formats import format_key, format_of
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
+from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
@@ -110,6 +113,24 @@ def _(case: AttentionCase, declaration: Declaration) -> Iterator[Relative]:
             yield Relative(_with_lengths(case, fields, seq_lens), f"a call with seq_lens={list(seq_lens)}")
 
 
+@_made.register
+def _(case: OpenCase, declaration: Declaration) -> Iterator[Relative]:
+    """One for each field, with another value of it: which one, that follows from the case."""
+    del declaration
+    shapes = _shapes_of(case)
+    for number, (name, field) in enumerate(case.problem.fields.items()):
+        others = [*field.others(getattr(case, name)), *itertools.islice(field.simpler(getattr(case, name)), 1)]
+        if others:
+            value = others[(zlib.crc32(encode_case(case)) + number) % len(others)]
+            other = msgspec.structs.replace(case, **{name: value})
+            is_twin = _shapes_of(other) == shapes
+            yield Relative(other, f"{'the same call' if is_twin else 'a call'} with {name}={value}", is_twin=is_twin)
+
+
+def _shapes_of(case: OpenCase) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(name, spec.shape, spec.dtype) for name, spec in tensor_specs(case).items()]
+
+
 def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[int, ...]) -> Any:
     values = msgspec.structs.replace(case.values, needles=(), seed=case.values.seed ^ _OTHER_SEED)
     changes: dict[str, Any] = {**fields, "values": values}
@@ -169,7 +190,10 @@ def _checked(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
         failure = None if failure is None else _later_call(trial, relatives, number, failure)
         if failure is not None:
             return failure
-    return _after(trial, relatives) or _on_the_same_tensors(trial) or _with_shorter_sequences(trial)
+    failure = _after(trial, relatives)
+    if isinstance(trial.case, OpenCase):
+        return failure
+    return failure or _on_the_same_tensors(trial) or _with_shorter_sequences(trial)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
@@ -381,6 +405,7 @@ CALL_SEQUENCE = Relation(
     _check,
     further=_further,
     alone_on=("cpu",),
+    of_any_problem=True,
     closer=_check_closer,
     closer_further=_further_closer,
 )
