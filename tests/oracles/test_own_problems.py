@@ -13,6 +13,7 @@ from attnfuzz.cases.facets import Domain, changed, facets_of
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.features import features
+from attnfuzz.problems.open_cases import implementation_of
 from attnfuzz.verdict import Failure, Relations
 from tests.unit.named_features import words
 
@@ -221,7 +222,8 @@ def test_right_kernels_are_silent(kernel: Kernel) -> None:
 def test_a_problem_is_written_on_the_host_and_not_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's `write` would meet a GPU's tensors, and mix them with the host's; or run for each of a dozen runs."""
     devices: list[str] = []
-    monkeypatch.setattr(Halve, "written_on", devices)
+    problem: Any = halves.declaration.problem
+    monkeypatch.setattr(type(implementation_of(problem)), "written_on", devices)  # a copy of the file may be in use
     judge(halves, case_of(halves, rows=5, seed=7), device="cpu", relations=("guard_page",))
     assert devices == ["cpu"] * 3
 
