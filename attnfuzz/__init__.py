@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attnfuzz.cases.fields import Seed as Seed
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
+    from attnfuzz.numerics.own import attention as attention
     from attnfuzz.oracles.own import Run as Run
     from attnfuzz.oracles.own import oracle as oracle
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
@@ -63,6 +64,7 @@ _HOMES = {
     "Supports": "attnfuzz.problems.supports",
     "TensorSpec": "attnfuzz.problems.shapes",
     "assert_close": "attnfuzz.testing.closeness",
+    "attention": "attnfuzz.numerics.own",
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",

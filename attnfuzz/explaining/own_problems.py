@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from attnfuzz.cases.fields import Seed
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import Case
@@ -86,8 +88,30 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
             side = "before" if step < 0 else "behind"
             words = f"{which} are read {plural(abs(step), 'element')} {side} their places{why}"
             yield Cause(mistake="read_elsewhere", way=f"{name}: {step:+}", words=words)
-        else:
+        elif not _is_read_of_others(reruns, name, ignored):
             yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
+
+
+_OTHER_SEEDS = (1, 2)
+
+
+def _is_read_of_others(reruns: Reruns, name: str, ignored: Elements) -> bool:
+    """Whether these elements matter with other numbers: that they do not with these is chance then.
+
+    Where all keys that a kernel reads are equal in one dimension, that of its query does not matter.
+    """
+    case = reruns.case
+    if not isinstance(case, OpenCase):
+        return False
+    seeds = {one: getattr(case, one) for one, field in case.problem.fields.items() if isinstance(field, Seed)}
+    for more in _OTHER_SEEDS if seeds else ():
+        other = reruns.of(msgspec.structs.replace(case, **{one: seed ^ more for one, seed in seeds.items()}))
+        other.reset()
+        got = other.run()
+        _flip(getattr(other.reset(), name), ignored)
+        if any(bool((bits(part) != bits(got[result])).any()) for result, part in other.run().items()):
+            return True
+    return False
 
 
 def _tell_bytes_apart(reruns: Reruns) -> None:
@@ -148,6 +172,8 @@ class _Reference:
                 value = torch.where(one.where.cpu(), value, 0.0)
             usual = OWN_TOLERANCES.get(self._tensors[name].dtype)
             bound: Any = bounds.get(name, 0.0 if usual is None else usual.bound(value))
+            if isinstance(one, Expected) and one.bound is not None:
+                bound = one.bound
             found.append(
                 Target(name, value, torch.as_tensor(bound, dtype=torch.float64, device="cpu").expand_as(value))
             )

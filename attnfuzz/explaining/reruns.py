@@ -61,6 +61,10 @@ class Reruns:
         self._calm_integers()
         self.keep()
 
+    def of(self, case: Case) -> Reruns:
+        """Those of the same kernel on another case, in the same time."""
+        return Reruns(self.kernel, case, device=self.device, is_over=self._is_over)
+
     def reset(self) -> Any:
         """Put the memory back to what it was at first; the inputs, for changing them."""
         for chunk, template in zip(self._chunks, self._template, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +84,7 @@ def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
     found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
     expected = _checked(case, found)
     bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))
+    bounds |= {name: one.bound for name, one in expected.items() if one.bound is not None}
     if unknown := set(bounds) - set(expected):
         raise ProblemError(f"{case.problem}.bound: {sorted(unknown)} are no results; these are {', '.join(expected)}")
 
@@ -220,7 +221,7 @@ def _checked(case: OpenCase, found: Mapping[str, Tensor | Expected]) -> dict[str
         one = given if isinstance(given, Expected) else Expected(given)
         if not isinstance(one.value, Tensor) or not isinstance(one.where, Tensor | None):
             raise ProblemError(f"{place}: {name} is {given!r:.80}; it must be a tensor, or an attnfuzz.Expected of two")
-        one = Expected(one.value.to("cpu"), None if one.where is None else one.where.to("cpu"))
+        one = replace(one, value=one.value.to("cpu"), where=None if one.where is None else one.where.to("cpu"))
         for part in (one.value, *(() if one.where is None else (one.where,))):
             if tuple(part.shape) != spec.shape:
                 raise ProblemError(f"{place}: {name} has shape {tuple(part.shape)}; the tensor has {spec.shape}")
@@ -231,7 +232,7 @@ def _checked(case: OpenCase, found: Mapping[str, Tensor | Expected]) -> dict[str
             raise ProblemError(
                 f"{place}: {name} holds NaN, which is what dead memory holds; write all that the reference reads"
             )
-        checked[name] = Expected(value, one.where)
+        checked[name] = replace(one, value=value)
     return checked
 
 

@@ -29,11 +29,13 @@ class Expected:
     """What a result is to hold: ``value`` (float64, or what holds the numbers exactly), in the shape of the result.
 
     ``where`` (bool, of that shape; None for everywhere) are the elements that a kernel must write. Of an output, nobody
-    looks at the others; of a tensor that is changed in place, they must keep every bit.
+    looks at the others; of a tensor that is changed in place, they must keep every bit. ``bound``: the largest error at
+    each element, in that shape or as one number; where it is None, `Problem.bound` is asked.
     """
 
     value: Tensor
     where: Tensor | None = None
+    bound: Tensor | float | None = None
 
 
 class Problem:
@@ -85,7 +87,8 @@ class Problem:
     def bound(self, case: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor | float]:
         """The largest error at each element of a result, for those that have a bound; 0 where every bit counts.
 
-        Other results are compared with the usual tolerance of their dtype.
+        Not asked for results of which ``reference`` gives a bound. Others are compared with the usual tolerance of
+        their dtype.
         """
         del case, tensors
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import attnfuzz
 from attnfuzz.corpus import RegressionError, load_regression
-from attnfuzz.declaration import Kernel, KernelLoadError
+from attnfuzz.declaration import Kernel
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
@@ -403,26 +404,16 @@ def test_other_processes_learn_of_a_problem_as_data(tmp_path: Path) -> None:
         runner.judge(declaration, simplest_case(declaration.problem, declaration.supports, {}))
 
 
-def test_a_script_cannot_hold_a_problem(tmp_path: Path) -> None:
-    """A script would be written that judges by a reference of attention."""
-    with pytest.raises(attnfuzz.KernelFailure):
-        attnfuzz.check(rope_append.last_token_left_out, {}, device="cpu", save_dir=tmp_path)
-    from attnfuzz.report.repro import repro_script
-
-    (path,) = tmp_path.iterdir()
-    with pytest.raises(KernelLoadError, match="use attnfuzz replay"):
-        repro_script(load_regression(path), rope_append.last_token_left_out.declaration)
-
-
-def test_the_example_of_the_page_finds_its_bug(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -> None:
     """Who copies the page's example would meet an error, or be told something else than the page shows."""
     text = PAGE.read_text(encoding="utf-8")
-    (tmp_path / "kernels.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    example, shown = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)[number] for kind in ("python", "text"))
+    (tmp_path / "kernels.py").write_text(example)
     run = explore("kernels.py", "--budget", "60s", "--seed", "1", "--fail-fast", cwd=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
-    shown = text.partition("```text\n")[2].partition("```")[0].splitlines()
     assert shown
-    for line in shown:
+    for line in shown.splitlines():
         assert line.strip() in run.stdout
 
 
