@@ -213,6 +213,7 @@ class WorkerLoop:
                     cases = drawn[:size]
                     del drawn[:size]
                     self._have_judged(declaration, cases)
+                    self._take_costly_turns(declaration)
                 return self._goes_on() and time.monotonic() < until
 
             (roomy or self._drawing).round(declaration, visit, until=self._setup.deadline)
@@ -220,8 +221,6 @@ class WorkerLoop:
                 cases, seconds = self._meter.cases(target) - cases_before, time.monotonic() - started
                 self._larger.round_over(declaration, roomy=roomy is not None, cases=cases, seconds=seconds)
             self._go_far(declaration)
-            self._costly.round_over(target, time.monotonic() - started)
-            self._take_costly_turns(declaration)
             self._meter.flush()
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
@@ -255,7 +254,7 @@ class WorkerLoop:
             with contextlib.suppress(OutOfTime, Unjudged):
                 verdict = self._judge(declaration, due.case, relations=relations, patience="longest")
                 if verdict.failure is not None:  # the others have been counted as cases that passed
-                    self._take_in(declaration, due.case, time.monotonic() - started, verdict)
+                    self._take_in(declaration, due.case, 0.0, verdict)
             self._costly.taken(target, time.monotonic() - started)
 
     def _scout(self, declaration: Declaration) -> None:
@@ -367,9 +366,8 @@ class WorkerLoop:
             compile_s = verdict.timing.compile_s
             if (new := self._formats.judged(declaration, case, seconds, compile_s=compile_s)) is not None:
                 self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
-        if failure is None:
-            self._costly.passed(declaration.target, case)
-        else:
+        self._costly.judged(declaration.target, case, seconds, passed=failure is None)
+        if failure is not None:
             self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
 
     def _weigh(self, failing: FailingCase, seconds: float) -> None:

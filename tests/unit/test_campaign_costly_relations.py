@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import pytest
 
 from attnfuzz.campaign.draw.costly_relations import CostlyRelations
-from attnfuzz.campaign.messages import Found
+from attnfuzz.campaign.messages import Found, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -22,16 +23,15 @@ NARROW = Failure(oracle="page_relocation", kind="offsets", message="narrow")
 
 
 def turns(usual_s: float, *, takes_s: float, **workers: int) -> list[int]:
-    """Those taken along with cases of a kernel that took ``usual_s``, in rounds of a second."""
+    """Those taken along with cases of a kernel that took ``usual_s``, a second each."""
     costly = CostlyRelations(DEFAULT_ORACLES, device="cuda", **workers)
     taken = []
     for _ in range(int(usual_s)):
-        costly.round_over("kernel", 1.0)
-        costly.passed("kernel", CASE)
+        costly.judged("kernel", CASE, 1.0, passed=True)
         while (due := costly.due("kernel")) is not None:
             taken.append(due.turn)
             costly.taken("kernel", takes_s)
-            costly.passed("kernel", CASE)
+            costly.judged("kernel", CASE, 0.0, passed=True)
     return taken
 
 
@@ -57,11 +57,10 @@ def test_workers_begin_with_different_ones() -> None:
 def test_there_is_no_turn_where_none_is_costly_or_no_case_has_passed() -> None:
     """A case would be judged once more for nothing."""
     costly = CostlyRelations(DEFAULT_ORACLES, device="cpu")
-    costly.round_over("kernel", 100.0)
-    costly.passed("kernel", CASE)
+    costly.judged("kernel", CASE, 100.0, passed=True)
     assert costly.due("kernel") is None
     costly = CostlyRelations(DEFAULT_ORACLES, device="cuda")
-    costly.round_over("kernel", 100.0)
+    costly.judged("kernel", CASE, 100.0, passed=False)
     assert costly.due("kernel") is None
 
 
@@ -89,9 +88,16 @@ class NarrowBench(BatchBench):
             return Verdict(failure=NARROW)
         return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
 
+    def together(
+        self, declaration: Declaration, cases: Sequence[DenseDecodeCase], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        time.sleep(0.001 * len(cases))
+        return super().together(declaration, cases, timeout_s=timeout_s)
+
 
 def test_what_only_a_turn_shows_is_found() -> None:
-    """The turn would be taken, and what it shows be lost."""
-    bench = NarrowBench(lambda case: None, device="cuda", budget_s=30.0, enough=after(Found)).run()
+    """The turn would be taken late, when a round of thousands of cases is over, or what it shows be lost."""
+    bench = NarrowBench(lambda case: None, device="cuda", budget_s=30.0, enough=after(Found), most_together=8).run()
     assert bench.of(Found)[0].failure == NARROW
     assert bench.asked == 1
+    assert sum(progress.cases for progress in bench.of(WorkerProgress)) < 1500

@@ -53,13 +53,11 @@ class CostlyRelations:
         self._head_start = (worker + 1) / (num_workers + 1)
         self._spent: defaultdict[str, _Spent] = defaultdict(_Spent)
 
-    def passed(self, target: str, case: Case) -> None:
-        """A case has passed all else."""
-        self._spent[target].passed = case
-
-    def round_over(self, target: str, seconds: float) -> None:
-        """A round of other cases of the kernel took so long."""
-        self._spent[target].usual_s += seconds
+    def judged(self, target: str, case: Case, seconds: float, *, passed: bool) -> None:
+        """All else has said what it has to say of a case of the kernel, which took so long."""
+        spent = self._spent[target]
+        spent.usual_s += seconds
+        spent.passed = case if passed else spent.passed
 
     def due(self, target: str) -> Due | None:
         """What is to be done now, if it is time for a turn."""
