@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.numerics.own import attention as attention
+    from attnfuzz.numerics.own import rounding as rounding
     from attnfuzz.oracles.own import Run as Run
     from attnfuzz.oracles.own import oracle as oracle
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
@@ -70,6 +71,7 @@ _HOMES = {
     "kernel": "attnfuzz.declaration",
     "numbers": "attnfuzz.values.own",
     "oracle": "attnfuzz.oracles.own",
+    "rounding": "attnfuzz.numerics.own",
 }
 __all__ = [*_HOMES, "__version__"]
 

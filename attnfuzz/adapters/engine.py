@@ -14,6 +14,7 @@ import msgspec
 from attnfuzz.declaration import Absent, EnginePlan, Kernel, KernelFunction, Numerics, Supports, kernel
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import BundledProblem
+from attnfuzz.problems.own import Problem
 from attnfuzz.problems.supports import OptionValue
 from attnfuzz.untrusted_text import text_of, type_name
 
@@ -35,7 +36,7 @@ class Engine:
 
     def kernel(
         self,
-        problem: BundledProblem,
+        problem: BundledProblem | Problem,
         *,
         supports: Supports | Callable[..., Supports],
         needs: Mapping[str, tuple[str, ...]],
@@ -43,7 +44,8 @@ class Engine:
         numerics: Numerics | None = None,
         gpu_only: bool = False,
     ) -> Callable[[KernelFunction], Kernel | Absent]:
-        """As `attnfuzz.kernel`, for a function that gets what it ``needs`` by keyword, beside inputs and options.
+        """As `attnfuzz.kernel`, for any problem. The function gets what it ``needs`` by keyword, beside inputs and
+        options.
 
         Each need has places, ``module:attribute``, of which the first that the installed version has is taken. Where
         there is none, what the decorated function becomes says so in one sentence in place of being a kernel. What the

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.families import CacheWrite
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
@@ -24,6 +25,8 @@ __all__ = [
     "flash_mla",
     "merge_attn_states",
     "merge_attn_states_cuda",
+    "reshape_and_cache",
+    "reshape_and_cache_per_token_head",
     "triton_backend",
     "unified_attention",
     "unified_attention_full",
@@ -519,3 +522,32 @@ def _flash_attention_3(
         return out, lse.mT
 
     return call
+
+
+_WRITES = _ops("triton_reshape_and_cache_flash:triton_reshape_and_cache_flash")
+_QUANTISES = _ops("triton_reshape_and_cache_flash:triton_reshape_and_cache_flash_per_token_head_quant")
+
+
+@VLLM.kernel(
+    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("same", "fp8"))),
+    needs={"write": _WRITES},
+    supports=attnfuzz.Supports(),
+    gpu_only=True,  # it asks for the capability of the tensors' GPU
+)
+def reshape_and_cache(i: Any, *, write: Any) -> None:
+    """New tokens into a paged cache, `triton_reshape_and_cache_flash`."""
+    scales = (
+        (i.k_scale, i.v_scale) if i.cache == "fp8" else (torch.ones(1, dtype=torch.float32, device=i.key.device),) * 2
+    )
+    write(i.key, i.value, i.k_cache, i.v_cache, i.slot_mapping, "auto" if i.cache == "same" else "fp8", *scales)
+
+
+@VLLM.kernel(
+    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("fp8_token", "int8_token"))),
+    needs={"quantise": _QUANTISES, "modes": ("vllm.v1.kv_cache_interface:KVQuantMode",)},
+    supports=attnfuzz.Supports(),
+)
+def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> None:
+    """The same with a scale for each token and head, `triton_reshape_and_cache_flash_per_token_head_quant`."""
+    mode = modes.INT8_PER_TOKEN_HEAD if i.cache == "int8_token" else modes.FP8_PER_TOKEN_HEAD
+    quantise(i.key, i.value, i.k_cache, i.v_cache, i.k_scales, i.v_scales, i.slot_mapping, mode)

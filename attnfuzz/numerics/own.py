@@ -1,4 +1,5 @@
-"""Attention for problems of a user's own: what it gives, and how far a correct kernel may be off."""
+"""For problems of a user's own: what attention gives, and how far a correct kernel may be off, of that or of one
+rounding."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from attnfuzz.numerics.arithmetic import half_smallest_subnormal, unit_roundoff
 from attnfuzz.numerics.bounds import Bound, attention_bound
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.own import Expected
 
-__all__ = ["attention"]
+__all__ = ["attention", "rounding"]
 
 
 def attention(
@@ -80,3 +82,22 @@ def _exact(
     total = torch.logsumexp(scores if sinks is None else torch.cat((scores, sinks[:, None]), dim=1), dim=1)
     weights = torch.exp(scores - total.nan_to_num(neginf=0.0)[:, None])
     return (weights[:, None] @ values)[:, 0], total
+
+
+_SMALL_FORMATS = {"float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17), "int8": (0.0, 0.5)}
+"""Largest relative change where a number is normal, and largest absolute one where it is not."""
+_QUOTIENT = 1 + 2.0**-10
+"""What is rounded may be a quotient that was rounded to float32 before, or a product with a reciprocal: 2^-21 relative,
+against the half unit of a format of 8 bits that it may be rounded across."""
+
+
+def rounding(value: Float64[Tensor, "*shape"], dtype: str) -> Float64[Tensor, "*shape"]:
+    """The largest error of ``value`` once it is stored as ``dtype``: a float of 8, 16 or 32 bits, or int8.
+
+    It is worked out in float32 before, by a division or with a reciprocal. Raises ValueError for other dtypes.
+    """
+    if dtype in _SMALL_FORMATS:
+        relative, absolute = _SMALL_FORMATS[dtype]
+        return torch.clamp(value.abs() * relative, min=absolute) * _QUOTIENT + value.abs() * 2.0**-21
+    kind = getattr(torch, dtype)
+    return torch.clamp(value.abs() * unit_roundoff(kind), min=half_smallest_subnormal(kind)) + value.abs() * 2.0**-21

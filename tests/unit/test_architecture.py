@@ -29,6 +29,8 @@ RANKS = {
     "attnfuzz.adapters": 0,  # where engines' kernels are; heavy packages are imported when a kernel is loaded
     "attnfuzz.adapters.engine": 1,
     "attnfuzz.adapters.solution": 1,
+    "attnfuzz.families": 0,  # problems made of the parts that users have
+    "attnfuzz.families.cache_write_kernels": 1,
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles": 3,
     "attnfuzz.oracles.own": 0,  # what users' files say

@@ -1,0 +1,8 @@
+"""Problems that engines have and that are made of the same parts as a user's own: `attnfuzz.Problem`, one file each.
+
+A kernel is declared with an instance: ``@attnfuzz.kernel(CacheWrite(block_size=attnfuzz.Choice((16,))))``.
+"""
+
+from attnfuzz.families.cache_write import CacheWrite as CacheWrite
+
+__all__ = ["CacheWrite"]

@@ -1,0 +1,124 @@
+"""Writing new tokens into a paged KV cache, quantised or not: vLLM's ``reshape_and_cache_flash`` and its relatives.
+
+Token i of ``key`` and ``value`` goes into slot ``slot_mapping[i]``: page ``slot // block_size``, place
+``slot % block_size``. A slot of -1 stands for a padding token of a captured graph, which is written nowhere. Every byte
+of the caches that no slot names stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
+
+__all__ = ["CacheWrite"]
+
+_FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
+_LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
+_LEAST_SCALE = 1e-6
+"""Of a row of zeros, which has no scale of its own; vLLM's."""
+_SCALE_ERROR = 2.0**-21
+"""Relative, of a quotient in float32 or of a product with a reciprocal; of a scale that was rounded as well."""
+
+
+class CacheWrite(attnfuzz.Problem):
+    """``cache``: "same", as the new tokens are; "fp8", divided by a scale for each tensor, which the kernel is given;
+    "fp8_token" and "int8_token", by one for each token and head, ``max |x| / 448`` or ``/ 127``, which it works out and
+    stores in ``k_scales`` and ``v_scales``. ``strides``: of the new tokens, which may be parts of q, k and v side by
+    side. ``cache_strides``: of the caches, which may share pages with other layers. ``zeros``: the first token is 0.
+    """
+
+    num_tokens = Integer(1, 24)
+    skipped = Integer(0, 3)
+    num_kv_heads = Choice((1, 2, 3, 8))
+    head_size = Choice((16, 64, 80, 128))
+    block_size = Choice((1, 5, 16))
+    spare_blocks = Integer(0, 2)
+    layout = Choice(("NHD", "HND"))
+    cache = Choice(("same", "fp8", "fp8_token", "int8_token"))
+    strides = Choice(("contiguous", "outer_gap"))
+    cache_strides = Choice(("contiguous", "outer_gap"))
+    zeros = Choice((False, True))
+    dtype = Choice(("float16", "bfloat16"))
+    seed = Seed()
+
+    def tensors(self, case: Any) -> dict[str, TensorSpec]:
+        """Caches ``[blocks, block_size, num_kv_heads, head_size]``, or with places and heads exchanged."""
+        rows, heads = case.num_tokens + case.skipped, case.num_kv_heads
+        blocks = -(-case.num_tokens // case.block_size) + case.spare_blocks
+        new = TensorSpec((rows, heads, case.head_size), case.dtype, "input", case.strides, ("token", "head", "dim"))
+        if case.layout == "NHD":
+            shape, axes = (blocks, case.block_size, heads, case.head_size), ("block", "offset", "head", "dim")
+        else:
+            shape, axes = (blocks, heads, case.block_size, case.head_size), ("block", "head", "offset", "dim")
+        cache = TensorSpec(shape, _FORMATS.get(case.cache, case.dtype), "in_place", case.cache_strides, axes)
+        found = {"key": new, "value": new, "k_cache": cache, "v_cache": cache}
+        found["slot_mapping"] = TensorSpec((rows,), "int64")
+        if case.cache == "fp8":
+            found |= dict.fromkeys(("k_scale", "v_scale"), TensorSpec((1,), "float32"))
+        elif case.cache != "same":
+            scales = TensorSpec(shape[:3], "float32", "in_place", axes=axes[:3])
+            found |= dict.fromkeys(("k_scales", "v_scales"), scales)
+        return found
+
+    def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Slots are a permutation, so that no two tokens have the same."""
+        generator = torch.Generator("cpu").manual_seed(case.seed)
+        for name in ("key", "value"):
+            tensors[name].copy_(attnfuzz.numbers(tuple(tensors[name].shape), seed=case.seed, name=name))
+            if case.zeros:
+                tensors[name][0] = 0
+        slots = tensors["k_cache"].shape[0] * case.block_size
+        order = torch.randperm(slots, generator=generator, device="cpu", dtype=torch.int64)[: case.num_tokens]
+        rows = len(tensors["slot_mapping"])
+        places = torch.randperm(rows, generator=generator, device="cpu", dtype=torch.int64)[: case.num_tokens]
+        tensors["slot_mapping"].fill_(-1)
+        tensors["slot_mapping"][places] = order
+        if case.cache == "fp8":
+            tensors["k_scale"].fill_(0.03)
+            tensors["v_scale"].fill_(0.5)
+
+    def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
+        """Of what is quantised, the number before it is rounded, and as its bound that rounding."""
+        found = {}
+        for name, cache, scale in (("key", "k_cache", "k_scale"), ("value", "v_cache", "v_scale")):
+            new = tensors[name].double()
+            if case.cache == "same":
+                found[cache] = _scattered(case, tensors, new, cache, torch.zeros_like(new))
+                continue
+            kind = _FORMATS[case.cache]
+            if case.cache == "fp8":
+                scales = tensors[scale].double().expand(new.shape[:2])
+            else:
+                scales = new.abs().amax(-1).div(_LARGEST[kind])
+                loose = torch.where(scales < _LEAST_SCALE, 2 * _LEAST_SCALE, _SCALE_ERROR * scales)
+                found[f"{scale}s"] = _scattered(case, tensors, scales, f"{scale}s", loose)
+            quotient = new / scales.clamp(min=_LEAST_SCALE)[..., None]
+            found[cache] = _scattered(case, tensors, quotient, cache, attnfuzz.rounding(quotient, kind))
+        return found
+
+    def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
+        """Which slot it is, of a cache."""
+        if name not in ("k_cache", "v_cache", "k_scales", "v_scales"):
+            return ""
+        block, offset = index[0], index[1 if case.layout == "NHD" else 2]
+        return f"slot {block * case.block_size + offset}"
+
+
+def _scattered(case: Any, tensors: Mapping[str, Tensor], new: Tensor, into: str, bound: Tensor) -> Expected:
+    """``new`` and its ``bound``, by token, at their slots."""
+    shape = tuple(tensors[into].shape)
+    value, bounds = (torch.zeros(shape, dtype=torch.float64, device="cpu") for _ in range(2))
+    where = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    is_written = tensors["slot_mapping"] >= 0
+    slots = tensors["slot_mapping"][is_written]
+    block, offset = slots // case.block_size, slots % case.block_size
+    by_token = (part if case.layout == "NHD" else part.transpose(1, 2) for part in (value, bounds, where))
+    for part, given in zip(by_token, (new, bound, torch.ones_like(new, dtype=torch.bool)), strict=True):
+        part[block, offset] = given[is_written]
+    return Expected(value, where, bounds)

@@ -1,0 +1,1 @@
+"""Writing new tokens into a paged KV cache."""

@@ -1,0 +1,78 @@
+"""Kernels of `attnfuzz.families.CacheWrite` with a bug each, of the kinds that engines' writers had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import attnfuzz
+from attnfuzz.families import CacheWrite
+
+__all__ = ["PLANTED"]
+
+
+def _write(inputs: Any, bug: str = "") -> None:
+    is_written = inputs.slot_mapping >= 0
+    if bug == "padding":
+        is_written = torch.ones_like(is_written)
+    slots = inputs.slot_mapping[is_written]
+    for name in ("k", "v"):
+        new = inputs.key if name == "k" or bug == "k_twice" else inputs.value
+        if bug == "packed":
+            new = new.as_strided(new.shape, (new.shape[1] * new.shape[2], new.shape[2], 1))
+        rows = new[is_written]
+        cache = getattr(inputs, f"{name}_cache")
+        places_first = cache if inputs.layout == "NHD" else cache.transpose(1, 2)
+        size = 16 if bug == "page_size" else places_first.shape[1]
+        at = slots // size % len(places_first), slots % size % places_first.shape[1]
+        if inputs.cache != "same":
+            largest = 127.0 if inputs.cache == "int8_token" else 448.0
+            if inputs.cache == "fp8":
+                factors = inputs.v_scale if name == "v" and bug != "k_scale" else inputs.k_scale
+                rows = rows.float() * factors if bug == "multiplied" else rows.float() / factors
+            else:
+                size_of = rows.float().abs()
+                factors = size_of.amax((1, 2), keepdim=True)[..., 0] if bug == "token" else size_of.amax(-1)
+                factors = (factors / largest).clamp(min=0.0 if bug == "zeros" else 1e-6).expand(rows.shape[:2])
+                scales = getattr(inputs, f"{name}_scales")
+                (scales if inputs.layout == "NHD" else scales.transpose(1, 2))[at] = factors
+                rows = rows.float() / factors[..., None]
+            rows = rows.clamp(-largest, largest)
+            if inputs.cache == "int8_token":
+                rows = rows.trunc() if bug == "cut" else rows.round()
+            places_first.view(torch.uint8)[at] = rows.to(cache.dtype).view(torch.uint8)
+            continue
+        width = rows.shape[-1] - rows.shape[-1] % 64 if bug == "tile" and rows.shape[-1] > 64 else rows.shape[-1]
+        places_first[*at, :, :width] = rows[..., :width]
+
+
+PLANTED = {
+    "padding": "a padding token is written to the last slot",
+    "k_twice": "K goes into both caches",
+    "packed": "the new tokens are taken for contiguous",
+    "page_size": "pages are taken to have 16 tokens",
+    "k_scale": "V is divided by the scale of K",
+    "multiplied": "the scale is multiplied with",
+    "token": "one scale for all heads of a token",
+    "cut": "int8 numbers are cut off",
+    "zeros": "a row of zeros is divided by zero",
+    "tile": "the last, partial tile of a head is left out",
+}
+
+
+def _planted(bug: str) -> Any:
+    def write(inputs: Any) -> None:
+        _write(inputs, bug)
+
+    write.__name__ = write.__qualname__ = bug
+    return attnfuzz.kernel(CacheWrite())(write)
+
+
+@attnfuzz.kernel(CacheWrite())
+def right(inputs: Any) -> None:
+    _write(inputs)
+
+
+for _bug in PLANTED:
+    globals()[_bug] = _planted(_bug)

@@ -1,0 +1,55 @@
+"""`attnfuzz.families.CacheWrite`: planted bugs of its kind are found, and right writers are silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import attnfuzz
+from attnfuzz.families import cache_write_kernels as bundled
+from tests.families import cache_write_kernels as kernels
+
+SAYS = {
+    "padding": ("", "_cache"),
+    "k_twice": ("accuracy", "v_cache"),
+    "packed": ("", "_cache"),
+    "page_size": ("", "_cache"),
+    "k_scale": ("accuracy", "v_cache"),
+    "multiplied": ("accuracy", "_cache"),
+    "token": ("accuracy", "_cache"),
+    "cut": ("accuracy", "_cache"),
+    "zeros": ("", "_cache"),
+    "tile": ("unwritten", "was never written"),
+}
+
+
+def test_each_planted_bug_is_expected() -> None:
+    """One would be planted and never looked for."""
+    assert SAYS.keys() == kernels.PLANTED.keys()
+
+
+@pytest.mark.parametrize("bug", SAYS)
+@pytest.mark.by_day("padding", "k_scale", "packed", "token")
+def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
+    """A writer that puts tokens elsewhere, or other numbers, would pass."""
+
+    @attnfuzz.fuzz(getattr(kernels, bug), max_examples=120, device="cpu")
+    def search() -> None:
+        pass
+
+    with pytest.raises(attnfuzz.KernelFailure) as caught:
+        search()
+    oracle, message = SAYS[bug]
+    case: Any = caught.value.case
+    assert caught.value.failure.oracle == oracle or not oracle
+    assert message in caught.value.failure.message
+    assert case.num_tokens <= 4
+    assert case.head_size <= (80 if bug == "tile" else 16)
+
+
+@pytest.mark.parametrize("kernel", [kernels.right, bundled.cache_write_eager, bundled.cache_write])
+@pytest.mark.by_day("cache_write_eager")
+def test_right_writers_are_silent(kernel: Any) -> None:
+    """A format's rounding would be called a bug."""
+    attnfuzz.fuzz(kernel, max_examples=60 if kernel is not bundled.cache_write else 12, device="cpu")(lambda: None)()
