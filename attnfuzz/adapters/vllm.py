@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.families import CacheWrite
+from attnfuzz.families import CacheWrite, SparseDecode
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
@@ -27,6 +27,7 @@ __all__ = [
     "merge_attn_states_cuda",
     "reshape_and_cache",
     "reshape_and_cache_per_token_head",
+    "sparse_mla",
     "triton_backend",
     "unified_attention",
     "unified_attention_full",
@@ -551,3 +552,24 @@ def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> No
     """The same with a scale for each token and head, `triton_reshape_and_cache_flash_per_token_head_quant`."""
     mode = modes.INT8_PER_TOKEN_HEAD if i.cache == "int8_token" else modes.FP8_PER_TOKEN_HEAD
     quantise(i.key, i.value, i.k_cache, i.v_cache, i.k_scales, i.v_scales, i.slot_mapping, mode)
+
+
+@VLLM.kernel(
+    SparseDecode(
+        numerics=attnfuzz.Numerics(probabilities="input"),
+        head_size=attnfuzz.Choice((576,)),
+        v_head_size=attnfuzz.Choice((512,)),
+        dtype=attnfuzz.Choice(("bfloat16",)),
+    ),
+    needs={"attend": _ops("xpu_mla_sparse:triton_bf16_mla_sparse_interface")},
+    supports=attnfuzz.Supports(),
+)
+def sparse_mla(i: Any, *, attend: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Attention over the slots that the indexer chose, `triton_bf16_mla_sparse_interface`."""
+    indices = i.indices[:, None]
+
+    def call() -> tuple[Tensor, Tensor]:
+        out, _, lse = attend(i.q, i.kv_cache, indices, i.head_size**-0.5)
+        return out, lse
+
+    return call

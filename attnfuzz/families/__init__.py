@@ -4,5 +4,6 @@ A kernel is declared with an instance: ``@attnfuzz.kernel(CacheWrite(block_size=
 """
 
 from attnfuzz.families.cache_write import CacheWrite as CacheWrite
+from attnfuzz.families.sparse_decode import SparseDecode as SparseDecode
 
-__all__ = ["CacheWrite"]
+__all__ = ["CacheWrite", "SparseDecode"]

@@ -1,0 +1,35 @@
+"""`attnfuzz.families.SparseDecode`: planted bugs of its kind are found, and a right kernel is silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import attnfuzz
+from tests.families import sparse_decode_kernels as kernels
+
+
+@pytest.mark.parametrize("bug", kernels.PLANTED)
+@pytest.mark.by_day("minus_one", "once", "nan_times_zero")
+def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
+    """A kernel that reads what no list names, or leaves out what one does, would pass."""
+
+    @attnfuzz.fuzz(getattr(kernels, bug), max_examples=150, device="cpu")
+    def search() -> None:
+        pass
+
+    with pytest.raises((attnfuzz.KernelFailure, ExceptionGroup)) as caught:  # a group of those that show it twice
+        search()
+    raised = caught.value
+    for one in raised.exceptions if isinstance(raised, ExceptionGroup) else (raised,):
+        assert isinstance(one, attnfuzz.KernelFailure)
+        case: Any = one.case
+        assert (case.num_heads, case.dtype) == (1, "bfloat16")
+        assert sum(case.named) <= 8
+        assert len(case.named) <= 2
+
+
+def test_a_right_kernel_is_silent() -> None:
+    """Sentinels, repeats and slots that no list names would be called bugs of whoever reads them rightly."""
+    attnfuzz.fuzz(kernels.right, max_examples=60, device="cpu")(lambda: None)()
