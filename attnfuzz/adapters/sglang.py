@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.families import SparseDecode
 from attnfuzz.problems.supports import DTYPES
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "extend_attention_unified",
     "merge_state",
     "merge_state_v2",
+    "sparse_mla_decode",
 ]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
@@ -253,3 +255,30 @@ def merge_state_v2(i: Any, *, merge: Any, takes: Any) -> tuple[Tensor, Tensor]:
     """The same in CUDA, as SGLang chooses it on NVIDIA's GPUs."""
     out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, i.output, i.output_lse)
     return out, lse
+
+
+_LATENTS = 512
+"""Numbers of a latent row that are values; the others carry positions."""
+
+
+@SGLANG.kernel(
+    SparseDecode(
+        head_size=attnfuzz.Choice((576,)),
+        v_head_size=attnfuzz.Choice((_LATENTS,)),
+        sentinel=attnfuzz.Choice(("-1",)),
+        lse=attnfuzz.Choice((False,)),
+        dtype=attnfuzz.Choice(("bfloat16",)),
+    ),
+    needs={"decode": ("sglang.kernels.ops.attention.dsa.triton_sparse_mla_decode:triton_sparse_mla_decode",)},
+    supports=attnfuzz.Supports(),
+    gpu_only=True,  # it counts the GPU's multiprocessors
+)
+def sparse_mla_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
+    """Sparse latent attention, `triton_sparse_mla_decode`, by lists of slots."""
+
+    def call() -> Tensor:
+        latents, positions = i.q[..., :_LATENTS], i.q[..., _LATENTS:]
+        (out,) = decode(latents, positions, i.kv_cache, i.indices[:, None], i.head_size**-0.5)
+        return out
+
+    return call

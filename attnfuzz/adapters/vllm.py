@@ -556,7 +556,6 @@ def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> No
 
 @VLLM.kernel(
     SparseDecode(
-        numerics=attnfuzz.Numerics(probabilities="input"),
         head_size=attnfuzz.Choice((576,)),
         v_head_size=attnfuzz.Choice((512,)),
         dtype=attnfuzz.Choice(("bfloat16",)),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz import Choice, Expected, Integer, Integers, Numerics, Seed, TensorSpec
+from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
 
 __all__ = ["SparseDecode"]
 
@@ -24,9 +24,8 @@ class SparseDecode(attnfuzz.Problem):
     """``named``: by query token, how many slots its list names. ``topk``: the length of a list. ``sentinel``: what
     fills it: -1, the number of slots, or the smallest or largest int32. ``scattered``: sentinels stand between indices,
     not behind them. ``repeats``: a slot may be named twice, and then counts twice. ``spare_slots``: no list names
-    these, and they hold anything. ``q_strides``: the query may be part of a wider tensor.
-
-    ``numerics``: what its kernels round, see `attnfuzz.Numerics`.
+    these, and they hold anything. ``q_strides``: the query may be part of a wider tensor. ``lse``: of a kernel that gives
+    none ``Choice((False,))``.
     """
 
     named = Integers(0, 64, likely=(0, 1, 2, 15, 16, 17, 31, 33, 64), least=1, most=4)
@@ -40,25 +39,22 @@ class SparseDecode(attnfuzz.Problem):
     spare_slots = Integer(0, 8)
     q_strides = Choice(("contiguous", "outer_gap"))
     scores = Choice(("usual", "negative"))
+    lse = Choice((True,))
     dtype = Choice(("bfloat16", "float16"))
     seed = Seed()
-
-    def __init__(self, numerics: Numerics | None = None, **narrowed: Any) -> None:
-        super().__init__(**narrowed)
-        self._numerics = numerics or Numerics()
 
     def tensors(self, case: Any) -> dict[str, TensorSpec]:
         """``v_head_size`` is at most ``head_size``, whatever its field says."""
         rows, slots = len(case.named), self._slots(case)
         heads, value_size = case.num_heads, min(case.head_size, case.v_head_size)
         axes = ("token", "head", "dim")
-        return {
+        found = {
             "q": TensorSpec((rows, heads, case.head_size), case.dtype, "input", case.q_strides, axes),
             "kv_cache": TensorSpec((slots, 1, case.head_size), case.dtype, axes=("slot", *axes[1:])),
             "indices": TensorSpec((rows, case.topk), "int32", axes=("token", "place")),
             "out": TensorSpec((rows, heads, value_size), case.dtype, "output", axes=axes),
-            "lse": TensorSpec((rows, heads), "float32", "output", axes=axes[:2]),
         }
+        return found | ({"lse": TensorSpec((rows, heads), "float32", "output", axes=axes[:2])} if case.lse else {})
 
     def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
         """With ``scores`` "negative" every key points away from every query, so that all scores are far below 0."""
@@ -84,9 +80,8 @@ class SparseDecode(attnfuzz.Problem):
         keys = [tensors["kv_cache"][named] for named in lists]
         values = [of_token[..., : min(case.head_size, case.v_head_size)] for of_token in keys]
         scale = case.head_size**-0.5
-        return attnfuzz.attention(
-            tensors["q"], keys, values, scale=scale, dtype=case.dtype, numerics=self._numerics, num_partials=64
-        )
+        found = attnfuzz.attention(tensors["q"], keys, values, scale=scale, dtype=case.dtype, num_partials=64)
+        return found if case.lse else {"out": found["out"]}
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """How many slots the token's list names, of a result."""
