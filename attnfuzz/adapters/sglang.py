@@ -278,7 +278,7 @@ def sparse_mla_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
 
     def call() -> Tensor:
         latents, positions = i.q[..., :_LATENTS], i.q[..., _LATENTS:]
-        (out,) = decode(latents, positions, i.kv_cache, i.indices[:, None], i.head_size**-0.5)
-        return out
+        out: Tensor = decode(latents, positions, i.kv_cache, i.indices[:, None], i.head_size**-0.5)
+        return out[0]
 
     return call

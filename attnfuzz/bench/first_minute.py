@@ -30,6 +30,7 @@ class _Finding(msgspec.Struct):
 class _Kernel(msgspec.Struct):
     target: str
     findings: tuple[_Finding, ...]
+    cases: int = 0
 
 
 class MinuteSummary(msgspec.Struct):

@@ -93,7 +93,7 @@ _FORMATS_KEPT = 32
 """Of each kernel, for workers that start later."""
 _KILLS = ("SIGKILL", "SIGTERM")
 _LEAST_SEARCH_S = 5.0
-_MOST_LATE_S = 10.0
+_MOST_LATE_S = 5.0
 """How long a search may go on when its budget is spent, so that kernels are searched within what they take."""
 
 
@@ -282,6 +282,7 @@ class Coordinator:
             tolerance=request.tolerance,
             watching=request.verifying,
             import_patience_s=request.import_patience_s,
+            python="" if request.python is None else str(request.python.path),
             max_seq_len=request.max_seq_len,
             max_seqs=request.max_seqs,
             memory_limit_bytes=self._memory_limit_bytes,

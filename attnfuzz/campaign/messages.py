@@ -130,7 +130,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     ``memory_limit_bytes`` bounds the resident memory of an executor. ``device_id`` is the GPU that the worker's
     executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``adopting``: whether what
     kernels of the user round on purpose is found out, too. ``sharing`` is how many
-    workers share it. ``watching`` and ``import_patience_s`` are those of `Runner`.
+    workers share it. ``watching`` and ``import_patience_s`` are those of `Runner`, and ``python``, if there is one.
     ``max_seq_len`` and ``max_seqs``: how long a sequence of a case may be, and how many there may be, if the user says.
     """
 
@@ -150,6 +150,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     tolerance: Tolerance = "bound"
     watching: bool = False
     import_patience_s: float = LOAD_TIMEOUT_S
+    python: str = ""
     max_seq_len: int | None = None
     max_seqs: int | None = None
 
@@ -200,10 +201,11 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
 
 
 class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
-    """A worker has had a case judged in a format that was new to it: the others may draw from it."""
+    """A worker has had a case judged in a format that was new to it, in ``seconds``: the others may draw from it."""
 
     kernel: str
     format: Format
+    seconds: float = 0.0
 
 
 class Join(msgspec.Struct, tag="join", frozen=True, kw_only=True):

@@ -234,7 +234,7 @@ class Statistics:
 
     def begin(self) -> None:
         """Cases can be judged from now on, if not before: nothing may postpone the end any more."""
-        self.deadline = min(self.deadline, time.monotonic() + max(0.0, self.budget_s - self.asked_s))
+        self.deadline = min(self.deadline, time.monotonic() + self.searched_s)
 
     def elapsed_s(self) -> float:
         """Seconds since the command began."""
@@ -242,7 +242,12 @@ class Statistics:
 
     def remaining_s(self) -> float:
         """Seconds of the budget that are left."""
-        return max(0.0, min(self.budget_s - self.asked_s, self.deadline - time.monotonic()))
+        return max(0.0, min(self.searched_s, self.deadline - time.monotonic()))
+
+    @property
+    def searched_s(self) -> float:
+        """What asking has left of the budget: a third of it at least, or a short one would end before the search."""
+        return max(self.budget_s - self.asked_s, self.budget_s / 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         choice = choose_workers(request, runner, gpus)
         asked_s = readiness.wait_for_first(reporter.waiting)
         statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
-        statistics.asked_s = min(asked_s, request.budget_s / 2)  # else a short budget would end before the search
+        statistics.asked_s = asked_s
         parts = request.resume.parts if request.resume is not None else 0
         pool.prepare(statistics.workers)
 

@@ -48,7 +48,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
-from attnfuzz.campaign.workers import BorrowedZygote
+from attnfuzz.campaign.workers import BorrowedZygote, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.identity.bug import Bug, FailingCase
 from attnfuzz.isolation.devices import DeviceLease
@@ -158,7 +158,7 @@ class WorkerLoop:
                     self._defer(message)
                 case FormatCompiled():
                     if self._formats is not None:
-                        self._formats.offer(self._kernels[message.kernel], message.format)
+                        self._formats.offer(self._kernels[message.kernel], message.format, message.seconds)
                 case Join():
                     self._join(message)
                 case Stop():
@@ -365,7 +365,7 @@ class WorkerLoop:
         elif self._formats is not None:
             compile_s = verdict.timing.compile_s
             if (new := self._formats.judged(declaration, case, seconds, compile_s=compile_s)) is not None:
-                self._channel.send(FormatCompiled(kernel=declaration.target, format=new))
+                self._channel.send(FormatCompiled(kernel=declaration.target, format=new, seconds=seconds))
         self._costly.judged(declaration.target, case, seconds, passed=failure is None)
         if failure is not None:
             self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
@@ -414,6 +414,8 @@ class WorkerLoop:
 
 
 _SETUP_WAIT_S = 60.0
+_CORES_FOR_INTERPRETERS = 4
+"""For each worker: what a case that fails may need starts then beside the first compiler."""
 _FIRST_FORMATS = 16
 
 
@@ -462,17 +464,16 @@ def work(
     on_gpu = setup.device == "cuda"
     asked: dict[str, int | None] = {"max_seq_len": setup.max_seq_len, "max_seqs": setup.max_seqs}
     sizes = asked_sizes(GPU_SIZES if on_gpu else CPU_SIZES, **asked)
-    runner = Runner(
-        device=setup.device,
-        oracles=setup.oracles,
-        tolerance=setup.tolerance,
-        memory_limit_bytes=setup.memory_limit_bytes,
-        environment=_pinning(setup.device_id),
-        zygote=zygote,
-        executor=executor,
-        watching=setup.watching,
-        import_patience_s=setup.import_patience_s,
-    )
+    settings: dict[str, Any] = {
+        "oracles": setup.oracles,
+        "tolerance": setup.tolerance,
+        "memory_limit_bytes": setup.memory_limit_bytes,
+        "watching": setup.watching,
+        "import_patience_s": setup.import_patience_s,
+    }
+    pinning = _pinning(setup.device_id)
+    runner = Runner(device=setup.device, environment=pinning, zygote=zygote, executor=executor, **settings)
+    python = Path(setup.python) if setup.python else None
     with ExitStack() as opened:
         journal = opened.enter_context(contextlib.closing(_journal(setup)))
         judge = CaseJudge(
@@ -483,6 +484,7 @@ def work(
             memory=MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing),
             explain=explain_in_short,
             complain=lambda text: channel.send(Trouble(message=text)),
+            interpret=(lambda: Runner(device="cpu", python=python, **settings)) if on_gpu else None,
         )
         opened.callback(judge.close)
         runner.start_device()
@@ -495,13 +497,16 @@ def work(
         setup = msgspec.structs.replace(setup, deadline=begin.deadline)
         judge.deadline = begin.deadline
         runner.give_up_builds(lambda builds: time.monotonic() >= begin.deadline + GRACE_S)
+        turn = setup.worker / setup.num_workers
+        if setup.num_workers <= cores() // _CORES_FOR_INTERPRETERS:
+            judge.start_interpreter()
         WorkerLoop(
             setup,
             judge=judge,
             strategy_for=partial(_strategy, sizes),
             channel=channel,
             mail=mail,
-            formats=WorkingSets(partial(_formats, setup, sizes)) if on_gpu else None,
+            formats=WorkingSets(partial(_formats, setup, sizes), turn=turn) if on_gpu else None,
             larger=_larger_cases(setup, sizes, on_gpu=on_gpu),
         ).run()
 

@@ -24,8 +24,8 @@ class SparseDecode(attnfuzz.Problem):
     """``named``: by query token, how many slots its list names. ``topk``: the length of a list. ``sentinel``: what
     fills it: -1, the number of slots, or the smallest or largest int32. ``scattered``: sentinels stand between indices,
     not behind them. ``repeats``: a slot may be named twice, and then counts twice. ``spare_slots``: no list names
-    these, and they hold anything. ``q_strides``: the query may be part of a wider tensor. ``lse``: of a kernel that gives
-    none ``Choice((False,))``.
+    these, and they hold anything. ``q_strides``: the query may be part of a wider tensor. ``lse``: of a kernel that
+    gives none ``Choice((False,))``.
     """
 
     named = Integers(0, 64, likely=(0, 1, 2, 15, 16, 17, 31, 33, 64), least=1, most=4)

@@ -82,6 +82,14 @@ class ZygoteProcess:
             f"repair what its output shows:\n{self.log_tail()}"
         )
 
+    @property
+    def has_said(self) -> bool:
+        """Whether `await_ready` would not wait."""
+        poller = select.poll()
+        if self.process.stdout is not None:
+            poller.register(self.process.stdout, select.POLLIN)
+        return bool(poller.poll(0))
+
     def connect(self) -> socket.socket | None:
         """A new control connection; None if the process has ended. One that is stopped is made to go on."""
         if self.process.poll() is not None:
@@ -178,6 +186,11 @@ class Zygote:
     def pid(self) -> int:
         """The zygote's process ID."""
         return self._zygote.process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nobody would have to wait for imports."""
+        return self._ready_at is not None or self._zygote.has_said
 
     def await_ready(self) -> None:
         """Wait until everything is imported; `ExecutorUnavailable` if that fails. What has failed is ended."""

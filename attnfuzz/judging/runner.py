@@ -145,6 +145,11 @@ class Runner:
         return self.environment.name
 
     @property
+    def is_ready(self) -> bool:
+        """Whether no case would have to wait until torch is imported where executors come from."""
+        return self.zygote.is_ready
+
+    @property
     def restarts(self) -> int:
         """How many executors have been replaced: they died, hung, lost their GPU, or were told to end."""
         return self._executor.restarts

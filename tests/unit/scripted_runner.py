@@ -32,15 +32,18 @@ def scripted(
     find_leak: Callable[..., Failure | None] = lambda declaration, case, timeout_s: None,
     pid: Callable[[], int | None] = lambda: None,
     lost: Failure | None = None,
+    is_ready: Callable[[], bool] = lambda: True,
 ) -> Runner:
     """``judge`` is told whether the process is new; each case counts as one of a process that no other ran in.
 
     ``lost``: how batches that are lost lose their processes.
     """
-    return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid, lost))
+    return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid, lost, is_ready))
 
 
 class _ScriptedRunner:
+    timeout_s = 10.0
+
     def __init__(
         self,
         judge: Judge,
@@ -48,18 +51,24 @@ class _ScriptedRunner:
         find_leak: Callable[..., Failure | None],
         pid: Callable[[], int | None],
         lost: Failure | None,
+        is_ready: Callable[[], bool],
     ) -> None:
         self._judge = judge
         self._together = together
         self._find_leak = find_leak
         self._pid = pid
         self.lost = lost
+        self._is_ready = is_ready
         self._is_fresh = False
         self._looks = 0
 
     @property
     def pid(self) -> int | None:
         return self._pid()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_ready()
 
     @property
     def restarts(self) -> int:

@@ -16,7 +16,8 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.verdict import Failure, Relations, Timing, Verdict
@@ -438,3 +439,27 @@ def test_an_explanation_that_the_deadline_cuts_short_is_none() -> None:
         clock=lambda: 0.0,
     )  # fmt: skip
     assert judge.explain(DECLARATION, CASE, Failure(oracle="accuracy", kind="out:value", message="")) == Explanation()
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_an_interpreter_that_cannot_be_started_is_told_and_done_without(starts: bool) -> None:
+    """A machine without room for another process would end a search that needs none."""
+    complaints: list[str] = []
+
+    def interpret() -> Runner:
+        if not starts:
+            raise ExecutorUnavailable("no memory")
+        return scripted(FakeRunner(case_s=0.1).judge)
+
+    judge = CaseJudge(
+        scripted(FakeRunner(case_s=0.1).judge),
+        deadline=1e12,
+        longest_s=10.0,
+        journal=Journal(None),
+        interpret=interpret,
+        complain=complaints.append,
+    )
+    assert judge.start_interpreter(DECLARATION) is None  # it does not compile for long
+    assert (judge.start_interpreter() is not None) is starts
+    assert bool(judge.start_interpreter()) is starts
+    assert len(complaints) == (not starts)

@@ -186,6 +186,8 @@ def test_what_is_asked_before_the_search_counts() -> None:
     assert made.remaining_s() == 40.0
     made.begin()
     assert made.deadline == pytest.approx(time.monotonic() + 40.0, abs=5.0)
+    made.asked_s = 70.0
+    assert made.remaining_s() == 20.0  # or nothing would be searched
 
 
 @pytest.mark.parametrize("is_settled", [True, False])

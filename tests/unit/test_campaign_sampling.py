@@ -180,6 +180,21 @@ def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
     assert 0.08 < scouting / total < 0.12
 
 
+@pytest.mark.parametrize("moment_s", [0.5, 1.0])
+def test_many_workers_keep_to_the_share_of_a_kernel_together(moment_s: float) -> None:
+    """Each of them would compile a format as soon as it has had a moment with a kernel: half of the first minute."""
+    workers = [WorkingSets(endless, turn=number / 16) for number in range(16)]
+    for sets in workers:
+        for number in range(1, 9):
+            sets.offer(GPU_KERNEL, format_number(number), 10 * COMPILED_S)
+        sets.judged(GPU_KERNEL, case_in(1), moment_s)
+    compiling_s = sum(10 * COMPILED_S for sets in workers if sets.to_scout(GPU_KERNEL))
+    assert 0 < compiling_s <= 0.1 * 16 * moment_s + 10 * COMPILED_S
+    for sets in workers:
+        sets.judged(GPU_KERNEL, case_in(1), 100 * COMPILED_S)
+    assert all(sets.to_scout(GPU_KERNEL) for sets in workers)
+
+
 def test_what_is_compiled_in_known_formats_counts_as_well() -> None:
     """Kernels that choose by lengths what to launch would be compiled for all of a search."""
     sets = WorkingSets(endless)

@@ -56,9 +56,11 @@ def test_a_zygote_that_is_not_waited_for_is_ready_for_whoever_connects(tmp_path:
     source = Path(SERVICES).read_text()
     service.write_text(f"{source}\nwhile not Path({str(go)!r}).exists(): time.sleep(0.001)\n")
     with Zygote.start(service=f"{service}:Rogue", preload=(), wait=False) as zygote:
+        assert not zygote.is_ready
         go.touch()
         with Executor(zygote) as executor:
             assert call(executor, "echo", 1) == 1
+        assert zygote.is_ready
 
 
 def test_a_zygote_that_fails_tells_whoever_connects(tmp_path: Path) -> None:

@@ -208,9 +208,13 @@ FormatSource = Callable[[Declaration], Iterator[Format]]
 
 @dataclass(slots=True)
 class _Formats:
-    """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere."""
+    """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere.
+
+    ``costs_s``: what so many of these took (``num_costs``). ``turn``: see `WorkingSets`.
+    """
 
     source: Iterator[Format]
+    turn: float
     active: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
     offered: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
     known: set[bytes] = field(default_factory=set)
@@ -218,7 +222,8 @@ class _Formats:
     seconds: float = 0.0
     compiling_s: float = 0.0
     joining_s: float = 0.0
-    scouted: int = 0
+    costs_s: float = 0.0
+    num_costs: int = 0
 
     @property
     def at_once(self) -> int:
@@ -227,21 +232,24 @@ class _Formats:
             return 1
         known = len(self.known)
         share = _SHARE_AT_FIRST if known < _VERY_FEW else _SHARE_WHILE_FEW if known < _FEW else _SHARE_OF_COMPILING
-        left_s = share * self.seconds - self.compiling_s
+        cost_s = self.costs_s / max(1, self.num_costs)
+        left_s = share * self.seconds - self.compiling_s - self.turn * cost_s
         if left_s <= 0.0:
             return 0
-        fitting = int(left_s * self.scouted / self.compiling_s) if self.compiling_s else self.scouted
-        return max(1, min(fitting, _SCOUTED_AT_ONCE))
+        return max(1, min(int(left_s / cost_s) if cost_s else 1, _SCOUTED_AT_ONCE))
 
 
 class WorkingSets:
     """One working set for each kernel; ``source`` says what to compile next.
 
-    Each kernel has its own time: those that compile for seconds leave that of the others alone.
+    Each kernel has its own time: those that compile for seconds leave that of the others alone. ``turn``, from 0 to 1,
+    is how much of a format's cost has to be saved up before it is compiled: another one for each worker, or all of
+    them would exceed the compilers' share of a kernel by a format as soon as they have had a moment with it.
     """
 
-    def __init__(self, source: FormatSource) -> None:
+    def __init__(self, source: FormatSource, *, turn: float = 0.0) -> None:
         self._source = source
+        self._turn = turn
         self._kernels: dict[str, _Formats] = {}
 
     def to_scout(self, declaration: Declaration) -> list[Format]:
@@ -295,15 +303,18 @@ class WorkingSets:
             formats.joining_s += seconds
         if key in formats.known:
             return None
-        formats.scouted += 1
+        formats.costs_s += seconds
+        formats.num_costs += 1
         formats.known.add(key)
         formats.active.append(format_)
         return format_
 
-    def offer(self, declaration: Declaration, format_: Format) -> None:
-        """Another worker has compiled ``format_``."""
+    def offer(self, declaration: Declaration, format_: Format, seconds: float = 0.0) -> None:
+        """Another worker has compiled ``format_``, which took ``seconds``, if that is known."""
         formats, key = self._of(declaration), format_key(format_)
         if key not in formats.known:
+            formats.costs_s += seconds
+            formats.num_costs += seconds > 0
             formats.known.add(key)
             formats.offered.append(format_)
 
@@ -317,7 +328,7 @@ class WorkingSets:
 
     def _of(self, declaration: Declaration) -> _Formats:
         if declaration.target not in self._kernels:
-            self._kernels[declaration.target] = _Formats(self._source(declaration))
+            self._kernels[declaration.target] = _Formats(self._source(declaration), self._turn)
         return self._kernels[declaration.target]
 
 

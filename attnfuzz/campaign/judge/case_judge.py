@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.process_memory import History, MemoryWatch
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.oracles.registry import HANG
 from attnfuzz.problems.cases import Case, encode_case
@@ -113,6 +113,10 @@ _EXPLAINING_S = 3.0
 GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
 _WAIT_FOR_BATCH_S = 0.5
+_COSTLY_S = 0.25
+"""Of a compiler, for a format: as long as many runs in the interpreter take."""
+_LEAST_FOR_INTERPRETER_S = 5.0
+"""Of the campaign: the interpreter's processes take seconds to start."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -135,11 +139,24 @@ class LeakSearch(NamedTuple):
     failure: Failure | None
 
 
+@dataclass(slots=True)
+class _Compiled:
+    """``formats`` of a kernel that a case has been judged in, and the seconds of Triton's compiler for all of them."""
+
+    formats: set[int] = field(default_factory=set)
+    seconds: float = 0.0
+
+    @property
+    def is_costly(self) -> bool:
+        return self.seconds > _COSTLY_S * len(self.formats)
+
+
 class CaseJudge:
     """Has cases judged by ``runner`` until ``deadline``, with one adaptive timeout for each kernel.
 
     ``renew`` gives a runner whose process has not run any case before, in place of the one it is given; ``memory``
     watches what the process takes. ``explain`` says what is wrong with a case that failed; without it nobody does.
+    ``interpret`` makes what runs cases in Triton's interpreter, beside a runner that compiles kernels.
     Each method may be called from another thread than the rest: one call waits for the other.
     """
 
@@ -154,6 +171,7 @@ class CaseJudge:
         explain: Callable[[Runner, Declaration, Case, Failure], Explanation] | None = None,
         complain: Callable[[str], None] = lambda text: None,
         renew: Callable[[Runner], Runner] | None = None,
+        interpret: Callable[[], Runner] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.deadline = deadline
@@ -172,6 +190,10 @@ class CaseJudge:
         self._told_of_batches: set[str] = set()
         self._told_of_problems: set[str] = set()
         self._clock = clock
+        self._interpret = interpret
+        self._interpreter: CaseJudge | None = None
+        self._not_interpreted: set[str] = set()
+        self._compiled: dict[str, _Compiled] = {}
         self._seen_formats: tuple[Hashable, set[int]] = (None, set())
         self._timeouts: dict[str, AdaptiveTimeout] = {}
         self._running = threading.Lock()
@@ -210,7 +232,7 @@ class CaseJudge:
                 raise OutOfTime(self._clock() - started)
             if not hung:
                 timeout.record(self._clock() - started - verdict.timing.built_s, first=first)
-                self._has_run(declaration, [case])
+                self._has_run(declaration, [case], [verdict])
             return verdict
 
     def together(self, declaration: Declaration, cases: Sequence[Case]) -> Sequence[Verdict] | None:
@@ -243,8 +265,59 @@ class CaseJudge:
             else:
                 first = any(self._is_first(declaration, case) for case in cases)
                 timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts), first=first)
-                self._has_run(declaration, cases)
+                self._has_run(declaration, cases, verdicts)
             return verdicts
+
+    def compiles_for_long(self, declaration: Declaration, case: Case | None = None) -> bool:
+        """Whether the formats of a kernel take Triton's compiler long; of a ``case``, whether its format would now."""
+        compiled = self._compiled.get(declaration.target)
+        if compiled is None or not compiled.is_costly:
+            return False
+        return case is None or _format_hash(declaration, case) not in compiled.formats
+
+    def in_interpreter(
+        self, declaration: Declaration, case: Case, *, patience: Patience, relations: Relations = None
+    ) -> Verdict | None:
+        """The verdict on ``case`` where Triton's interpreter runs the kernel, beside the GPU; None if none can be had.
+
+        Raises OutOfTime.
+        """
+        judge = self.start_interpreter(declaration)
+        if judge is None:
+            return None
+        try:
+            verdict = judge(declaration, case, patience=patience, relations=relations)
+        except Unjudged:
+            return None
+        except (ExecutorUnavailable, KernelLoadError) as error:  # it goes on without
+            self._not_interpreted.add(declaration.target)
+            self._complain(f"{declaration.target} is not run in Triton's interpreter beside the GPU: {error}")
+            return None
+        return None if verdict.not_runnable else verdict
+
+    def start_interpreter(self, declaration: Declaration | None = None) -> CaseJudge | None:
+        """Have what runs cases in the interpreter start, for seconds and in the background; what judges them.
+
+        None where there is none yet, or not for ``declaration``, and of a kernel whose formats take no compiler long.
+        """
+        if declaration is not None and not self.compiles_for_long(declaration):
+            return None
+        if self._interpreter is None and self._interpret is not None:
+            if self._remaining_s(self._clock()) < _LEAST_FOR_INTERPRETER_S:
+                return None
+            try:
+                runner = self._interpret()
+            except ExecutorUnavailable as error:
+                self._interpret = None
+                self._complain(f"no case is run in Triton's interpreter beside the GPU: {error}")
+                return None
+            self._interpreter = CaseJudge(
+                runner, deadline=self.deadline, longest_s=runner.timeout_s, journal=Journal(None), clock=self._clock
+            )
+        if declaration is not None and declaration.target in self._not_interpreted:
+            return None
+        is_ready = self._interpreter is not None and self._interpreter._runner.is_ready
+        return self._interpreter if is_ready else None
 
     def find_leak(self, declaration: Declaration, case: Case) -> Failure | None:
         """What there is to say of a kernel that keeps more memory with every call on ``case``; None if it does not.
@@ -300,6 +373,8 @@ class CaseJudge:
 
     def close(self) -> None:
         """End the executor. One that hangs in the background ends with this process, which holds its connection."""
+        if self._interpreter is not None:
+            self._interpreter.close()
         if self._running.acquire(timeout=_WAIT_FOR_BATCH_S):
             self._runner.close()
 
@@ -346,12 +421,18 @@ class CaseJudge:
         process, seen = self._seen_formats
         return process is None or process != self._runner.pid or _format_hash(declaration, case) not in seen
 
-    def _has_run(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+    def _has_run(self, declaration: Declaration, cases: Sequence[Case], verdicts: Sequence[Verdict]) -> None:
         process, seen = self._seen_formats
         if process != (now := self._runner.pid) or len(seen) > _FORMATS_KEPT:
             seen = set()
-        seen.update(_format_hash(declaration, case) for case in cases)
+        hashes = {_format_hash(declaration, case) for case in cases}
+        seen |= hashes
         self._seen_formats = now, seen
+        compiled = self._compiled.setdefault(declaration.target, _Compiled())
+        if len(compiled.formats) > _FORMATS_KEPT:
+            compiled = self._compiled[declaration.target] = _Compiled()
+        compiled.formats |= hashes
+        compiled.seconds += sum(verdict.timing.compile_s - verdict.timing.built_s for verdict in verdicts)
 
     def _remaining_s(self, now: float) -> float:
         return self.deadline + GRACE_S - now

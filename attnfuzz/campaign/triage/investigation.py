@@ -13,7 +13,7 @@ import msgspec
 
 from attnfuzz.campaign.declaration_inference import designs_of, with_declared
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Unjudged
+from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Patience, Unjudged
 from attnfuzz.campaign.messages import Adopted, Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.probe_cases import TOLD_ON_ALL_PATHS, ProbeCases, points, trial_of, with_values_of
 from attnfuzz.campaign.triage.confirmation import (
@@ -46,7 +46,7 @@ from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, OracleName, ends_process
+from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
 
 __all__ = ["Investigation"]
 
@@ -59,6 +59,8 @@ _SHRINKING_RUNS = 500
 _SHRINKING_DEATHS = 60
 """Runs of which each costs a process."""
 _SEQUENCE_RUNS = 400
+_SHARE_FOR_COMPILERS = 0.25
+"""Of what is left of the campaign: how long shrinking may wait for formats that the interpreter cannot decide about."""
 _HANG_GUARD_S = 300.0
 """No shrinking takes that long but where runs hang."""
 _PLACING_S = 4.0
@@ -120,6 +122,9 @@ class Investigation:
         self._is_cut_off = False
         self._tries = 1
         self._afresh = False
+        self._in_interpreter: dict[tuple[bytes, Relations], FailingCase | None] = {}
+        self._shows_there: bool | None = None
+        self._compilers_left_s = 0.0
         self._steps: list[FailingCase] = []
         self._hangs = 0
         self._failing: FailingCase | None = None
@@ -134,6 +139,7 @@ class Investigation:
         fields = written(now.case, now.failure, now.preceding)
         self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
         self._tag = tag_of(now.declaration.target, now.case, now.failure)
+        self._judge.start_interpreter(now.declaration)
         try:
             if not self._confirm():
                 return False
@@ -302,6 +308,8 @@ class Investigation:
         if self._is_over() or time.monotonic() >= self._deadline:
             raise Unanswered
         try:
+            if self._judge.compiles_for_long(self._now.declaration, case) and self._shows_in_interpreter():
+                return self._interpreted(case, relations or self._retries.relations)
             failure = self._retries.alone(case, patience="short", afresh=self._afresh, relations=relations)
         except OutOfTime as cut:
             raise Unanswered from cut
@@ -324,8 +332,10 @@ class Investigation:
         self._allowance = Allowance(_SHRINKING_DEATHS if deadly else _SHRINKING_RUNS)
         now = time.monotonic()
         self._shrink_until = min(now + _HANG_GUARD_S, self._deadline - min(_PLACING_S, (self._deadline - now) / 4))
+        self._compilers_left_s = _SHARE_FOR_COMPILERS * (self._shrink_until - now)
         try:
             self._shrink_preceding()
+            self._minimise_cheaply()
             self._minimise()
             self._shrink_preceding()
             if before.failure.oracle == HANG.name:
@@ -344,14 +354,61 @@ class Investigation:
         return not self._is_cut_off and time.monotonic() < self._shrink_until
 
     def _minimise(self) -> None:
-        minimise(
+        self._minimise_while(self._fails_alike, self._keep)
+
+    def _minimise_while(self, fails: Callable[[Case], bool], keep: Callable[[Case], None] | None = None) -> Case:
+        return minimise(
             self._now.case,
-            self._fails_alike,
+            fails,
             supports=self._now.declaration.supports,
             options=self._now.declaration.options,
             deadline=self._shrink_until,
-            on_smaller=self._keep,
+            on_smaller=keep,
         )
+
+    def _minimise_cheaply(self) -> None:
+        """Of a kernel that compiles for long: in formats that are compiled, then in the interpreter, if it fails there.
+
+        What that comes to counts if the GPU shows it, too.
+        """
+        declaration, judge = self._now.declaration, self._judge
+        if not judge.compiles_for_long(declaration):
+            return
+        self._minimise_while(
+            lambda case: not judge.compiles_for_long(declaration, case) and self._fails_alike(case), self._keep
+        )
+        self._shows_there = self._shows_there or None  # the case is smaller now
+        if self._shows_in_interpreter():
+            smallest = self._minimise_while(self._fails_in_interpreter)
+            if smallest != self._now.case and self._fails_alike(smallest):
+                self._keep(smallest)
+
+    def _shows_in_interpreter(self) -> bool:
+        """Whether the case fails there, too, as it is when that first matters; no while that is still being started."""
+        now = self._now
+        if self._shows_there is None and (self._is_flaky or now.preceding):
+            self._shows_there = False
+        elif self._shows_there is None and self._judge.start_interpreter(now.declaration) is not None:
+            shown = self._interpreted(now.case, self._retries.relations, patience="learned")
+            self._shows_there = shown is not None and is_alike(now.failure, shown.failure)
+        return bool(self._shows_there)
+
+    def _fails_in_interpreter(self, case: Case) -> bool:
+        """As `_fails_alike`. Raises OutOfTime."""
+        if self._is_over():
+            raise _CutOff
+        failing = self._interpreted(case, self._retries.relations)
+        return failing is not None and self._is_alike(failing)
+
+    def _interpreted(self, case: Case, relations: Relations, *, patience: Patience = "short") -> FailingCase | None:
+        """What the interpreter shows of a case, if anything. Raises OutOfTime."""
+        asked = encode_case(case), relations
+        if asked not in self._in_interpreter:
+            declaration = self._now.declaration
+            verdict = self._judge.in_interpreter(declaration, case, patience=patience, relations=relations)
+            failure = None if verdict is None else verdict.failure
+            self._in_interpreter[asked] = None if failure is None else self._now.as_(case, failure)
+        return self._in_interpreter[asked]
 
     def _shrink_preceding(self) -> None:
         """Fewer cases before the failing one, and such as are more like it."""
@@ -399,6 +456,23 @@ class Investigation:
             raise _CutOff
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
             return False
+        if self._judge.compiles_for_long(self._now.declaration, case):
+            if not self._is_worth_compiling(case):
+                return False
+            began = time.monotonic()
+            fails = self._fails_on_device(case)
+            self._compilers_left_s -= time.monotonic() - began
+            return fails
+        return self._fails_on_device(case)
+
+    def _is_worth_compiling(self, case: Case) -> bool:
+        """Whether there is time for a case that has to be compiled, and the interpreter does not say that it passes."""
+        if self._shows_in_interpreter() and not self._fails_in_interpreter(case):
+            return False
+        self._is_cut_off |= self._compilers_left_s <= 0
+        return self._compilers_left_s > 0
+
+    def _fails_on_device(self, case: Case) -> bool:
         preceding = tuple(self._followed(one, case) for one in self._now.preceding)
         for _ in range(self._tries):
             if not self._allowance.take():

@@ -1,0 +1,196 @@
+"""`python -m tests.quality.first_minute`: what a person sees of campaigns in their first minutes, as one table.
+
+All bundled kernels, one kernel of an engine, all of the engines that are installed, kernels in files of a user
+(`--files FILE:NAME ...`) and bugs that are planted in bundled kernels, each with nothing compiled. `--before FOLDER`
+measures another tree of attnfuzz as well: rows that need few cores at once, each tree on half of them, the others in
+turn, and of the other tree for a minute. What there is no time for within `--limit` seconds is left out, and named. The
+exit status is 1 if a campaign could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnfuzz.bench.first_minute import FirstMinute, measure_first_minutes
+from tests.quality.mutants import mutant_named
+from tests.quality.planting import plant
+
+__all__ = ["Measured", "Row", "main", "rows", "table"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PLANTED = (
+    "v_not_masked",
+    "whole_pages_loaded_without_mask",
+    "merge_both_empty",
+    "empty_row_not_written",
+    "every_split_writes_the_first_lse",
+    "empty_sequence_divides_by_zero",
+    "dense_v_not_masked",
+    "merge_plus_inf",
+)
+_AT_ONCE = 4
+_MINUTE_S = 52
+"""Of a campaign whose command is over after about a minute."""
+_STARTS_AND_ENDS_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Campaigns that are told as one; ``few_cores``: both trees at once. ``budget_s`` of each, which may end sooner."""
+
+    name: str
+    campaigns: Sequence[Sequence[str]]
+    budget_s: int
+    few_cores: bool = False
+
+    @property
+    def needs_s(self) -> float:
+        """For one tree, or for both at once."""
+        return -(-len(self.campaigns) // _AT_ONCE) * (self.budget_s + _STARTS_AND_ENDS_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a row: ``campaigns`` in which something ran, ``errors`` of the others."""
+
+    row: Row
+    tree: str
+    campaigns: Sequence[FirstMinute]
+    errors: Sequence[str] = ()
+
+
+def rows(files: Sequence[str], planted: Sequence[str], *, quick: bool, files_s: int = 60) -> list[Row]:
+    """What is measured, the most telling first."""
+    one = Row("`vllm:decode_attention`, 1 worker", [["vllm:decode_attention", "--workers", "1"]], 20, few_cores=True)
+    found = [[target, "--fail-fast", "--pedantic", "--workers", "1"] for target in planted]
+    bugs = Row(f"{len(planted)} planted bugs, 1 worker each", found, 18, few_cores=True)
+    chosen = [one, Row("all bundled kernels", [["*"]], _MINUTE_S if quick else 112)] + [bugs] * bool(planted)
+    if not quick:
+        chosen.append(Row("`vllm:*` and `sglang:*`, 14 workers", [["vllm:*", "sglang:*", "--workers", "14"]], 45))
+        chosen += [Row(f"{len(files)} kernels in files", [files], files_s)] * bool(files)
+    return chosen
+
+
+def _seconds(values: Iterable[float | None]) -> str:
+    seen = [value for value in values if value is not None]
+    return f"{statistics.median(seen):.1f} s" if seen else "none"
+
+
+def table(measured: Sequence[Measured]) -> str:
+    """In Markdown; of several campaigns medians, and of cases what all of them had."""
+    lines = [
+        "| what | tree | first line | first case | first finding | it is shrunk | found | cases in 60 s | cases/s | "
+        "compiling | wall, budget |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in measured:
+        ran = one.campaigns
+        firsts = [next(campaign.found, None) for campaign in ran]
+        shrunk = [min((found[1] for found in campaign.found if found[1] is not None), default=None) for campaign in ran]
+        findings = sum(len(list(campaign.found)) for campaign in ran)
+        count = f"{sum(first is not None for first in firsts)} of {len(one.row.campaigns)}"
+        cases = sum(campaign.summary.cases for campaign in ran)
+        wall_s = [campaign.wall_s for campaign in ran]
+        compiling = [campaign.summary.compiling for campaign in ran]
+        cells = [
+            one.row.name,
+            one.tree,
+            _seconds(campaign.first_line_s for campaign in ran),
+            _seconds(campaign.summary.first_case_s for campaign in ran),
+            _seconds(first[0] if first is not None else None for first in firsts),
+            _seconds(shrunk),
+            count if len(one.row.campaigns) > 1 else str(findings),
+            f"{sum(campaign.summary.first_minute for campaign in ran):,}",
+            f"{cases / sum(wall_s):.0f}" if ran else "-",
+            f"{100 * statistics.mean(compiling):.0f} %" if ran else "-",
+            f"{_seconds(wall_s)}, {one.row.budget_s} s",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _measure(row: Row, tree: str, folder: Path, cores: Sequence[int], more: Sequence[str]) -> Measured:
+    """The row in ``folder``'s attnfuzz, on ``cores``."""
+    path = [str(folder), *(one for one in os.environ.get("PYTHONPATH", "").split(":") if one and Path(one) != _ROOT)]
+    command = [
+        *("taskset", "-c", ",".join(map(str, cores)), "env", f"PYTHONPATH={':'.join(path)}"),
+        *(sys.executable, "-P", "-m", "attnfuzz"),
+    ]
+    errors: list[str] = []
+
+    def one(arguments: Sequence[str]) -> FirstMinute | None:
+        asked = [*arguments, "--budget", f"{row.budget_s}s", "--seed", "1", *more]
+        try:
+            (measured,) = measure_first_minutes(asked, command=command, runs=1)
+        except RuntimeError as error:
+            errors.append(f"{' '.join(arguments)}: {str(error)[-400:]}")
+            return None
+        for seen_s, shrunk_s, target, cause in measured.found:
+            shrunk = "not shrunk" if shrunk_s is None else f"shrunk after {shrunk_s:.1f} s"
+            print(f"   {tree}: {seen_s:.1f} s {target.rpartition('/')[2]} {cause} ({shrunk})", flush=True)
+        fewest = sorted((kernel.cases, kernel.target.rpartition("/")[2]) for kernel in measured.summary.kernels)[:8]
+        if len(fewest) > 1:
+            print(f"   {tree}: fewest cases: {', '.join(f'{cases} {name}' for cases, name in fewest)}", flush=True)
+        return measured
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        ran = list(pool.map(one, row.campaigns))
+    return Measured(row, tree, [one for one in ran if one is not None], errors)
+
+
+def _turns(chosen: Sequence[Row], trees: Sequence[str]) -> Iterator[tuple[Row, Sequence[str]]]:
+    """Rows with the trees that are measured at once. The other tree has its turn after all of this one, if alone."""
+    *others, last = trees
+    for row in chosen:
+        yield row, trees if row.few_cores else [last]
+    for row in chosen:
+        for tree in () if row.few_cores else others:
+            yield replace(row, budget_s=min(row.budget_s, _MINUTE_S)), [tree]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.quality.first_minute", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one kernel, the bundled ones for a minute, planted bugs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another tree of attnfuzz, to compare with")
+    parser.add_argument("--files", nargs="*", default=(), metavar="FILE:NAME")
+    parser.add_argument("--files-budget", type=int, default=60, metavar="SECONDS")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="of the list, from 1 on")
+    parser.add_argument("--limit", type=float, default=400.0, metavar="SECONDS")
+    asked = parser.parse_args()
+    until = time.monotonic() + asked.limit
+    trees = {"after": _ROOT} if asked.before is None else {"before": asked.before.resolve(), "after": _ROOT}
+    cores = sorted(os.sched_getaffinity(0))
+    measured: list[Measured] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        targets = [plant(mutant_named(name), Path(scratch)) for name in _PLANTED]
+        chosen = rows(asked.files, targets, quick=asked.quick, files_s=asked.files_budget)
+        kept = [chosen[number - 1] for number in asked.rows] if asked.rows else chosen
+        for row, group in _turns(kept, list(trees)):
+            if time.monotonic() + row.needs_s > until:
+                print(f"no time for {row.name}, {', '.join(group)}", flush=True)
+                continue
+            print(f"{row.name}, {', '.join(group)}", flush=True)
+            with ThreadPoolExecutor(len(group)) as pool:
+                done = [
+                    pool.submit(_measure, row, tree, trees[tree], cores[i :: len(group)], ["--device", asked.device])
+                    for i, tree in enumerate(group)
+                ]
+                measured += [one.result() for one in done]
+            for one in measured[-len(group) :]:
+                print("\n".join(one.errors), end="\n" * bool(one.errors), flush=True)
+    print(table(measured))
+    sys.exit(any(one.errors for one in measured))
+
+
+if __name__ == "__main__":
+    main()
