@@ -13,6 +13,9 @@ _SEQS = (1, 2, 3)
 """Sequences that differ; more share the numbers of the first ones."""
 _MOST_NUMBERS = 6
 _TREES = ("root", "sibling", "before", "any")
+_LEAST_TILE = 16
+_BRANCHES = (17, 32, 33, 48, 65, 100)
+"""Query tokens before the second branch of a tree."""
 _CHUNKS = (1, 2, 3, 5, 16, 17, 32, 64, 100)
 _BITS = (0, 1, 2, 0x8000, 0x5555, 0xAAAA, 0xFFFE, 0x7FFF, 0x00FF, 0xFF00, ALL_HIDDEN)
 
@@ -48,6 +51,8 @@ def decide_mask(
         return Mask(kind=kind, seqs=((edge,),))
     if edge and kind == "pages" and pages_of_context and (per_sequence or may_hide_all):
         return Mask(kind=kind, seqs=_hidden_pages(decisions, pages_of_context, len(query_lens) if per_sequence else 1))
+    if edge and kind == "tree" and query_lens[0] > _LEAST_TILE and per_sequence and decisions.pick((False, True)):
+        return Mask(kind=kind, seqs=(_late_branch(decisions, query_lens[0]), *[()] * (len(query_lens) - 1)))
     if not per_sequence:
         query_lens, num_pages = (max(query_lens),), (max(num_pages),)
     count = decisions.pick(_SEQS[: len(query_lens)])
@@ -74,6 +79,12 @@ def _parents(decisions: Decisions, query_len: int) -> tuple[int, ...]:
         parent = found[-1] if way == "sibling" and found else j - 1 if way == "before" else parent
         found.append(min(parent, j - 1))
     return tuple(found)
+
+
+def _late_branch(decisions: Decisions, query_len: int) -> tuple[int, ...]:
+    """A chain, and behind it a second one from the same token: it sees nothing of the first, which is tiles long."""
+    begins = decisions.pick([one for one in _BRANCHES if one < query_len][-2:] or [query_len - 1])
+    return (*range(-1, begins - 1), decisions.pick((-1, 0, 1)))
 
 
 def _hidden_pages(decisions: Decisions, count: int, num_seqs: int) -> tuple[tuple[int, ...], ...]:

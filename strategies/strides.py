@@ -78,7 +78,7 @@ def strides_everywhere(
 def strides(
     problem: Problem,
     *,
-    allowed: Strides = "serving",
+    allowed: Strides = "hybrid",
     layout: Layout | None = None,
     variants: tuple[VariantName, ...] = (),
     kv_dtypes: tuple[KvDtype, ...] = (),

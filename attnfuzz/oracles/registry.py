@@ -23,6 +23,7 @@ __all__ = [
     "CRASH",
     "DEAD_MEMORY",
     "DEFAULT_ORACLES",
+    "DELAYS",
     "DETERMINISM",
     "EXCEPTION",
     "GQA_EXPANSION",
@@ -311,6 +312,15 @@ CALL_SEQUENCE = Oracle(
     description="a call depends on the calls before it",
     code="relations.call_sequence:CALL_SEQUENCE",
     is_relation=True,
+)
+DELAYS = Oracle(
+    name="delays",
+    description="another result where programs and warps are delayed at random, or the GPU is busy",
+    code="relations.delays:DELAYS",
+    is_relation=True,
+    devices=("cuda",),
+    costly_on=("cuda",),
+    faults=("raised cuda:",),
 )
 GRAPH_REPLAY = Oracle(
     name="graph_replay",

@@ -51,6 +51,7 @@ __all__ = [
     "is_power_of_two",
     "kv_dtypes_of",
     "layouts_of",
+    "lies_as_served",
     "lse_kinds_of",
     "lying_alike",
     "masks_of",
@@ -305,13 +306,18 @@ def permits_stride(allowed: Strides, tensor: str, kind: StrideKind, shape: tuple
         return True
     if allowed == "last_contiguous":
         return last_dim_contiguous(shape, kind)
-    return allowed == "serving" and kind == "outer_gap" and permits_gap(allowed, tensor, 0, len(shape))
+    return lies_as_served(allowed) and kind == "outer_gap" and permits_gap(allowed, tensor, 0, len(shape))
+
+
+def lies_as_served(allowed: Strides) -> bool:
+    """Whether ``Supports(strides=allowed)`` names what engines hand over, which kinds of strides do not tell."""
+    return allowed in ("hybrid", "serving")
 
 
 def lying_alike(allowed: Strides, tensor: str) -> tuple[str, ...]:
     """``tensor``, with the one that has the same strides wherever ``Supports(strides=allowed)`` holds.
 
-    Engines make K and V alike, or as parts of one tensor, and there are kernels that take one set of strides for both.
+    Most engines make K and V alike, or as parts of one tensor, and kernels take one set of strides for both.
     """
     own = (tensor,)
     return next((pair for pair in CACHE_TENSORS if tensor in pair), own) if allowed == "serving" else own
@@ -319,6 +325,6 @@ def lying_alike(allowed: Strides, tensor: str) -> tuple[str, ...]:
 
 def permits_gap(allowed: Strides, tensor: str, axis: int, dims: int) -> bool:
     """Whether entries along ``axis`` of ``tensor``, which has so many dimensions, may be further apart than need be."""
-    if allowed == "serving":
+    if lies_as_served(allowed):
         return axis == 0 and tensor in _GAPPED_BY_ENGINES
     return allowed == "any" or (allowed == "last_contiguous" and axis < dims - 1)

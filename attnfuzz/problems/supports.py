@@ -35,7 +35,7 @@ __all__ = [
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Layout = Literal["NHD", "HND", "packed", "interleaved"]
-Strides = Literal["any", "last_contiguous", "serving", "contiguous"]
+Strides = Literal["any", "last_contiguous", "hybrid", "serving", "contiguous"]
 """From what permits most to what permits least."""
 UnusedTableEntries = Literal["valid", "zero", "garbage"]
 LseKind = Literal["natural", "base2", "none"]
@@ -91,10 +91,12 @@ class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
       fit one, or a function of a case (``attnfuzz.problems.combinations``). ``where=({"head_size": (64, 128),
       "block_size": 16}, {"head_size": 256, "block_size": (32, 64), "dtype": "bfloat16"})``: what a combination
       leaves out may have any value that the other fields permit.
-    * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
+    * ``strides``: how tensors may lie in memory. ``"serving"``: as serving engines hand them over. q
       and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
       and sequences of a dense K and V may have a gap between them that keeps the alignment, of K and V the same;
-      everything else is contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by
+      everything else is contiguous. ``"hybrid"``, unless declared: the same, but K and V may have gaps of their own, as
+      where pages are shared by layers of several kinds; where nothing is said, what fails for that alone is a question.
+      Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by
       sequences and tokens of a dense K and V, by partial and merged results, and by tokens of q and out where sequences
       have many; no server decodes so many sequences together. ``"any"``: all that a tensor can be (every other
       element, transposed, misaligned, any dimension so wide that offsets pass 2^31); ``"last_contiguous"``: the same as
@@ -148,7 +150,7 @@ class Supports(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_query_len: int | None = None
     max_num_splits: int | None = None
     v_head_sizes: VHeadSizes = "equal"
-    strides: Strides = "serving"
+    strides: Strides = "hybrid"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
     padding_tokens: bool = True

@@ -332,12 +332,18 @@ _MEANT = {
 }
 
 
+_TENSORS = {
+    "last_contiguous": "tensors whose last dimension is contiguous",
+    "serving": "a K and V that lie alike",
+    "contiguous": "contiguous tensors",
+}
+
+
 def _words(case: Case, limits: Mapping[str, Any]) -> str:
     """What a kernel that declares ``limits`` is, seen from ``case``."""
     places = []
     if "strides" in limits:
-        contiguous = limits["strides"] == "contiguous"
-        places.append("contiguous tensors" if contiguous else "tensors whose last dimension is contiguous")
+        places.append(_TENSORS[limits["strides"]])
     if "layouts" in limits:
         places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
     meant = [f"only meant for {' and '.join(places)}"] if places else []

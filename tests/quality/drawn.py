@@ -1,4 +1,4 @@
-"""What of the hard kind is among drawn cases: `python -m tests.quality.drawn` prints a share of 3,000 of each problem.
+"""What of the hard kind is among drawn cases: `python -m tests.quality.drawn` prints a share of 3,000 of each column.
 
 A kernel takes keys in tiles, and query tokens in blocks. A row of a block gets tiles that another row of it sees and
 that hold no key of its own: before its window, behind its causal edge, where a mask hides them. What becomes of its
@@ -26,12 +26,15 @@ TILES = (16, 32, 64, 128)
 BLOCK = 16
 SEGMENTS = (2, 3, 4)
 _TOGETHER = 8
-_PROBLEMS: dict[Problem, Supports] = {
-    "paged_decode": Supports(variants=("window",), kv_dtypes=("float8_e4m3fn",), kv_scales=("tensor", "head")),
-    "split_decode": Supports(variants=("window",)),
-    "paged_attention": Supports(variants=("window",)),
-    "masked_attention": Supports(),
+_CACHES = Supports(variants=("window",), kv_dtypes=("float8_e4m3fn",), kv_scales=("tensor", "head"))
+_COLUMNS: dict[str, tuple[Problem, Supports]] = {
+    "paged_decode": ("paged_decode", _CACHES),
+    "split_decode": ("split_decode", Supports(variants=("window",))),
+    "paged_attention": ("paged_attention", Supports(variants=("window",))),
+    "masked_attention": ("masked_attention", Supports()),
+    **{f"mask of {kind}": ("masked_attention", Supports(masks=(kind,))) for kind in ("chunks", "pages", "tree")},
 }
+"""Of masks, those of chunked local attention, of skipped blocks and of speculative decoding also alone."""
 
 
 def draw(problem: Problem, supports: Supports, count: int, *, sizes: Sizes = CPU_SIZES, first: int = 1) -> list[Any]:
@@ -138,15 +141,15 @@ def main() -> None:
     options = parser.parse_args()
     sizes = GPU_SIZES if options.sizes == "gpu" else CPU_SIZES
     shares: dict[str, dict[str, int]] = {}
-    for problem, supports in _PROBLEMS.items():
+    for column, (problem, supports) in _COLUMNS.items():
         counted = Counter(one for case in draw(problem, supports, options.cases, sizes=sizes) for one in of_case(case))
         for name, count in counted.items():
-            shares.setdefault(name, {})[str(problem)] = count
+            shares.setdefault(name, {})[column] = count
     print(f"`python -m tests.quality.drawn --cases {options.cases} --sizes {options.sizes}`\n")
-    print("|", " | ".join(["of the cases", *map(str, _PROBLEMS)]), "|")
-    print("|---|" + "---:|" * len(_PROBLEMS))
+    print("|", " | ".join(["of the cases", *_COLUMNS]), "|")
+    print("|---|" + "---:|" * len(_COLUMNS))
     for name in sorted(shares):
-        columns = [f"{100 * shares[name].get(str(problem), 0) / options.cases:.1f} %" for problem in _PROBLEMS]
+        columns = [f"{100 * shares[name].get(column, 0) / options.cases:.1f} %" for column in _COLUMNS]
         print("|", " | ".join([name, *columns]), "|")
 
 

@@ -3,6 +3,9 @@
 Each has a right one of the same shape beside it (``right_*``).
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 import attnfuzz
@@ -23,6 +28,7 @@ _CACHES = Supports(
 _INVARIANT = Supports(
     layouts=("NHD",), lse="none", variants=("window",), strides="contiguous", freed_pages=False, batch_invariant=True
 )
+_GAPPED = Supports(layouts=("NHD",), lse="none", head_sizes=(16, 32, 64, 128))
 _SUMS_IN_16_BITS = Supports(lse="none", strides="contiguous", dtypes=("float16", "bfloat16"))
 
 
@@ -361,3 +367,81 @@ def sums_by_tiles_of_16(inputs: Any) -> Tensor:
 def sums_by_tiles_of_32(inputs: Any) -> Tensor:
     """Rounded after each 32 tokens."""
     return _summed(inputs, 32, in_16_bits=True)
+
+
+@triton.jit
+def _decode_kernel(
+    q, k, v, table, lens, out, scale, q_seq, k_page, k_row, k_head, v_page, v_row, v_head, out_seq, width, group,
+    PAGE: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    length = tl.load(lens + seq)
+    dims, rows = tl.arange(0, D), tl.arange(0, TILE)
+    query = tl.load(q + seq * q_seq + head * D + dims).to(tl.float32) * scale
+    top, total, acc = -float("inf"), 0.0, tl.zeros([D], tl.float32)
+    for start in range(0, length, TILE):
+        row = start + rows
+        page = tl.load(table + seq * width + row // PAGE, mask=row < length, other=0).to(tl.int64)
+        k_at = page * k_page + row % PAGE * k_row + head // group * k_head
+        v_at = page * v_page + row % PAGE * v_row + head // group * v_head
+        keys = tl.load(k + k_at[:, None] + dims, mask=row[:, None] < length, other=0.0).to(tl.float32)
+        values = tl.load(v + v_at[:, None] + dims, mask=row[:, None] < length, other=0.0).to(tl.float32)
+        scores = tl.where(row < length, tl.sum(keys * query, 1), -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 0))
+        weights, factor = tl.exp(scores - higher), tl.exp(top - higher)
+        total = total * factor + tl.sum(weights, 0)
+        acc = acc * factor + tl.sum(weights[:, None] * values, 0)
+        top = higher
+    tl.store(out + seq * out_seq + head * D + dims, tl.where(length > 0, acc / total, 0.0).to(out.dtype.element_ty))
+
+
+def _launched(inputs: Any, k_strides: tuple[int, ...], v_strides: tuple[int, ...]) -> Tensor:
+    num_seqs, num_heads, head_size = inputs.q.shape
+    _decode_kernel[(num_seqs, num_heads)](
+        inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens, inputs.out, inputs.scale,
+        inputs.q.stride(0), *k_strides[:3], *v_strides[:3], inputs.out.stride(0), inputs.block_table.stride(0),
+        num_heads // inputs.k_cache.shape[2], inputs.block_size, head_size, 16,
+    )  # fmt: skip
+    out: Tensor = inputs.out
+    return out
+
+
+@attnfuzz.kernel("paged_decode", supports=_GAPPED)
+def right_gaps(inputs: Any) -> Tensor:
+    """K and V each by its own strides."""
+    return _launched(inputs, inputs.k_cache.stride(), inputs.v_cache.stride())
+
+
+@attnfuzz.kernel("paged_decode", supports=_GAPPED)
+def gaps_of_k_for_v(inputs: Any) -> Tensor:
+    """One set of strides is passed for both."""
+    return _launched(inputs, inputs.k_cache.stride(), inputs.k_cache.stride())
+
+
+@attnfuzz.kernel("paged_decode", supports=_GAPPED)
+def gaps_of_v_for_k(inputs: Any) -> Tensor:
+    """The same, the other way round."""
+    return _launched(inputs, inputs.v_cache.stride(), inputs.v_cache.stride())
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
+def gaps_of_one_offset(inputs: Any) -> Tensor:
+    """Where a row begins is worked out once, of K, and both are read there."""
+    out, group = torch.zeros_like(inputs.out), inputs.q.shape[1] // inputs.k.shape[2]
+    k, v = (_from(tensor) for tensor in (inputs.k, inputs.v))
+    device = inputs.q.device
+    dims, heads = (torch.arange(size, device=device) for size in (inputs.k.shape[3], inputs.q.shape[1]))
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        if not length:
+            continue
+        rows = seq * inputs.k.stride(0) + torch.arange(length, device=device) * inputs.k.stride(1)
+        at = rows[:, None, None] + (heads // group * inputs.k.stride(2))[:, None] + dims
+        scores = torch.einsum("hd,nhd->hn", inputs.q[seq].float(), k[at].float()) * inputs.scale
+        out[seq] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v[at.clamp(max=len(v) - 1)].float()).to(out.dtype)
+    return out
+
+
+def _from(tensor: Tensor) -> Tensor:
+    """All memory from the first element on, up to the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,))

@@ -66,6 +66,7 @@ def refused(case: Case, *features: str | Feature, **fields: Any) -> Finding:
 
 
 GAPPED_V = paged(strides={"k_cache": "outer_gap", "v_cache": "outer_gap"}, seq_lens=(2,))
+GAPPED_V_ALONE = paged(strides={"v_cache": "outer_gap"}, seq_lens=(2,))
 HND = paged(layout="HND", block_size=2, seq_lens=(1, 1))
 EMPTY_SUFFIX = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=1, lse_pairs=(("finite", "-inf"),))
 INFINITE_SUFFIX = msgspec.structs.replace(EMPTY_SUFFIX, lse_pairs=(("finite", "+inf"),))
@@ -102,6 +103,7 @@ ENDED = [
     (refused(EMPTY_SUFFIX, "lse finite/-inf"), {"empty_sequences": False}),
     (finding(INFINITE_SUFFIX, "lse finite/+inf", kind="output:nan"), {"empty_state_lse": ("-inf",)}),
     (refused(PADDED_BATCH, "padding tokens"), {"padding_tokens": False}),
+    (finding(GAPPED_V_ALONE, KV_STRIDES_DIFFER, "strides:v_cache=outer_gap"), {"strides": "serving"}),
     (
         finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS, cause=WITHOUT_WEIGHT),
         {"freed_pages": False},
@@ -124,7 +126,12 @@ STAYING = {
     "an offset in 32 bits": finding(paged(seq_lens=(5, 5)), "seq_len>1", oracle="page_relocation", kind="strides of q"),
     "NaN beside an empty state": finding(EMPTY_SUFFIX, "lse finite/-inf", kind="output:nan"),
     "page offsets in 32 bits": finding(GAPPED_V, "strides:v_cache", oracle="page_relocation", kind="page ids"),
-    "strides of K taken for those of V": finding(GAPPED_V, KV_STRIDES_DIFFER, "strides:v_cache=outer_gap"),
+    "strides of K taken for those of V, where each may have its own": finding(
+        GAPPED_V_ALONE, KV_STRIDES_DIFFER, supports=Supports(strides="hybrid")
+    ),
+    "heads of V that are taken for as long as those of K": finding(
+        paged(v_head_size=32), KV_STRIDES_DIFFER, supports=Supports(v_head_sizes="any")
+    ),
     "memory that is read before it is written": finding(
         GAPPED_V, "seq_len>1", "strides:v_cache=outer_gap", oracle="unwritten", cause="read_before_written"
     ),
@@ -202,6 +209,7 @@ def test_a_finding_that_stands_for_more_says_what_ends_all_of_it() -> None:
             {"dtypes": ("bfloat16",), "head_sizes": (64,)},
             "not meant to take dtype float16 and not meant to take head_size",
         ),
+        ({"strides": "serving"}, "only meant for a K and V that lie alike"),
         ({"strides": "contiguous", "lse": "none"}, "only meant for contiguous tensors and not meant to return an LSE"),
     ],
 )
@@ -233,7 +241,7 @@ def test_one_declaration_for_all_findings_of_a_kernel() -> None:
     told = restriction_of(declaration, [*found, unwritten, bug])
     assert told is not None
     assert told.supports == Supports(layouts=("NHD",), strides="contiguous", lse="none")
-    assert str(told).startswith("6 of 7 findings go away if you declare Supports(")
+    assert str(told).startswith("7 of 8 findings go away if you declare Supports(")
     assert 'Supports(layouts=("NHD",), strides="contiguous", lse="none")' in str(told)
     assert not any(supports_case(told.supports, {}, one.case) for one in found)
 

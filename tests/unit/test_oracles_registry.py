@@ -48,6 +48,7 @@ def test_what_is_asked_follows_from_the_declarations() -> None:
     assert [name for name, one in KNOWN.items() if one.asked == "always"] == ["crash", "hang"]
     assert [name for name, one in KNOWN.items() if not one.judges_everywhere] == [
         "program_order",
+        "delays",
         "graph_replay",
         "sanitizer",
     ]

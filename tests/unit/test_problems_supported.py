@@ -50,8 +50,8 @@ MERGE = MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=16)
             r"strides\['kv_cache'\]='every_other'",
         ),
         (Supports(), case_of("dense_decode", strides={"q": "padded_rows"}), r"strides\['q'\]='padded_rows'"),
-        (Supports(), case_of("paged_decode", strides={"block_table": "outer_gap"}), "strides='serving'"),
-        (Supports(), case_of("split_decode", strides={"partial_out": "outer_gap"}), "strides='serving'"),
+        (Supports(), case_of("paged_decode", strides={"block_table": "outer_gap"}), "strides='hybrid'"),
+        (Supports(), case_of("split_decode", strides={"partial_out": "outer_gap"}), "strides='hybrid'"),
         (Supports(strides="contiguous"), case_of("dense_decode", strides={"q": "outer_gap"}), "strides='contiguous'"),
         (Supports(lse_layout="TH"), MERGE, "lse_layout='HT'"),
         (
@@ -133,7 +133,7 @@ def test_a_case_is_translated_where_that_changes_its_description_only() -> None:
     assert dict(made.strides) == {"k_cache": "outer_gap"}
     assert why_unsupported(Supports(layouts=("interleaved",)), {}, made) is None
 
-    dense = translate(case, "dense_decode", Supports(), {})
+    dense = translate(case, "dense_decode", Supports(strides="serving"), {})
     assert dense is not None
     assert dense.changes == ("as dense_decode", "q contiguous", "k contiguous")
     again = translate(dense.case, "paged_decode", Supports(block_sizes=(32, 64)), {})

@@ -56,6 +56,12 @@ def test_masks_hide_tiles_before_others_and_between_them(may_hide_all: bool) -> 
     assert found["a tile of 16 between others hidden"] > 0.002
 
 
+def test_whole_tiles_of_a_tree_lie_between_two_of_its_branches() -> None:
+    """A tile of query tokens that a row does not see, though it sees those before and after, came up in no tree."""
+    found = shares("masked_attention", Supports(masks=("tree",)))
+    assert found["a tile of 16 between others hidden"] > 0.004
+
+
 def test_tiles_that_a_kernel_names_are_those_that_rows_part_at() -> None:
     """A kernel whose tiles have 96 keys would be tried at the ends of others."""
     options: Mapping[str, tuple[OptionValue, ...]] = {"block_n": (96,)}

@@ -44,16 +44,17 @@ def test_nearly_all_are_strided_in_one_of_the_first_two_turns(problem: Problem) 
     assert not {"contiguous", "offset"} & {*first.values(), *second.values()}
 
 
+@pytest.mark.parametrize("allowed", ["hybrid", "serving"])
 @pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "paged_attention"])
-def test_each_gap_of_an_engine_comes_alone_in_some_turn(problem: Problem) -> None:
+def test_each_gap_of_an_engine_comes_alone_in_some_turn(problem: Problem, allowed: Strides) -> None:
     """What takes the strides of one tensor for another's would be right in all of them, or a gap never be met."""
-    supports = Supports()
+    supports = Supports(strides=allowed)
     turns = [strides_everywhere(problem, supports, None, turn=turn) for turn in TURNS]
-    gapped = [name for name in strided_tensors_of(problem, supports) if len(stride_kinds_of("serving", name)) > 1]
+    gapped = [name for name in strided_tensors_of(problem, supports) if len(stride_kinds_of(allowed, name)) > 1]
     assert {name for turn in turns for name in turn} == set(gapped)
     for one, other in combinations(gapped, 2):
         alone = [turn for turn in turns if (one in turn) != (other in turn)]
-        assert bool(alone) == (other not in lying_alike("serving", one)), (one, other)
+        assert bool(alone) == (other not in lying_alike(allowed, one)), (one, other)
 
 
 @pytest.mark.parametrize("turn", TURNS)

@@ -5,15 +5,15 @@ finding comes with the declaration that ends it, where all of this holds: the fi
 shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on.
 That is how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf.
 Anything else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask
-or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's, or
-for memory that is read before anything is written there.
+or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for memory that is read before
+anything is written there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -39,7 +39,7 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import DTYPES, Supports, as_call
+from attnfuzz.problems.supports import DTYPES, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 
 __all__ = [
@@ -77,7 +77,8 @@ def needed_limits(finding: Finding) -> Limits:
     own = {name: value for name, value in _limits(finding).items() if supports.leaves_open(name)}
     if len(own) != 1:
         return {}
-    limits = _stricter(own, _limits_elsewhere(finding, own)) if own.keys() <= {"layouts", "strides"} else own
+    is_elsewhere = own.keys() <= {"layouts", "strides"} and own.get("strides") != "serving"
+    limits = _stricter(own, _limits_elsewhere(finding, own)) if is_elsewhere else own
     return limits if _ends(msgspec.structs.replace(supports, **limits), finding) else {}
 
 
@@ -129,8 +130,10 @@ def _limits(finding: Finding) -> Limits:
 
 def _of_places(declaration: Declaration, case: Any, features: frozenset[Feature]) -> Limits:
     """Where tensors lie. That heads end within a vector is another matter: what lies there wants a mask."""
-    if features & {KV_STRIDES_DIFFER, HEAD_SIZE_NOT_POW2}:
+    if HEAD_SIZE_NOT_POW2 in features:
         return {}
+    if KV_STRIDES_DIFFER in features:  # of a case without gaps it is a bug, which `_ends` finds out
+        return {"strides": "serving"}
     found: Limits = {}
     named = {name for one in features if (name := strided_tensor(one))}
     strided = {name for name in named if case.strides.get(name, "contiguous") != "contiguous"}
@@ -194,7 +197,7 @@ def _stricter(one: Limits, other: Limits) -> Limits:
     for name, value in other.items():
         mine: Any = merged.get(name, value)
         if name == "strides":
-            merged[name] = value
+            merged[name] = max(mine, value, key=get_args(Strides).index)
         elif name == "lse":
             merged[name] = "none" if "none" in (mine, value) else value
         elif isinstance(value, tuple):

@@ -31,6 +31,7 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.cases.facets.storage import cache_names, strided
 from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
@@ -44,6 +45,7 @@ from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RE
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.features import KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
@@ -556,13 +558,22 @@ class Investigation:
                 bugs=self._learn(needed, self._tag, self._now),
                 same_as=self._same_as,
                 complete=is_complete,
-                explanation=explanation.lines,
+                explanation=(*explanation.lines, *self._of_strides(needed)),
                 blame=explanation.blame,
                 sources=explanation.sources,
                 weights=explanation.rows,
                 declarable=is_declarable,
             )
         )
+
+    def _of_strides(self, needed: frozenset[Feature]) -> tuple[str, ...]:
+        """What runs without ``needed`` have told of the strides of K and V."""
+        if KV_STRIDES_DIFFER not in needed:
+            return ()
+        case: Any = self._now.case
+        either = needed.isdisjoint(map(strided, cache_names(case)))  # not asked in time, if one of them
+        which = ", and fails whichever of them has the gaps" if either else ""
+        return (f"it passes where K and V have the same strides{which}: is one addressed with the other's?",)
 
     def _explanation(self) -> Explanation:
         """What is wrong with the case, if it always fails; nothing of one that needs others before it."""
@@ -611,7 +622,7 @@ class Investigation:
         now = self._now
         if limits.keys() == {"lse"}:
             return self._has_no_natural_lse(declared)
-        if limits.keys() == {"graph_replay"}:  # of graphs it says nothing else
+        if limits.keys() == {"graph_replay"} or limits == {"strides": "serving"}:  # of these it says nothing else
             return True
         refuses = now.failure.oracle == EXCEPTION.name
         is_kept = False

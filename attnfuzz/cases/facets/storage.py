@@ -449,10 +449,12 @@ class TensorStrides(Facet[BundledCase]):
 
 
 def _kv_strides_differ(case: Case) -> bool:
+    """Also where only a gap behind the one sequence or page differs: relations may add others to it."""
     specs = tensor_specs(case)
     for names in CACHE_TENSORS:
         if set(names) <= specs.keys():
-            return len({_effective_strides(case, name) for name in names}) > 1
+            gaps = {strides_of(case, name) for name in names}
+            return len(gaps - {"offset"}) > 1 or len({_effective_strides(case, name) for name in names}) > 1
     return False
 
 

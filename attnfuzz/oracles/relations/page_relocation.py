@@ -52,7 +52,7 @@ from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import BundledCase, Case, MaskedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
+from attnfuzz.problems.choices import lies_as_served, lying_alike, permits_gap, strided_tensors_of
 from attnfuzz.problems.layouts import with_both_caches
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.masks import table_starts
@@ -217,7 +217,7 @@ def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows
     found = {}
     for name, spec in _free_to_stretch(declaration, case).items():
         order: Iterable[int] = _ORDERS.get(name, range(len(spec.shape)))
-        if declaration.supports.strides == "serving":
+        if lies_as_served(declaration.supports.strides):
             order = _large_in_serving(case, name)
         order = () if name in CACHES else order
         axes = _possible(declaration, name, spec, order, most_rows)
@@ -250,7 +250,7 @@ def stretched_cache_axes(
     for name, spec in _free_to_stretch(declaration, case).items():
         tokens, heads, *others = _WITHIN_PAGES[case.layout]
         order = (tokens, heads, *others) if name != "v_cache" else (heads, tokens, *others)
-        order = _LARGE_IN_SERVING[name] if declaration.supports.strides == "serving" and name in CACHES else order
+        order = _LARGE_IN_SERVING[name] if lies_as_served(declaration.supports.strides) and name in CACHES else order
         axes = _possible(declaration, name, spec, order, most_rows) if name in CACHES else []
         many = [axis for axis in axes if spec.shape[axis] > 2]
         first = case.seed % max(1, len(many))
@@ -277,11 +277,12 @@ def _possible(declaration: Declaration, name: str, spec: TensorSpec, order: Iter
     With two indices the stride itself would have to pass 2^31, as none does in an engine.
     """
     shape, allowed = spec.shape, declaration.supports.strides
+    is_served = lies_as_served(allowed)
     return [
         axis
         for axis in order
-        if (allowed == "serving" or permits_gap(allowed, name, axis, len(shape)))
-        and shape[axis] > (2 if allowed == "serving" else 1)
+        if (is_served or permits_gap(allowed, name, axis, len(shape)))
+        and shape[axis] > (2 if is_served else 1)
         and math.prod(shape[: axis + 1]) <= most_rows
         and stretched_nbytes(shape, axis, ITEMSIZE[spec.dtype]) <= MOST_BYTES
     ]

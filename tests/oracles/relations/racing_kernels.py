@@ -12,9 +12,14 @@ import attnfuzz
 __all__ = [
     "added_by_atomics",
     "added_without_atomics",
+    "cleared_by_other_programs",
     "counts_before_it_stores",
     "last_program_reads_partials",
     "last_to_arrive_reads_partials",
+    "launched_on_the_default_stream",
+    "stored_behind_a_barrier",
+    "stored_by_one_program",
+    "stored_without_a_barrier",
     "waits_for_all_programs",
     "zeroed_by_the_first_program",
 ]
@@ -92,8 +97,9 @@ def _merge(
         merges = tl.atomic_add(p_arrived + i_row, 1) == SPLITS - 1
     tl.store(p_acc + at * D + i_d, acc)
     tl.store(p_total + at, total)
-    tl.debug_barrier()
-    if HOW == "counts":
+    if HOW != "no barrier":
+        tl.debug_barrier()
+    if HOW == "counts" or HOW == "no barrier":
         merges = tl.atomic_add(p_arrived + i_row, 1) == SPLITS - 1
     if HOW == "waits":
         tl.atomic_add(p_arrived + i_row, 1)
@@ -107,6 +113,20 @@ def _merge(
             acc += tl.load(p_acc + (i_row * SPLITS + i) * D + i_d)
             total += tl.load(p_total + i_row * SPLITS + i)
         _divided(p_out, p_lse, acc, total, most, D)
+
+
+@triton.jit
+def _clear(
+    p_q, p_k, p_v, p_lens, p_out, p_lse, stride_s, stride_t, scale,
+    HEADS: tl.constexpr, D: tl.constexpr, CLEARS: tl.constexpr,
+):  # fmt: skip
+    """Of two programs for a row, all the first of which begin first."""
+    i_row, i_d = tl.program_id(0), tl.arange(0, D)
+    if tl.program_id(2) == 1:
+        acc, total, most = _of_split(p_q, p_k, p_v, p_lens, stride_s, stride_t, scale, HEADS, 1, D)
+        _divided(p_out, p_lse, acc, total, most, D)
+    elif CLEARS:
+        tl.store(p_out + i_row * D + i_d, tl.zeros([D], tl.float32))
 
 
 SUPPORTS: Any = {"dtypes": ("float32",), "head_sizes": (16,), "gqa_ratios": (1,), "strides": "contiguous"}
@@ -132,6 +152,14 @@ def _merged(i: Any, how: str) -> None:
     _merge[(rows, SPLITS)](
         i.q, i.k, i.v, i.seq_lens, acc, total, arrived, i.out, i.lse, i.k.stride(0), i.k.stride(1), float(i.scale),
         HEADS=heads, SPLITS=SPLITS, D=size, HOW=how,
+    )  # fmt: skip
+
+
+def _cleared(i: Any, *, clears: bool) -> None:
+    seqs, heads, size = i.q.shape
+    _clear[(seqs * heads, 1, 2)](
+        i.q, i.k, i.v, i.seq_lens, i.out, i.lse, i.k.stride(0), i.k.stride(1), float(i.scale),
+        HEADS=heads, D=size, CLEARS=clears,
     )  # fmt: skip
 
 
@@ -175,3 +203,34 @@ def last_to_arrive_reads_partials(i):
 def waits_for_all_programs(i):
     """The last program waits until all have counted themselves: right, where all of them come to run."""
     _merged(i, "waits")
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS | {"head_sizes": (128,)}))
+def stored_without_a_barrier(i):
+    """The first warp of a program counts it while others may not have stored their part of what it adds."""
+    _merged(i, "no barrier")
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS | {"head_sizes": (128,)}))
+def stored_behind_a_barrier(i):
+    """The same as it has to be."""
+    _merged(i, "counts")
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))
+def cleared_by_other_programs(i):
+    """Programs that begin first clear the rows that others store."""
+    _cleared(i, clears=True)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))
+def stored_by_one_program(i):
+    """The same as it has to be."""
+    _cleared(i, clears=False)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))
+def launched_on_the_default_stream(i):
+    """On a GPU what it launches runs there, whatever the caller's stream is."""
+    with torch.cuda.stream(torch.cuda.default_stream() if i.q.is_cuda else None):
+        _merged(i, "counts")

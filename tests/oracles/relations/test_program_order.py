@@ -39,6 +39,11 @@ def kernel(name: str) -> Kernel:
         ("zeroed_by_the_first_program", "tl.store(p_acc, tl.zeros([D], tl.float32))", "tl.atomic_add(p_acc, acc)"),
         ("counts_before_it_stores", "tl.store(p_acc + at * D + i_d, acc)", "acc += tl.load(p_acc +"),
         ("last_program_reads_partials", "tl.store(p_acc + at * D + i_d, acc)", "acc += tl.load(p_acc +"),
+        (
+            "cleared_by_other_programs",
+            "tl.store(p_out + i_row * D + i_d, tl.z",
+            "tl.store(p_out + i_row * D + i_d, acc /",
+        ),
     ],
 )
 def test_programs_that_count_on_their_order_are_found(name: str, line: str, other_line: str) -> None:
@@ -54,7 +59,9 @@ def test_programs_that_count_on_their_order_are_found(name: str, line: str, othe
         assert f"{KERNELS.name}:{at}" in told
 
 
-@pytest.mark.parametrize("name", ["added_by_atomics", "last_to_arrive_reads_partials", "waits_for_all_programs"])
+@pytest.mark.parametrize(
+    "name", ["added_by_atomics", "last_to_arrive_reads_partials", "waits_for_all_programs", "stored_by_one_program"]
+)
 def test_programs_that_wait_for_one_another_are_right(name: str) -> None:
     """Split-K that counts who has arrived, waits in a loop or adds atomically would be accused, or hang."""
     assert judge(kernel(name), CASE, device="cpu", relations=("program_order",)).failure is None
