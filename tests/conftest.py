@@ -76,6 +76,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
         import torch  # noqa: F401  # what nearly every test imports: a million objects
         import triton  # noqa: F401  # as above
+
+        from attnfuzz.triton_compat.interpreter import set_up_interpreter
+
+        set_up_interpreter()  # as executors do: kernels that a test runs itself took twice as long
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()

@@ -43,7 +43,8 @@ BITS = {
 }  # fmt: skip
 """Of a number in each format; ``float8`` stands for those that attnfuzz has no cases of."""
 
-_TRITONS = ("/triton/language/", "/triton/runtime/")
+_TRITONS = ("/triton/language/", "/triton/runtime/", "/attnfuzz/triton_compat/")
+"""Folders of Triton's own files, and of what attnfuzz has in their place."""
 
 
 @dataclass(eq=False, slots=True)

@@ -268,6 +268,8 @@ class _Judge:
             failure = self._as_seen_alone(trial, relation, failure)
         except KernelRaised as raised:
             return self._relation_raised(verdict, relation.name, raised)
+        if failure is None and not relation.applies(trial.kernel.declaration, trial.case):
+            return verdict  # as has been seen in the meantime
         return _after(verdict, relation.name, failure)
 
     def _as_seen_alone(self, trial: Trial, relation: Relation, failure: Failure | None) -> Failure | None:

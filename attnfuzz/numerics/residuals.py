@@ -57,7 +57,7 @@ from attnfuzz.numerics.arithmetic import (
 )
 from attnfuzz.numerics.row_units import RowUnits, attention_units
 
-__all__ = ["Residuals", "Spread", "residuals", "spread_of_row"]
+__all__ = ["Residuals", "Spread", "residuals", "spread_of_rows"]
 
 _NATS = 32.0
 """exp(-32) is 1.3e-14: with two such parts of each of four questions, one case in 10^13 is accused by chance."""
@@ -79,39 +79,39 @@ rises log n times on average. Five times (1 + log n) are exceeded with a probabi
 
 @dataclass(frozen=True)
 class Spread:
-    """What errors of one query token's results may be together.
+    """What errors of query tokens' results may be together.
 
     `out`, `lse`, `factor`: S + D; `out_fixed`, `lse_fixed`, `factor_fixed`: D alone. `is_telling`: heads whose
     roundings go either way.
     """
 
-    out: Float64[Tensor, "num_q_heads v_head_size"]
-    out_fixed: Float64[Tensor, "num_q_heads v_head_size"]
-    lse: Float64[Tensor, " num_q_heads"]
-    lse_fixed: Float64[Tensor, " num_q_heads"]
-    factor: Float64[Tensor, " num_q_heads"]
-    factor_fixed: Float64[Tensor, " num_q_heads"]
-    is_telling: Bool[Tensor, " num_q_heads"]
+    out: Float64[Tensor, "rows num_q_heads v_head_size"]
+    out_fixed: Float64[Tensor, "rows num_q_heads v_head_size"]
+    lse: Float64[Tensor, "rows num_q_heads"]
+    lse_fixed: Float64[Tensor, "rows num_q_heads"]
+    factor: Float64[Tensor, "rows num_q_heads"]
+    factor_fixed: Float64[Tensor, "rows num_q_heads"]
+    is_telling: Bool[Tensor, "rows num_q_heads"]
 
 
-def spread_of_row(
-    q: Float64[Tensor, "num_q_heads head_size"],
-    k: Float64[Tensor, "num_tokens num_kv_heads head_size"],
-    v: Float64[Tensor, "num_tokens num_kv_heads v_head_size"],
+def spread_of_rows(
+    q: Float64[Tensor, "rows num_q_heads head_size"],
+    k: Float64[Tensor, "rows num_tokens num_kv_heads head_size"],
+    v: Float64[Tensor, "rows num_tokens num_kv_heads v_head_size"],
     scale: float,
     arithmetic: Arithmetic,
     *,
     smallest_exponent: int,
 ) -> Spread:
-    """Of attention of one query token to at least one token, without variants and without an 8-bit cache.
+    """Of attention of query tokens, each to as many tokens, at least one, without variants and without an 8-bit cache.
 
     K is drawn alike for all tokens, V by tossing coins for its signs; `smallest_exponent`: of a normal number in the
     output's dtype.
     """
-    num_tokens, num_kv_heads, head_size = k.shape
+    num_rows, num_tokens, num_kv_heads, head_size = k.shape
     units = _units(arithmetic, scale, head_size, num_tokens)
     arithmetic = arithmetic.of_rows(torch.tensor(float(num_tokens), dtype=torch.float64, device="cpu"))
-    queries, keys, values = q.view(num_kv_heads, -1, head_size), k.transpose(0, 1), v.transpose(0, 1)
+    queries, keys, values = q.view(num_rows, num_kv_heads, -1, head_size), k.transpose(1, 2), v.transpose(1, 2)
     scores = scale * (queries @ keys.mT)
     products = (queries.abs() + units.query_floor) @ (keys.abs() + units.key_floor).mT
     distance = scores.amax(-1, keepdim=True) - scores
@@ -164,13 +164,13 @@ def spread_of_row(
     of_rounded_sum = units.sums_rounded * (each.sum(-1, keepdim=True) - each.amax(-1, keepdim=True)).clamp(min=0) / 3
     beside = torch.where(distance < 2 * units.weight, p, 0.0).sum(-1, keepdim=True) - heaviest
     return Spread(
-        out=(varying + fixed).flatten(0, 1),
-        out_fixed=fixed.flatten(0, 1),
-        lse=(of_rounded_sum.sqrt() + lse_fixed).flatten(),
-        lse_fixed=lse_fixed.flatten(),
-        factor=factor.flatten(),
-        factor_fixed=factor_fixed.flatten(),
-        is_telling=((heaviest < _HEAVIEST) & (beside < _BESIDE_THE_HEAVIEST)).flatten(),
+        out=(varying + fixed).flatten(1, 2),
+        out_fixed=fixed.flatten(1, 2),
+        lse=(of_rounded_sum.sqrt() + lse_fixed).flatten(1),
+        lse_fixed=lse_fixed.flatten(1),
+        factor=factor.flatten(1),
+        factor_fixed=factor_fixed.flatten(1),
+        is_telling=((heaviest < _HEAVIEST) & (beside < _BESIDE_THE_HEAVIEST)).flatten(1),
     )
 
 

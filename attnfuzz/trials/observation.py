@@ -37,6 +37,7 @@ from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.triton_compat.interpreter_objects import launches_begun
 from attnfuzz.untrusted_text import text_of
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "check_finished",
     "living_threads",
     "named_results",
+    "never_launches",
     "observe",
     "observe_guarded",
     "results_of_call",
@@ -315,13 +317,14 @@ def call(
     then a later call overwrites them. Arenas still know the originals, by the names of the results.
     `wait` for a GPU to be done: then it also shows whether the kernel gave work to a stream that it does not wait for.
     """
-    threads, timers = living_threads(), _running_timers()
+    threads, timers, begun = living_threads(), _running_timers(), launches_begun()
     is_awaited = wait and allocations.arena.device.type == "cuda"
     try:
         if is_awaited:
             torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # torch has no public name for it
         with allocations:
             returned = kernel(inputs, **call_options(kernel, case))
+        _note_launches(kernel, begun)
         results = (_after_waiting if is_awaited else results_of_call)(kernel, case, inputs, returned)
         check_finished(results, threads)
         _check_timers(timers)
@@ -333,6 +336,24 @@ def call(
     finally:
         if wait or allocations.arena.device.type == "cpu":
             run_is_over()
+
+
+_LAUNCHES: dict[str, bool] = {}
+"""By target of a kernel whose calls have returned here, whether one of them has launched what is interpreted."""
+
+
+def never_launches(target: str) -> bool:
+    """Whether calls of a kernel have returned in this process, none of which has launched an interpreted kernel.
+
+    False where nobody counts what is launched.
+    """
+    return _LAUNCHES.get(target) is False
+
+
+def _note_launches(kernel: Kernel, begun: int | None) -> None:
+    target, now = kernel.declaration.target, launches_begun()
+    if target and now is not None:
+        _LAUNCHES[target] = _LAUNCHES.get(target, False) or now != begun
 
 
 def _kept(result: Tensor, offered: Tensor) -> Tensor:

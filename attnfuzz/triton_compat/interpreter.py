@@ -24,6 +24,7 @@ from attnfuzz.triton_compat.interpreter_libdevice import install_libdevice
 from attnfuzz.triton_compat.interpreter_objects import install_objects
 from attnfuzz.triton_compat.interpreter_repairs import install_repairs
 from attnfuzz.triton_compat.interpreter_rewriting import install_rewriting
+from attnfuzz.triton_compat.interpreter_types import install_types
 
 __all__ = ["install_fast_patching", "install_shortcuts", "set_up_interpreter"]
 
@@ -135,6 +136,7 @@ def set_up_interpreter() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         install_fast_patching()
         install_shortcuts()
+        install_types()
         install_repairs()
         install_rewriting()
         install_objects()

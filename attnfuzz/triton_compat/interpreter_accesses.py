@@ -143,12 +143,10 @@ def _has_wrapped(name: str, given: list[Any], made: Any) -> bool:
 
 
 def place_of_caller() -> SourcePlace | None:
-    """The innermost line that is neither Triton's own nor of the module that asks, or of this one."""
+    """The innermost line that is not Triton's own."""
     frame: FrameType | None = sys._getframe(1)
-    own = {__file__, frame.f_code.co_filename} if frame is not None else set()
     places = []
     while frame is not None:
-        if frame.f_code.co_filename not in own:
-            places.append((frame.f_code.co_filename, frame.f_lineno))
+        places.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return first_of_users(places)

@@ -18,11 +18,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install_objects"]
+__all__ = ["install_objects", "launches_begun"]
 
 Method = Callable[..., Any]
 
@@ -36,6 +37,7 @@ _REFLECTED = {
 _UNTIMED = [0.0, 0.0, 0.0]
 """Of a configuration: quantiles of its time."""
 _ADDED = "attnfuzz_added"
+_BEGUN = "attnfuzz_launches_begun"
 
 
 def install_objects() -> bool:
@@ -54,8 +56,15 @@ def install_objects() -> bool:
     tuner._bench = lambda self, *arguments, config, **others: _UNTIMED
     function.__getattr__ = _of_compiled
     function.run = _launching(vars(function)["run"])
+    setattr(function, _BEGUN, 0)
     setattr(function, _ADDED, True)
     return True
+
+
+def launches_begun() -> int | None:
+    """How many launches have been interpreted in this process; None where nobody has counted them."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return getattr(getattr(interpreter, "InterpretedFunction", None), _BEGUN, None)
 
 
 def _is_known(function: Any, tuner: Any, language: ModuleType) -> bool:
@@ -91,6 +100,7 @@ def _of_compiled(function: Any, name: str) -> Any:
 def _launching(method: Method) -> Method:
     @functools.wraps(method)
     def run(function: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        setattr(type(function), _BEGUN, getattr(type(function), _BEGUN) + 1)
         method(function, *arguments, grid=grid, warmup=warmup, **named)
         return _Launched(function, {name: value for name, value in named.items() if not hasattr(value, "data_ptr")})
 

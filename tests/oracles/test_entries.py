@@ -39,7 +39,7 @@ def test_runs_are_numbered_after_the_cases(plant: Any, paged: PagedDecodeCase) -
     ]
     assert asked[0][0].further is None
     entries = entries_of(declaration, asked)
-    assert [entry.case.num_seqs for entry in entries[:4] if isinstance(entry.case, PagedDecodeCase)] == [6, 1, 1, 1]
+    assert [entry.case.num_seqs for entry in entries[:4] if isinstance(entry.case, PagedDecodeCase)] == [4, 1, 1, 1]
     assert [entry.is_drawn for entry in entries] == [False] * 4 + [True] * calls + [False] + [False]
 
 

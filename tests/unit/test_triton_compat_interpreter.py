@@ -12,6 +12,7 @@ import pytest
 
 from attnfuzz.triton_compat import interpreter
 from attnfuzz.triton_compat import interpreter as interpreter_setup
+from attnfuzz.triton_compat.interpreter_types import install_types
 
 INSTALLERS = [name for name in vars(interpreter) if name.startswith("install_")]
 
@@ -81,6 +82,44 @@ for one in names:
         assert runtime._get_np_dtype(kind) == lookup(kind), kind
 """
 
+TYPES = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import pytest
+import torch
+import triton.language as tl
+from attnfuzz.triton_compat.interpreter_types import install_types
+from attnfuzz.kernels.dense.launch import dense_decode
+
+KINDS = [tl.int1, tl.int32, tl.int64, tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.pointer_type(tl.float32)]
+
+
+def described():
+    made = [tl.block_type(kind, shape) for kind in KINDS for shape in ([4], [tl.constexpr(2), 8], tl.tuple([16]))]
+    made += [one.with_element_ty(tl.float32) for one in made]
+    tensors = [tl.tensor(None, one) for one in (*made, *KINDS)]
+    return [
+        (one.dtype, type(one.shape), [*map(repr, one.shape)], one.numel.value, one.type.name, one.type == tl.float32)
+        for one in tensors
+    ] + [([*one.shape], one.numel, one.name, str(one.scalar)) for one in made] + [[a == b for a in KINDS] for b in made]
+
+
+batches = []
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    tensors = [torch.ones(2, 2, 16, dtype=dtype), *(torch.rand(2, 20, 2, 16).to(dtype) for _ in "kv")]
+    batches.append([*tensors, torch.tensor([20, 3], dtype=torch.int32)])
+plain, types = [tensor.clone() for batch in batches for tensor in dense_decode(*batch, 0.25, tile=16)], described()
+assert install_types() and install_types()
+for _ in range(2):
+    assert described() == types
+    fast = [tensor for batch in batches for tensor in dense_decode(*batch, 0.25, tile=16)]
+    assert all(torch.equal(a, b) for a, b in zip(plain, fast, strict=True))
+assert tl.block_type(tl.int32, [4]).shape is tl.block_type(tl.float32, [4]).shape, "types are made again"
+for shape, error in (([4.0], TypeError), ([3], ValueError), ([], TypeError), ((4,), AssertionError)):
+    with pytest.raises(error):
+        tl.block_type(tl.int32, shape)
+"""
+
 
 def test_results_stay_the_same_and_patching_is_rare(tmp_path: Path) -> None:
     """Kernels would give other results, or the interpreter would waste half its time, on every case on a CPU."""
@@ -98,6 +137,14 @@ def test_work_without_effect_is_left_out(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_types_are_made_once(tmp_path: Path) -> None:
+    """Kernels would give other results, wrong shapes would pass, or a third of each case on a CPU go into types."""
+    script = tmp_path / "types.py"
+    script.write_text(TYPES)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_unknown_triton_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Triton whose interpreter has changed would be patched blindly and break every kernel."""
     unknown = types.ModuleType("triton.runtime.interpreter")
@@ -106,6 +153,7 @@ def test_unknown_triton_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(vars(unknown))
     assert not interpreter.install_fast_patching()
     assert not interpreter.install_shortcuts()
+    assert not install_types()
     assert vars(unknown) == before
 
 

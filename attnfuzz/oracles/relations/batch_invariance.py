@@ -79,7 +79,7 @@ def _is_attention(case: BundledCase) -> TypeGuard[AttentionCase]:
 
 def _crowd(case: AttentionCase, device: torch.device) -> tuple[AttentionCase, LogicalAttention]:
     """At least four sequences, of which the first are those of the case, with numbers whose sums nearly cancel."""
-    seqs = [*range(case.num_seqs)] * -(-_FEWEST_SEQS // case.num_seqs)
+    seqs = [seq % case.num_seqs for seq in range(max(_FEWEST_SEQS, case.num_seqs))]
     plain = msgspec.structs.replace(
         case, values=plain_values(case, case.seed), **{**case.of_sequences(seqs), **case.with_own_pages()}
     )

@@ -190,10 +190,7 @@ def _checked(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
         failure = None if failure is None else _later_call(trial, relatives, number, failure)
         if failure is not None:
             return failure
-    failure = _after(trial, relatives)
-    if isinstance(trial.case, OpenCase):
-        return failure
-    return failure or _on_the_same_tensors(trial) or _with_shorter_sequences(trial)
+    return _after(trial, relatives)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
@@ -283,10 +280,16 @@ def _raised(raised: KernelRaised) -> Failure | None:
 
 
 def _after(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
-    """The call of this case after those of all others."""
+    """The call of this case after those of all others, and then others on its tensors, which are changed in place."""
     words = _after_all(relatives)
-    failure = _bits(trial.case, as_it_is(trial), _again(trial, words), words)
-    return None if failure is None else _after_one(trial, relatives) or failure
+    inputs, memory = _built(trial)
+    found = _call(trial, inputs, words)
+    failure = _bits(trial.case, as_it_is(trial), found, words)
+    if failure is not None:
+        return _after_one(trial, relatives) or failure
+    if isinstance(trial.case, OpenCase):
+        return None
+    return _on_the_same_tensors(trial, inputs, found) or _with_shorter_sequences(trial, inputs, memory)
 
 
 def _after_all(relatives: Sequence[Relative]) -> str:
@@ -314,14 +317,15 @@ def _again(trial: Trial, words: str) -> Results:
     return results_of(trial, Changed(words, trial.case, trial.reference.values_on(trial.device)))
 
 
-def _on_the_same_tensors(trial: Trial) -> Failure | None:
-    """A call, and another one after V was negated in place: -1 times the result, if it is so in other memory."""
-    case, (inputs, _) = trial.case, _built(trial)
-    one = _call(trial, inputs, _ON_OTHERS)
-    _negate(inputs)
-    if case.values_in_keys:  # the products stay
-        inputs.q[..., : case.value_size].neg_()
+def _on_the_same_tensors(trial: Trial, inputs: Any, one: Results) -> Failure | None:
+    """Another call after V was negated in place: -1 times the result, if it is so in other memory.
+
+    Leaves the inputs as they were.
+    """
+    case = trial.case
+    _negate(case, inputs)
     found = _call(trial, inputs, _NEGATED)
+    _negate(case, inputs)
     out, *_ = one
     failure = unequal_bits(
         registry.CALL_SEQUENCE,
@@ -335,8 +339,8 @@ def _on_the_same_tensors(trial: Trial) -> Failure | None:
     return failure if failure is not None and VALUE_AFFINITY.check(trial) is None else None
 
 
-def _with_shorter_sequences(trial: Trial) -> Failure | None:
-    """A call, and another one after lengths were overwritten in place, as servers do: that of new tensors.
+def _with_shorter_sequences(trial: Trial, kept: Any, memory: Arena) -> Failure | None:
+    """Another call after lengths were overwritten in place, as servers do: that of new tensors.
 
     What a mask's tables hold goes by lengths, so that of such a case they stay.
     """
@@ -347,8 +351,7 @@ def _with_shorter_sequences(trial: Trial) -> Failure | None:
     shorter = [min(length, max(queries, -(-length // 2))) for length, queries in lengths]
     if shorter == list(case.seq_lens):
         return None
-    (kept, memory), (new, _) = _built(trial), _built(trial)
-    _call(trial, kept, _ON_OTHERS)
+    new, _ = _built(trial)
     for region in memory.regions:
         if region.role == "output":  # what is not written by either call is no difference
             prefill_(region.tensor, "nan")
@@ -384,8 +387,10 @@ def _call(trial: Trial, inputs: Any, words: str) -> Results:
     return {name: result.cpu().clone() for name, result in results.items()}
 
 
-def _negate(inputs: Any) -> None:
-    """V, in place; of a merge, both outputs."""
+def _negate(case: Case, inputs: Any) -> None:
+    """V, in place; of a merge, both outputs. Where V lies in K, what it is multiplied with in Q too: scores stay."""
+    if case.values_in_keys:
+        inputs.q[..., : case.value_size].neg_()
     for name in ("v", "v_cache", "prefix_output", "suffix_output"):
         tensor = getattr(inputs, name, None)
         if tensor is not None and tensor.dtype.itemsize == 1:

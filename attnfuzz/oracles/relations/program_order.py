@@ -20,6 +20,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.relations.relation import Changed, Relation, as_it_is, run_on, unequal_bits
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.trials.observation import never_launches
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.interpreter_schedules import Conflict, Schedule, scheduled
 from attnfuzz.verdict import RACE, Cause, Failure
@@ -32,8 +33,10 @@ _CAUSE = Cause(mistake=RACE, words="the result depends on the order in which pro
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    del declaration, case
-    return os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
+    """To all kernels whose calls are not known to launch nothing: those written in torch have no programs."""
+    del case
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
+    return is_interpreted and not never_launches(declaration.target)
 
 
 def _check(trial: Trial) -> Failure | None:

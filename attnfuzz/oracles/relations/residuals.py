@@ -9,6 +9,7 @@ to tile, results that are cut off. A wrong row sum is seen by the factor that th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from attnfuzz.explaining.explanation import in_words
 from attnfuzz.explaining.low_precision import Rounding, roundings
 from attnfuzz.explaining.neighbours import rounding_cases
 from attnfuzz.explaining.row import AttentionRow
-from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
+from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_rows
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.accuracy import nearby, objection
 from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
@@ -44,6 +45,8 @@ _SEVERAL_TILES = 48
 _EXPLAINED = 0.5
 """Part of the squares of the errors that a replayed rounding must account for."""
 _MOST_REPLAYED = 4
+_MOST_AT_ONCE = 1 << 20
+"""Numbers of K that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -139,33 +142,48 @@ def _tokens_of(
     elements = slice(got.shape[-1])
     values = reference.values_on_cpu
     arithmetic = arithmetic_of(declaration, case, one_copy=trial.device == "cpu")
-    for token in telling_rows(case):
-        k, v = values.sequence(case.row_seqs[token])
-        keys = slice(case.row_lens[token] - visible_keys(case, token), case.row_lens[token])
-        spread = spread_of_row(
-            values.q[token].double(),
-            k[keys].double(),
-            v[keys].double(),
-            case.scale,
-            arithmetic,
-            smallest_exponent=_SMALLEST_EXPONENT[case.dtype],
+    for count, tokens in _of_one_count(case):
+        seen = [_seen_by(values, case, token, count) for token in tokens]
+        k, v = (torch.stack(part).double() for part in zip(*seen, strict=True))
+        spread = spread_of_rows(
+            values.q[tokens].double(), k, v, case.scale, arithmetic, smallest_exponent=_SMALLEST_EXPONENT[case.dtype]
         )
-        heads = spread.is_telling.nonzero().flatten().tolist()
-        if heads:
-            out, errors = expected[token][heads, : case.value_size], (got - expected)[token][heads]
-            yield _Token(
-                reference,
-                comparisons,
-                token,
-                heads,
-                spread=torch.cat((spread.out, spread.lse[:, None]), 1)[heads][:, elements],
-                fixed=torch.cat((spread.out_fixed, spread.lse_fixed[:, None]), 1)[heads][:, elements],
-                expected=expected[token][heads],
-                errors=errors,
-                factor=(errors[:, : case.value_size] * out).sum(1) / out.square().sum(1),
-                factor_spread=spread.factor[heads],
-                factor_fixed=spread.factor_fixed[heads],
-            )
+        of_all = torch.cat((spread.out, spread.lse[..., None]), -1)[..., elements]
+        fixed = torch.cat((spread.out_fixed, spread.lse_fixed[..., None]), -1)[..., elements]
+        for i, token in enumerate(tokens):
+            heads = spread.is_telling[i].nonzero().flatten().tolist()
+            if heads:
+                out, errors = expected[token][heads, : case.value_size], (got - expected)[token][heads]
+                yield _Token(
+                    reference,
+                    comparisons,
+                    token,
+                    heads,
+                    spread=of_all[i][heads],
+                    fixed=fixed[i][heads],
+                    expected=expected[token][heads],
+                    errors=errors,
+                    factor=(errors[:, : case.value_size] * out).sum(1) / out.square().sum(1),
+                    factor_spread=spread.factor[i][heads],
+                    factor_fixed=spread.factor_fixed[i][heads],
+                )
+
+
+def _of_one_count(case: AttentionCase) -> Iterator[tuple[int, list[int]]]:
+    """Tokens that tell something and see as many keys, some at a time: one by one they took half of all time here."""
+    by_count = defaultdict[int, list[int]](list)
+    for token in telling_rows(case):
+        by_count[visible_keys(case, token)].append(token)
+    for count, tokens in by_count.items():
+        at_once = max(1, _MOST_AT_ONCE // (count * case.num_kv_heads * case.head_size))
+        yield from ((count, tokens[first : first + at_once]) for first in range(0, len(tokens), at_once))
+
+
+def _seen_by(values: Any, case: AttentionCase, token: int, count: int) -> tuple[Tensor, Tensor]:
+    """K and V of the last `count` tokens that a query token sees."""
+    k, v = values.sequence(case.row_seqs[token])
+    keys = slice(case.row_lens[token] - count, case.row_lens[token])
+    return k[keys], v[keys]
 
 
 def _objection(case: AttentionCase, found: Sequence[_Token]) -> Failure | None:

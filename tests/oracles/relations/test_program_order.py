@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -74,6 +76,36 @@ def test_a_kernel_with_atomics_has_to_declare_that_its_bits_may_differ() -> None
     failure = objection("program_order", atomic.declared(supports=supports), CASE)
     assert failure is not None
     assert any(one.endswith("declare Supports(deterministic=False)") for one in failure.details)
+
+
+LAUNCHES = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+from attnfuzz.declaration import load_kernels
+from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.relations.program_order import PROGRAM_ORDER
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.triton_compat.interpreter import set_up_interpreter
+
+set_up_interpreter()
+case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 0), scale=0.25, dtype="float32")
+for name, has_programs in (("dense_eager", False), ("dense_naive", True)):
+    (kernel,) = load_kernels(name)
+    assert PROGRAM_ORDER.applies(kernel.declaration, case), "it may launch something"
+    for _ in range(2):
+        verdict = judge(kernel, case, device="cpu", relations=("program_order",))
+        assert verdict.failure is None
+        assert ("program_order" in verdict.related) is has_programs, (name, verdict)
+        assert PROGRAM_ORDER.applies(kernel.declaration, case) is has_programs, name
+"""
+
+
+def test_kernels_that_launch_nothing_have_no_order(tmp_path: Path) -> None:
+    """Kernels in torch would be run for nothing in place of another relation, and be told to have passed this one."""
+    script = tmp_path / "launches.py"
+    script.write_text(LAUNCHES)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_an_interpreter_there_is_nothing_to_order(monkeypatch: pytest.MonkeyPatch) -> None:
