@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.explaining import formulas, tokens
-from attnfuzz.explaining.explanation import in_words
+from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
@@ -234,7 +234,7 @@ def _diagnose(
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
         other = Survivors(telling, decided=True)
         other.ask(rows)
-        found = other if other.causes and other.runs_alike else found
+        found = other if other.causes and other.is_borne_out else found
     for run in runs:
         found.ask(run)
     if not found.is_settled and found.weigh(list(weighed())):
@@ -337,7 +337,7 @@ class Survivors:
         self._rows = rows
         self._is_near = False
         self._is_finite = False
-        self._borne_out = self._alike = 0
+        self._borne_out = 0
         self._unexplained = 0
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
@@ -359,8 +359,6 @@ class Survivors:
             rounded = _rounded(rows, wrong, right, self._replayed)
             self.maybe = rounded.perhaps()
             roundings = rounded.exactly(of_few=self._decided) if self._decided or not exact else ()
-            if not (roundings or found or self._decided):
-                roundings, self._is_near = rounded.nearly(), True
             if roundings and not rounded.is_telling and found:
                 roundings = tuple(one for one in roundings if one.mistake in self.maybe) or roundings
         self.causes = (*roundings, *(match.cause for match in (exact or found.values())))
@@ -391,7 +389,6 @@ class Survivors:
                 self._unexplained += 1
                 return
             self._borne_out += 1
-            self._alike += 1
             self._is_finite |= any(map(_has_numbers, wrong))
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
             refuted |= _rounded(rows, [], right, self._replayed).refuted(roundings)
@@ -445,7 +442,7 @@ class Survivors:
     @property
     def is_settled(self) -> bool:
         """Whether one statement is left, which other runs have borne out."""
-        return self._borne_out > 0 and len({one.words for one in self.causes}) == 1
+        return self.is_borne_out and len({one.words for one in self.causes}) == 1
 
     def weigh(self, rows: Sequence[AttentionRow]) -> bool:
         """Drop what the measured weights of the case contradict; true if only they tell what it is.
@@ -484,12 +481,14 @@ class Survivors:
         for key, match in _matched(row, mistakes).items():
             said.setdefault(key, match.cause)
             said.setdefault((key[0], _ANYHOW), msgspec.structs.replace(match.cause, way=_ANYHOW))
-        self.causes = tuple(said.get(_key(one)) or (one if one.rounding else _elsewhere(one)) for one in self.causes)
+        self.causes = tuple(
+            said.get(_key(one)) or (one if one.rounding else in_a_similar_case(one)) for one in self.causes
+        )
 
     @property
-    def runs_alike(self) -> int:
-        """How many runs besides the first have the same wrong results."""
-        return self._alike
+    def is_borne_out(self) -> bool:
+        """Whether a run besides the first has wrong results that a mistake gives which is left."""
+        return self._borne_out > 0
 
     @property
     def believed(self) -> tuple[Cause, ...]:
@@ -525,11 +524,6 @@ class Survivors:
 
 def _has_numbers(row: AveragedRow) -> bool:
     return bool(row.got.isfinite().all())
-
-
-def _elsewhere(one: Cause) -> Cause:
-    """A cause of which the row at hand says nothing, with words on the one that does."""
-    return msgspec.structs.replace(one, words=f"in a similar case, {one.words}", tokens=())
 
 
 def _key(one: Cause) -> Key:

@@ -9,7 +9,7 @@ import msgspec
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 from attnfuzz.verdict import Blame, Cause, Failure, SourceLine, where_to_look
 
-__all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow", "in_words"]
+__all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow", "in_a_similar_case", "in_words"]
 
 NO_TIME = "(there was no time to find out more)"
 _MOST_TOLD = 2
@@ -23,6 +23,11 @@ def in_words(causes: Iterable[Cause]) -> str:
     if not 0 < len(words) <= _MOST_TOLD:
         return ""
     return f"{words[0]} ({rules[0]})" if len(words) == len(rules) == 1 and rules[0] else ", or ".join(words)
+
+
+def in_a_similar_case(one: Cause) -> Cause:
+    """A cause of which the case at hand says nothing, with words on the one that does."""
+    return msgspec.structs.replace(one, words=f"in a similar case, {one.words}", tokens=())
 
 
 class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -18,13 +18,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import TILES, maxima_so_far
+from attnfuzz.explaining.low_precision import TILES, in_parts, maxima_so_far, merged
 from attnfuzz.explaining.mistakes import Family, Predicted, family
-from attnfuzz.explaining.row import AttentionRow, AveragedRow
+from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.wording import number
 
 __all__ = [
@@ -50,6 +49,7 @@ _SCALES = (0.25, 4.0)
 _STEPS = 61
 _ZOOMS = 6
 _TINY = 1e-30
+_LOWEST = torch.finfo(torch.float64).min
 
 
 def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
@@ -75,13 +75,11 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
     found = []
     for way, factor, words in mistakes:
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
-            out, lse = row.average(row.final(factor * row.scores), row.v)
-            found.append(Predicted(out, float(lse), way, words))
+            found.append(Predicted(*row.given(factor * row.scores), way, words))
     fitted = _best_scale(row)
     if is_written(fitted) and not any(math.isclose(fitted, factor, rel_tol=1e-3) for _, factor, _ in mistakes):
-        out, lse = row.average(row.final(fitted * row.scores), row.v)
         words = f"the scores are {number(fitted)} x the right ones"
-        found.append(Predicted(out, float(lse), f"x {number(fitted)}", words))
+        found.append(Predicted(*row.given(fitted * row.scores), f"x {number(fitted)}", words))
     yield from family("scale", found)
 
 
@@ -209,9 +207,7 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
         "lse is the maximum minus the logarithm of the sum, not plus it": top - log_total,
         "lse is the maximum plus the sum itself, not its logarithm": top + row.total,
         "lse is the sum of exp(score) itself, not its logarithm": math.exp(min(row.lse, 700.0)),
-        "lse is that of the scores before they are scaled": float(
-            row.average(row.final(row.scores / row.case.scale), row.v)[1]
-        ),
+        "lse is that of the scores before they are scaled": row.given(row.scores / row.case.scale)[1],
         "lse adds a maximum in base 2 to a natural logarithm of the sum": top * _LOG2_E + log_total,
         "lse adds a natural maximum to a logarithm of the sum in base 2": top + log_total * _LOG2_E,
         "lse adds a maximum in base 2, divided twice by log2(e), to a natural logarithm of the sum": top / _LOG2_E
@@ -234,34 +230,38 @@ def partial_states(row: AttentionRow) -> Iterator[Family]:
     """States of parts of the keys, weighed with log-sum-exps of another base, of another head, or with none."""
     found: list[Predicted] = []
     parts = _partitions(row)
-    for way, words, change in (
-        ("base 2 as natural", "partial log-sum-exps in base 2 are merged as natural ones", lambda lse: _LOG2_E * lse),
-        ("natural as base 2", "natural partial log-sum-exps are merged as in base 2", lambda lse: lse / _LOG2_E),
-        ("equal", "partial states are merged with equal weights", torch.zeros_like),
-        ("exchanged", "partial states are merged with weights of the wrong sign", torch.neg),
+    top = row.log_weights.amax()
+    for way, words, of_lse, of_maximum in (  # what a part is weighed with: of its log-sum-exp, and of its maximum
+        ("base 2 as natural", "partial log-sum-exps in base 2 are merged as natural ones", _LOG2_E, 0.0),
+        ("natural as base 2", "natural partial log-sum-exps are merged as in base 2", 1 / _LOG2_E, 0.0),
+        ("equal", "partial states are merged with equal weights", 0.0, 0.0),
+        ("exchanged", "partial states are merged with weights of the wrong sign", -1.0, 0.0),
+        (
+            "maxima, base 2 as natural",
+            "partial sums are rescaled with powers of 2 of natural maxima",
+            1.0,
+            math.log(2) - 1,
+        ),
+        (
+            "maxima, natural as base 2",
+            "partial sums are rescaled with exponentials of base-2 maxima",
+            1.0,
+            _LOG2_E - 1,
+        ),
+        ("maxima, not rescaled", "partial sums are added without being rescaled to one maximum", 1.0, -1.0),
     ):
         for part_of, names in parts.items():
-            scores = _in_parts(row.log_weights, part_of)
+            scores = in_parts(row.log_weights, part_of)
             lses = scores.logsumexp(1)
-            out, lse = _merged(row, scores, torch.where(lses.isneginf(), lses, change(lses)))
-            found += [Predicted(out, float(lse), f"{way}, {name}", words) for name in names]
-    for way, words, factor in (
-        ("maxima, base 2 as natural", "partial sums are rescaled with powers of 2 of natural maxima", math.log(2)),
-        ("maxima, natural as base 2", "partial sums are rescaled with exponentials of base-2 maxima", _LOG2_E),
-        ("maxima, not rescaled", "partial sums are added without being rescaled to one maximum", 0.0),
-    ):
-        for part_of, names in parts.items():
-            scores = _in_parts(row.log_weights, part_of)
-            tops, top = scores.amax(1), row.log_weights.amax()
-            finite = torch.where(tops.isneginf(), 0.0, tops)
-            out, lse = _merged(row, scores, scores.logsumexp(1) + (factor - 1) * (finite - top))
-            found += [Predicted(out, float(lse), f"{way}, {name}", words) for name in names]
-    for formula, head in _other_heads(row):
+            changed = of_lse * lses + of_maximum * (scores.amax(1).clamp(min=_LOWEST) - top)
+            given = merged(row, scores, lses.where(lses.isneginf(), changed))
+            found += [Predicted(*given, f"{way}, {name}", words) for name in names]
+    for formula, head in row.other_heads():
         words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
-        others = _scores_of_head(row, head)
+        others = row.final(row.scores_of(Query(case=row.case, row=row.row, head=head)))
         for part_of, names in _partitions(row, fewest=1).items():  # even one part is NaN if the other head's is
-            out, lse = _merged(row, _in_parts(row.log_weights, part_of), _in_parts(others, part_of).logsumexp(1))
-            found += [Predicted(out, float(lse), f"{formula}, {name}", words) for name in names]
+            given = merged(row, in_parts(row.log_weights, part_of), in_parts(others, part_of).logsumexp(1))
+            found += [Predicted(*given, f"{formula}, {name}", words) for name in names]
     yield from family("partial_lse", found)
 
 
@@ -286,42 +286,6 @@ def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], 
         if fewest <= max(part_of, default=0) + 1 <= _MOST_PARTS:
             found.setdefault(tuple(part_of), []).append(name)
     return found
-
-
-def _in_parts(scores: Float64[Tensor, " n"], part_of: tuple[int, ...]) -> Float64[Tensor, "parts n"]:
-    """The scores of each part, -inf for all others."""
-    parts = torch.arange(max(part_of) + 1, device="cpu")[:, None]
-    return scores.masked_fill(torch.tensor(part_of, dtype=torch.int64, device="cpu") != parts, -torch.inf)
-
-
-def _merged(
-    row: AttentionRow, scores: Float64[Tensor, "parts n"], lses: Float64[Tensor, " parts"]
-) -> tuple[Tensor, Tensor]:
-    outs = scores.softmax(1).nan_to_num(0.0) @ row.v
-    states = torch.cat((lses, row.sink[None]))
-    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
-
-
-def _other_heads(row: AttentionRow) -> Iterator[tuple[str, int]]:
-    """Query heads whose partial log-sum-exps may stand in the place of the row's own, by a rule."""
-    group, kv_heads = row.case.gqa_ratio, row.case.num_kv_heads
-    within = row.head % group
-    rules = {
-        "of the last KV head": (kv_heads - 1) * group + within,
-        "of KV head 0": within,
-        "of the last query head": row.case.num_q_heads - 1,
-        "of query head 0": 0,
-        "of the first query head of its group": row.kv_head * group,
-        "of the last query head of its group": row.kv_head * group + group - 1,
-        "of the next query head": row.head + 1,
-        "of the query head before": row.head - 1,
-    }
-    yield from ((rule, head) for rule, head in rules.items() if head != row.head and 0 <= head < row.case.num_q_heads)
-
-
-def _scores_of_head(row: AttentionRow, head: int) -> Float64[Tensor, " seq_len"]:
-    k = row.keys_of(row.seq, head // row.case.gqa_ratio)[: row.num_tokens]
-    return row.final(row.case.scale * (k @ row.values.q[row.row, head].double()))
 
 
 def kv_scales(row: AttentionRow) -> Iterator[Family]:
@@ -356,26 +320,17 @@ def wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
         ]
     for of_k, of_v, words in factors:
         yield _with_scales(row, of_k, of_v, words, words)
-    rules = {
-        "KV head 0": 0,
-        "the last KV head": len(k_scales) - 1,
-        "the next KV head": own + 1,
-        "the KV head before": own - 1,
-    }
-    rules |= {"the query head's number": row.head}
-    for rule, head in rules.items():
-        if head == own or not 0 <= head < len(k_scales):
-            continue
-        whose = f"KV head {own} is read with {{}} of KV head {head}"
-        if row.head == head:
-            whose += " (the query head's number)"
+    for rule, head in row.other_kv_heads():
         of_k, of_v = k_scales[head] / k, v_scales[head] / v
         for which, k_factor, v_factor in (
             ("the scales", of_k, of_v),
             ("the scale of K", of_k, 1.0),
             ("the scale of V", 1.0, of_v),
         ):
-            yield _with_scales(row, k_factor, v_factor, f"{which} of {rule}", whose.format(which))
+            words = f"KV head {own} is read with {which} of KV head {head}"
+            if row.head == head:
+                words += " (the query head's number)"
+            yield _with_scales(row, k_factor, v_factor, f"{which} of KV head {rule}", words)
 
 
 def _another_format(row: AttentionRow) -> Iterator[Predicted]:
@@ -391,8 +346,7 @@ def _another_format(row: AttentionRow) -> Iterator[Predicted]:
             )
             dots = row.case.scale * (k @ row.q)
             if bool(dots.isfinite().all()) and bool(v.isfinite().all()):
-                weights, lse = row_weights(row.case, row.row, row.head, dots)
-                yield Predicted(weights @ v, float(lse), f"as {dtype}", f"the cache is read as {dtype}")
+                yield Predicted(*row.given(dots, v), f"as {dtype}", f"the cache is read as {dtype}")
 
 
 def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Float64[Tensor, "*shape"]:
@@ -401,8 +355,7 @@ def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Floa
 
 
 def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, way: str, words: str) -> Predicted:
-    weights, lse = row_weights(row.case, row.row, row.head, row.scores * k_factor)
-    return Predicted((weights @ row.v) * v_factor, float(lse), way, words)
+    return Predicted(*row.given(row.scores * k_factor, row.v * v_factor), way, words)
 
 
 _LEFT_OUT = {
@@ -425,8 +378,8 @@ def variants(row: AttentionRow) -> Iterator[Family]:
         ("sinks", _wrong_sinks),
     ):
         if getattr(row.case.variant, mistake) is not None:
-            left_out = _outcome(row, "left out", _LEFT_OUT[mistake], case=_with(row.case, **{mistake: None}))
-            yield from family(mistake, [left_out, *made(row)])
+            without = row.given(row.scores, case=_with(row.case, **{mistake: None}))
+            yield from family(mistake, [Predicted(*without, "left out", _LEFT_OUT[mistake]), *made(row)])
 
 
 def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
@@ -435,8 +388,8 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
         return
     for more, way in ((1, "one key too long"), (-1, "one key too short")):
         if window + more >= 1:
-            words = f"the window is {way}"
-            yield _outcome(row, way, words, case=_with(row.case, window=window + more))
+            other = _with(row.case, window=window + more)
+            yield Predicted(*row.given(row.scores, case=other), way, f"the window is {way}")
     number_of = row.row - row.case.rows_of(row.seq).start
     query_len = len(row.case.rows_of(row.seq))
     if query_len > 1:
@@ -448,8 +401,7 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
             if shift and 0 <= first < row.num_tokens:
                 scores = row.final(row.scores, _with(row.case, window=None))
                 scores = scores.masked_fill(torch.arange(row.num_tokens, device="cpu") < first, -torch.inf)
-                out, lse = row.average(scores, row.v)
-                yield Predicted(out, float(lse), way, f"the window counts {way}, not from each")
+                yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
 
 
 def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
@@ -459,9 +411,9 @@ def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
     before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
     uncapped = _with(row.case, soft_cap=None)
     words = "the soft cap is applied before the scale"
-    yield _outcome(row, "before the scale", words, case=uncapped, dots=before_scale)
-    clamped = row.scores.clamp(-cap, cap)
-    yield _outcome(row, "clamped", "scores are clamped to the soft cap", case=uncapped, dots=clamped)
+    yield Predicted(*row.given(before_scale, case=uncapped), "before the scale", words)
+    clamped = row.given(row.scores.clamp(-cap, cap), case=uncapped)
+    yield Predicted(*clamped, "clamped", "scores are clamped to the soft cap")
 
 
 def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
@@ -482,38 +434,21 @@ def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
         ("times log2(e)", "ALiBi is multiplied by log2(e)", _LOG2_E),
         ("divided by log2(e)", "ALiBi is not multiplied by log2(e), as the scores are", 1 / _LOG2_E),
     ):
-        yield _outcome(row, way, words, dots=row.scores + (factor - 1) * slope * distance)
-    yield _outcome(row, "one key off", "ALiBi counts one key too many", dots=row.scores - slope)
-    for rule, head in _heads_instead(row):
+        yield Predicted(*row.given(row.scores + (factor - 1) * slope * distance), way, words)
+    yield Predicted(*row.given(row.scores - slope), "one key off", "ALiBi counts one key too many")
+    for rule, head in row.other_heads():
         shifted = row.scores + (numbers["alibi_slopes"][head] - slope) * distance
-        yield _outcome(row, rule, f"the slope is that of query head {head} ({rule})", dots=shifted)
-
-
-def _heads_instead(row: AttentionRow) -> Iterator[tuple[str, int]]:
-    """Heads whose numbers may be taken for this one's, by a rule."""
-    group = row.case.gqa_ratio
-    rules = {
-        "the KV head's number": row.kv_head,
-        "head 0": 0,
-        "the number within the group": row.head % group,
-        "the next head": row.head + 1,
-        "the head before": row.head - 1,
-        "the group's first head": row.kv_head * group,
-    }
-    yield from ((rule, head) for rule, head in rules.items() if head != row.head and 0 <= head < row.case.num_q_heads)
+        yield Predicted(*row.given(shifted), rule, f"the slope is that of query head {head} ({rule})")
 
 
 def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     """Another's, scaled, beyond float32, or counted often: with weight p, n times over it adds (n - 1) p in all."""
     case = row.case
     numbers = case.variant.per_head_numbers(case.num_q_heads, case.values.seed)["sinks"]
-    weights, lse = row_weights(case, row.row, row.head, row.scores)
-    for rule, head in _heads_instead(row):
+    for rule, head in row.other_heads():
         if numbers[head] != numbers[row.head]:
-            out, other = row.average(
-                row.log_weights, row.v, torch.tensor(numbers[head], dtype=torch.float64, device="cpu")
-            )
-            yield Predicted(out, float(other), rule, f"the sink is that of query head {head} ({rule})")
+            words = f"the sink is that of query head {head} ({rule})"
+            yield Predicted(*row.averaged(row.log_weights, sink=numbers[head]), rule, words)
     if not case.variant.has_weighty_sinks:
         return
     sink = numbers[row.head]
@@ -523,25 +458,21 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         ("divided by log2(e)", "the sink is not multiplied by log2(e), as the scores are", 1 / _LOG2_E),
     ):
         if sink:
-            out, other = row.average(
-                row.log_weights, row.v, torch.tensor(sink * factor, dtype=torch.float64, device="cpu")
-            )
-            yield Predicted(out, float(other), way, words)
+            yield Predicted(*row.averaged(row.log_weights, sink=sink * factor), way, words)
     above = sink - float(row.log_weights.max())
     if above > math.log(torch.finfo(torch.float32).max):
         words = "the sink is not in the maximum that is subtracted, and overflows"
-        yield Predicted(weights @ row.v, math.inf, "overflows", words)
-    of_sink = 1 - float(weights.sum())
+        yield Predicted(row.expected, math.inf, "overflows", words)
+    of_sink = 1 - float(row.shares.sum())
     for count in range(2, _MOST_COUNTS + 1):
         larger = 1 + (count - 1) * of_sink
         words = f"the sink is counted {count} times"
-        yield Predicted(weights @ row.v / larger, float(lse) + math.log(larger), f"{count} times", words)
+        yield Predicted(row.expected / larger, row.lse + math.log(larger), f"{count} times", words)
     if row.got_lse is None:  # as if it were left out
         return
-    out, _ = row.average(row.log_weights, row.v, torch.tensor(-math.inf, dtype=torch.float64, device="cpu"))
-    yield Predicted(
-        out, float(lse), "not in the divisor", "the sink is in the LSE, but the output is not divided by it"
-    )
+    out, _ = row.averaged(row.log_weights, sink=-math.inf)
+    words = "the sink is in the LSE, but the output is not divided by it"
+    yield Predicted(out, row.lse, "not in the divisor", words)
 
 
 _FINITE_MASKS = (-1e4, -65504.0, -1e5, -5e4, -1e6, -1e9, -100.0, -1000.0)
@@ -556,9 +487,7 @@ def hidden_keys(row: AttentionRow) -> Iterator[Family]:
     shown[row.seen] = True
     if bool(shown.all()):
         return
-    dots = case.scale * (k @ row.q)
-    cap = case.variant.soft_cap
-    capped = dots if cap is None else cap * torch.tanh(dots / cap)
+    capped, cap = row.capped(case.scale * (k @ row.q)), case.variant.soft_cap
     own = torch.nn.functional.pad(row.log_weights, (0, end - row.num_tokens), value=-torch.inf)
     found = []
     for which, among in (
@@ -568,21 +497,17 @@ def hidden_keys(row: AttentionRow) -> Iterator[Family]:
         hidden = ~shown & among
         if not bool(hidden.any()):
             continue
+        scores = {("0", f"hidden keys {which} have score 0"): torch.zeros_like(own)}
         if cap is not None:
-            scores = torch.where(hidden, torch.full_like(own, -cap), own)
-            out, lse = row.average(scores, v)
             words = f"the soft cap is applied after the mask, so that hidden keys {which} weigh exp(-{number(cap)})"
-            found.append(Predicted(out, float(lse), f"capped, {which}", words))
+            scores["capped", words] = torch.full_like(own, -cap)
         for score in _FINITE_MASKS:
-            words = f"hidden keys {which} have the finite score {number(score)}"
-            out, lse = row.average(torch.where(hidden, torch.full_like(own, score), own), v)
-            found.append(Predicted(out, float(lse), f"{number(score)}, {which}", words))
-            words = f"{number(score)} is added to the scores of hidden keys {which}"
-            out, lse = row.average(torch.where(hidden, capped + score, own), v)
-            found.append(Predicted(out, float(lse), f"{number(score)} added, {which}", words))
-        words = f"hidden keys {which} have score 0"
-        out, lse = row.average(torch.where(hidden, torch.zeros_like(own), own), v)
-        found.append(Predicted(out, float(lse), f"0, {which}", words))
+            told = number(score)
+            scores[told, f"hidden keys {which} have the finite score {told}"] = torch.full_like(own, score)
+            scores[f"{told} added", f"{told} is added to the scores of hidden keys {which}"] = capped + score
+        for (way, words), instead in scores.items():
+            given = row.averaged(torch.where(hidden, instead, own), v)
+            found.append(Predicted(*given, f"{way}, {which}", words))
     yield from family("hidden_keys", found)
 
 
@@ -634,8 +559,8 @@ def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
         if keys == own:
             continue
         if keys:
-            weights, lse = row_weights(unmasked, row.row, row.head, case.scale * (k[list(keys)] @ row.q))
-            yield Predicted(weights @ v[list(keys)], float(lse), way, words)
+            which = list(keys)
+            yield Predicted(*row.given(case.scale * (k[which] @ row.q), v[which], unmasked), way, words)
         elif case.variant.sinks is None:
             yield Predicted(v.new_zeros(v.shape[1]), -math.inf, way, words)
     if case.variant.sinks is None:
@@ -655,8 +580,7 @@ def columns(row: AttentionRow) -> Iterator[Family]:
     size = row.case.value_size
     if len(row.expected) != size:  # each token has a dimension of its own, to measure its weight
         return
-    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
-    outs = (weights @ row.k).unfold(0, size, 1)[1:]
+    outs = row.given(row.scores, row.k)[0].unfold(0, size, 1)[1:]
     if len(outs):
         ways = [f"from column {i + 1}" for i in range(len(outs))]
         ways[-1] = "the last columns"
@@ -679,21 +603,8 @@ def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
     }
     for way, (words, dots) in wrong.items():
         if not torch.allclose(dots, row.scores, rtol=1e-6, atol=0.0):
-            yield _outcome(row, way, words, dots=dots)
+            yield Predicted(*row.given(dots), way, words)
 
 
 def _with(case: AttentionCase, **fields: object) -> AttentionCase:
     return msgspec.structs.replace(case, variant=msgspec.structs.replace(case.variant, **fields))
-
-
-def _outcome(
-    row: AttentionRow,
-    way: str,
-    words: str,
-    *,
-    case: AttentionCase | None = None,
-    dots: Float64[Tensor, " length"] | None = None,
-) -> Predicted:
-    dots = row.scores if dots is None else dots
-    weights, lse = row_weights(case or row.case, row.row, row.head, dots)
-    return Predicted(weights @ row.v, float(lse), way, words)

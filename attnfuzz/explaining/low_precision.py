@@ -34,8 +34,9 @@ __all__ = [
     "Rounding",
     "designs",
     "groups",
+    "in_parts",
     "maxima_so_far",
-    "merged_states",
+    "merged",
     "roundings",
 ]
 
@@ -105,15 +106,14 @@ def designs(rows: Sequence[AttentionRow], declared: Numerics) -> Iterator[Design
 class Rounding(Replay):
     """One mistake, in each of the ways in which it may have been made.
 
-    ``cause`` is that of a family, and ``name`` tells its members apart. ``overflows``: in one of the ways a score is
-    not finite. ``numerics``: what declares it, of a design's own rounding.
+    ``cause`` is that of a family, and ``name`` tells its members apart. ``numerics``: what declares it, of a design's
+    own rounding.
     """
 
     lse: Float64[Tensor, " ways_of_lse"]
     name: str
     words: str
     numerics: Mapping[str, str] = field(default_factory=dict)
-    overflows: bool = False
 
     def as_cause(self) -> Cause:
         """As one of the mistakes that may be behind a failure."""
@@ -294,15 +294,13 @@ def _weights_rounded(row: AttentionRow) -> Iterator[Rounding]:
 
     To 8 bits on purpose where the cache has no more.
     """
-    _, lse = row_weights(row.case, row.row, row.head, row.scores)
-    total = (lse - _top(row)).exp()
     on_purpose = {row.case.dtype: "input"} | ({} if row.case.kv is None else {"float8_e4m3fn": "float8_e4m3fn"})
     for name in _SHORTER:
         numerics = {"probabilities": on_purpose[name]} if name in on_purpose else {}
         words = f"weights are rounded to {name} before they are multiplied with V"
         rounded = _rounding_to(name) if name != "float8_e4m3fn" else _to_e4m3
-        ways = [((weights @ row.v) / total, lse) for weights in _rounded_in_tiles(row, rounded)]
-        ways.append((rounded((row.log_weights - lse).exp()) @ row.v, lse))  # once they are divided by their sum
+        ways = [((weights @ row.v) / row.total, row.lse) for weights in _rounded_in_tiles(row, rounded)]
+        ways.append((rounded(row.shares) @ row.v, row.lse))  # once they are divided by their sum
         yield _rounding("weights_rounded", f"weights in {name}", words, ways, numerics)
 
 
@@ -310,10 +308,9 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Ite
     """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
     ways = []
     for weights in _rounded_in_tiles(row, rounded):
-        total = weights.sum() + (row.sink - _top(row)).exp()
-        ways.append(((weights @ row.v) / total, _top(row) + total.log()))
-    lse = ways[-1][1]  # beside an output that is computed apart from it
-    ways.append((row.expected, lse))
+        total = weights.sum() + (row.sink - row.top).exp()
+        ways.append(((weights @ row.v) / total, row.top + total.log()))
+    ways.append((row.expected, ways[-1][1]))  # beside an output that is computed apart from it
     words = f"softmax weights are rounded to {name} before they are summed"
     numerics = {"row_sum": "input"} if name == row.case.dtype else {}
     yield _rounding("rounded_weights_summed", _told("sum of rounded weights", row, name), words, ways, numerics)
@@ -324,7 +321,7 @@ def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     scores = row.log_weights
     for tile in (*_tiles_of(row), row.num_tokens):
         tops = maxima_so_far(scores, tile)
-        yield rounded((scores - tops).exp()) * (tops - _top(row)).exp()
+        yield rounded((scores - tops).exp()) * (tops - row.top).exp()
 
 
 def _tiles_of(row: AttentionRow) -> tuple[int, ...]:
@@ -358,7 +355,7 @@ def _sums_rounded(
         pairs = list(zip(ways, exact, strict=True))
         totals = [(way if of_sum else right)[-1] for way, right in pairs]
         outs = [(way if of_v else right)[:-1] / total for (way, right), total in zip(pairs, totals, strict=True)]
-        lses = [_top(row) + total.log() for total in totals]
+        lses = [row.top + total.log() for total in totals]
         yield _rounding("sums_rounded", _told(which, row, name), words, list(zip(outs, lses, strict=True)))
 
 
@@ -366,7 +363,6 @@ def _tiles_rounded(row: AttentionRow, name: str, rounded: Round, *, of_weights: 
     """Weights x V of each tile by themselves: in a product that returns 16 bits, or summed in these by eights."""
     exact = _in_tiles(row, row.num_tokens, torch.clone, rounded)[0]
     tiles = [tile for tile in _tiles_of(row)[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    lse = _top(row) + exact[-1].log()
     outs = [
         way[:-1] / exact[-1]
         for tile in tiles
@@ -376,10 +372,10 @@ def _tiles_rounded(row: AttentionRow, name: str, rounded: Round, *, of_weights: 
     is_own = name == row.case.dtype
     which = _told("tile sums", row, name)
     yield _rounding(
-        "sums_rounded", which, words, [(out, lse) for out in outs], {"tile_sums": "rounded"} if is_own else {}
+        "sums_rounded", which, words, [(out, row.lse) for out in outs], {"tile_sums": "rounded"} if is_own else {}
     )
     words = f"weights x V are multiplied and summed in {name}, eight keys at a time"
-    ways = [(out, lse) for out in _by_eights(row, rounded)]
+    ways = [(out, row.lse) for out in _by_eights(row, rounded)]
     yield _rounding(
         "sums_rounded", _told("sums of eight", row, name), words, ways, {"tile_sums": "input"} if is_own else {}
     )
@@ -392,9 +388,7 @@ def _by_eights(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     """
     padding = -row.num_tokens % _EIGHT
     values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, 4, 2, row.v.shape[1])
-    largest = (row.log_weights - _top(row)).exp()
-    total = largest.sum() + (row.sink - _top(row)).exp()
-    for weights, end in ((largest / total, 1.0), (largest, total)):
+    for weights, end in ((row.weights / row.total, 1.0), (row.weights, row.total)):
         shares = torch.nn.functional.pad(rounded(weights), (0, padding)).reshape(-1, 4, 2)
         products = rounded(shares[..., None] * values)
         yield products.sum((0, 1, 2)) / end
@@ -430,36 +424,32 @@ def _in_tiles(
     total = torch.cat((total, total[:, :1]), 1)
     for factor, added in zip(rescale, torch.cat((averages, sums), 2).unbind(1), strict=True):
         total = rounded(total * factor + added)
-    total = total * (finite[-1] - _top(row)).exp()
-    total[:, -1] += (row.sink - _top(row)).exp()
+    total = total * (finite[-1] - row.top).exp()
+    total[:, -1] += (row.sink - row.top).exp()
     return total
-
-
-def _top(row: AttentionRow) -> Tensor:
-    """The largest of the scores, as variants make them, and the sink."""
-    return torch.maximum(row.log_weights.amax(), row.sink)
 
 
 def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Rounding]:
     """Partial log-sum-exps in 16 bits, for each usual number of splits."""
     words = f"the partial log-sum-exps are rounded to {name}"
-    yield _rounding("partial_lse_rounded", _told("partial LSE", row, name), words, merged_states(row, rounded))
+    ways = []
+    for length in sorted({-(-row.num_tokens // number) for number in _SPLITS}):
+        parts = in_parts(row.log_weights, [t // length for t in range(row.num_tokens)])
+        ways.append(merged(row, parts, rounded(parts.logsumexp(1))))
+    yield _rounding("partial_lse_rounded", _told("partial LSE", row, name), words, ways)
 
 
-def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:
-    """Output and LSE where the LSE of each part of the row is changed, for each usual number of parts."""
-    lengths = sorted({-(-row.num_tokens // number) for number in _SPLITS})
-    return [_merged(row, length, change) for length in lengths]
+def in_parts(scores: Float64[Tensor, " n"], part_of: Sequence[int]) -> Float64[Tensor, "parts n"]:
+    """The scores of each part, -inf for all others."""
+    parts = torch.arange(max(part_of) + 1, device="cpu")[:, None]
+    return scores.masked_fill(torch.tensor(part_of, dtype=torch.int64, device="cpu") != parts, -torch.inf)
 
 
-def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tensor]:
-    scores = row.log_weights
-    padding = -len(scores) % length
-    parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, length)
-    values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, length, row.v.shape[1])
-    outs = torch.einsum("sn,snd->sd", parts.softmax(1).nan_to_num(0.0), values)
-    states = torch.cat((change(parts.logsumexp(1)), row.sink[None]))
-    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
+def merged(
+    row: AttentionRow, scores: Float64[Tensor, "parts n"], lses: Float64[Tensor, " parts"]
+) -> tuple[Float64[Tensor, " v_head_size"], float]:
+    """The states of parts of the row's keys, with these log-sum-exps."""
+    return row.averaged(lses, scores.softmax(1).nan_to_num(0.0) @ row.v)
 
 
 def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
@@ -472,27 +462,27 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
         return torch.where(nearest.double().abs() > x.abs(), smaller, nearest).double()
 
     words = f"is cut off to {name}, not rounded"
-    scores, top = row.log_weights, _top(row)
-    weights, sink = (scores - top).exp(), (row.sink - top).exp()
-    total = weights.sum() + sink
-    lse = top + total.log()
-    outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, _rounding_to(name))]
+    outs = [(of_weights(row.weights) @ row.v) / row.total for of_weights in (torch.clone, _rounding_to(name))]
     which = _told("output cut off", row, name)
-    yield _rounding("cut_off", which, f"the output {words}", [(cut(out), lse) for out in outs])
-    ways = [((cut(weights) @ row.v) / end, top + end.log()) for end in (total, cut(weights).sum() + sink)]
+    yield _rounding("cut_off", which, f"the output {words}", [(cut(out), row.lse) for out in outs])
+    weights = cut(row.weights)
+    ends = row.total, float(weights.sum() + (row.sink - row.top).exp())
+    ways = [((weights @ row.v) / end, row.top + math.log(end)) for end in ends]
     yield _rounding("cut_off", _told("weights cut off", row, name), f"each softmax weight {words}", ways)
 
 
 def _flushed(row: AttentionRow) -> Iterator[Rounding]:
     """Numbers below float16's smallest normal one, which count: GPUs take none for 0 but float32's, below 2^-126."""
     smallest = torch.finfo(torch.float16).smallest_normal
-    weights, lse = row_weights(row.case, row.row, row.head, row.scores)
     for name, words, out in (
-        ("V flushed", "numbers of V", weights @ _without_small(row.v, smallest)),
+        ("V flushed", "numbers of V", row.shares @ _without_small(row.v, smallest)),
         ("output flushed", "outputs", _without_small(row.expected, smallest)),
     ):
         yield _rounding(
-            "flushed", name, f"{words} below {smallest:.3g} are taken for 0: subnormal ones of float16", [(out, lse)]
+            "flushed",
+            name,
+            f"{words} below {smallest:.3g} are taken for 0: subnormal ones of float16",
+            [(out, row.lse)],
         )
 
 
@@ -509,11 +499,12 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
                 tensor.float().to(dtype).double() if part in parts else tensor
                 for part, tensor in (("q", row.q), ("K", row.k), ("V", row.v))
             )
-            weights, lse = row_weights(row.case, row.row, row.head, row.case.scale * (k @ q))
             words = f"{', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]} "
             words += f"{'are' if parts[1:] else 'is'} converted to {name} on the way"
             numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
-            yield _rounding("converted", f"{' '.join(parts)} to {name}", words, [(weights @ v, lse)], numerics)
+            yield _rounding(
+                "converted", f"{' '.join(parts)} to {name}", words, [row.given(row.case.scale * (k @ q), v)], numerics
+            )
 
 
 def _without_maximum(row: AttentionRow) -> Iterator[Rounding]:
@@ -541,10 +532,10 @@ def _finite_maximum(row: AttentionRow) -> Iterator[Rounding]:
     is_lost = row.top < _LOWEST_OF_FLOAT32 and begins > row.lse + row.lse_bound
     lost = min(0.0, row.lse - begins) if is_lost else 0.0
     words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
-    lse = torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu")
-    ways = [(math.exp(lost) * row.expected, lse)]
+    lse = row.lse - lost
+    ways: list[tuple[Tensor, Tensor | float]] = [(math.exp(lost) * row.expected, lse)]
     if is_lost and row.got_lse is None:  # nothing tells with which number it begins: perhaps with a lower one
-        ways.append((row.expected, torch.tensor(row.lse, dtype=torch.float64, device="cpu")))
+        ways.append((row.expected, row.lse))
     if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):
         ways.append((row.got, lse))
     yield _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
@@ -561,9 +552,9 @@ def _maximum_of_each_tile(row: AttentionRow) -> Iterator[Rounding]:
     if float(scores.max() - scores.min()) < _HARMLESS_FALL:
         tiles = set()
     found = [_by_tiles(scores, row.v, tile) for tile in tiles if tile < len(scores)]
-    ways = [(out, lse) for out, lse in found if not bool(out.isfinite().all())]
+    ways: list[tuple[Tensor, Tensor | float]] = [(out, lse) for out, lse in found if not bool(out.isfinite().all())]
     if len(ways) < len(tiles) or not tiles:
-        ways.append((row.expected, torch.tensor(row.lse, dtype=torch.float64, device="cpu")))
+        ways.append((row.expected, row.lse))
     words = "the maximum is that of each tile, not the largest so far, and what was summed before overflows float32"
     yield _rounding("maximum_not_kept", "maximum of each tile", words, ways)
 
@@ -598,11 +589,12 @@ def _rounding(
     cause: str,
     name: str,
     words: str,
-    ways: list[tuple[Tensor, Tensor]],
+    ways: Sequence[tuple[Tensor, Tensor | float]],
     numerics: Mapping[str, str] = MappingProxyType({}),
 ) -> Rounding:
-    out, lse = (torch.stack(parts) for parts in zip(*ways, strict=True))
-    return Rounding(cause, out, lse, name, words, numerics)
+    outs, lses = zip(*ways, strict=True)
+    lse = torch.tensor(list(map(float, lses)), dtype=torch.float64, device="cpu")
+    return Rounding(cause, torch.stack(outs), lse, name, words, numerics)
 
 
 def _scaled(dots: Scores, scale: float, rounded: Round) -> tuple[Scores, ...]:
@@ -670,7 +662,6 @@ def _of_scores(
 
     ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
     """
-    overflows = not all(bool(scores.isfinite().all()) for scores in ways)
     has_no_weight = any(bool(scores.isneginf().any()) for scores in ways)
     every = row.scores.expand(len(ways), -1).index_copy(1, tokens, torch.stack(ways))
     log_weights = every if row.is_plain else torch.stack([row.final(scores) for scores in every])
@@ -684,7 +675,7 @@ def _of_scores(
         out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
     if has_no_weight:  # where a tile or a split has nothing but scores of -inf, they may be subtracted from each other
         out, lse = (torch.cat((part, torch.full_like(part[:1], torch.nan))) for part in (out, lse))
-    return Rounding("scores_rounded", out, lse, name, words, numerics, overflows)
+    return Rounding("scores_rounded", out, lse, name, words, numerics)
 
 
 def _designed(

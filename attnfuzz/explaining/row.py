@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import tokens_name
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["AttentionRow", "AveragedRow", "Query", "softmax_average"]
+__all__ = ["AttentionRow", "AveragedRow", "Query"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,40 @@ class Query:
         window = self.case.variant.window
         return 0 if window is None else max(0, self.num_tokens - window)
 
+    def other_heads(self) -> Iterator[tuple[str, int]]:
+        """Query heads that may be taken for this one, by a rule."""
+        case, group = self.case, self.case.gqa_ratio
+        first = self.kv_head * group
+        rules = {
+            "the KV head's number": self.kv_head,
+            "head 0": 0,
+            "the last head": case.num_q_heads - 1,
+            "the number within the group": self.head % group,
+            "the same of the last KV head": case.num_q_heads - group + self.head % group,
+            "the next head": self.head + 1,
+            "the head before": self.head - 1,
+            "the group's first head": first,
+            "the group's last head": first + group - 1,
+        }
+        yield from ((rule, head) for rule, head in rules.items() if head != self.head and 0 <= head < case.num_q_heads)
+
+    def other_kv_heads(self) -> Iterator[tuple[str, int]]:
+        """KV heads that may be read in place of its own, by the formula that leads there."""
+        case, h, own = self.case, self.head, self.kv_head
+        formulas = {
+            "h % group size": h % case.gqa_ratio,
+            "h % KV heads": h % case.num_kv_heads,
+            "h": h,
+            "0": 0,
+            "the last": case.num_kv_heads - 1,
+            "the next": own + 1,
+            "the one before": own - 1,
+            "in reverse order": case.num_kv_heads - 1 - own,
+            "the next, in a ring": (own + 1) % case.num_kv_heads,
+        }
+        formulas |= {f"h // {d}": h // d for d in range(2, min(2 * case.gqa_ratio + 2, 17)) if d != case.gqa_ratio}
+        yield from ((way, head) for way, head in formulas.items() if head != own and 0 <= head < case.num_kv_heads)
+
     def tokens(self, positions: Sequence[int]) -> str:
         """`token 16 (page 1, offset 0)`, or `tokens 16-31 (page 1)`."""
         return tokens_name(self.case, positions)
@@ -114,7 +148,12 @@ class AveragedRow:
     @cached_property
     def expected(self) -> Float64[Tensor, " v_head_size"]:
         """The right output."""
-        return self._right[0] @ self.v
+        return self.shares @ self.v
+
+    @property
+    def shares(self) -> Float64[Tensor, " seq_len"]:
+        """Right weights, divided by their sum."""
+        return self._right[0]
 
     @cached_property
     def lse(self) -> float:
@@ -184,6 +223,16 @@ class AttentionRow(Query, AveragedRow):
         """Scaled scores, before what a variant makes of them."""
         return self.case.scale * (self.k @ self.q)
 
+    def scores_of(self, other: Query) -> Float64[Tensor, " n"]:
+        """Likewise of another row or head."""
+        keys = self.keys_of(other.seq, other.kv_head)[: other.num_tokens]
+        return self.case.scale * (keys @ self.values.q[other.row, other.head].double())
+
+    def capped(self, dots: Float64[Tensor, "*n"]) -> Float64[Tensor, "*n"]:
+        """What the case's soft cap makes of scaled scores."""
+        cap = self.case.variant.soft_cap
+        return dots if cap is None else cap * torch.tanh(dots / cap)
+
     @cached_property
     def log_weights(self) -> Float64[Tensor, " seq_len"]:
         """Logarithms of the weights before they are divided by their sum: what a variant makes of the scores."""
@@ -219,6 +268,27 @@ class AttentionRow(Query, AveragedRow):
         """What the row's variant and mask, or those of ``case``, make of the scaled scores of its first ``n`` keys."""
         return row_log_weights(case or self.case, self.row, self.head, dots)[0]
 
+    def given(
+        self,
+        dots: Float64[Tensor, " n"],
+        v: Float64[Tensor, "n v_head_size"] | None = None,
+        case: AttentionCase | None = None,
+    ) -> tuple[Float64[Tensor, " v_head_size"], float]:
+        """Output and log-sum-exp with these scaled scores, other values, or what another case makes of both."""
+        weights, lse = row_weights(case or self.case, self.row, self.head, dots)
+        return weights @ (self.v if v is None else v), float(lse)
+
+    def averaged(
+        self,
+        log_weights: Float64[Tensor, " n"],
+        v: Float64[Tensor, "n v_head_size"] | None = None,
+        sink: float | None = None,
+    ) -> tuple[Float64[Tensor, " v_head_size"], float]:
+        """Likewise with these weights, beside the row's sink or another."""
+        beside = None if sink is None else torch.tensor(sink, dtype=torch.float64, device="cpu")
+        out, lse = self.average(log_weights, self.v if v is None else v, beside)
+        return out, float(lse)
+
     def average(
         self,
         log_weights: Float64[Tensor, "*batch n"],
@@ -235,11 +305,3 @@ class AttentionRow(Query, AveragedRow):
     @cached_property
     def _right(self) -> tuple[Tensor, Tensor]:
         return row_weights(self.case, self.row, self.head, self.scores)
-
-
-def softmax_average(
-    scores: Float64[Tensor, "*batch seq_len"], v: Float64[Tensor, "*batch seq_len v_head_size"]
-) -> tuple[Float64[Tensor, "*batch v_head_size"], Float64[Tensor, "*batch"]]:
-    """Output and log-sum-exp of attention with these scores."""
-    out = torch.einsum("...n,...nd->...d", scores.softmax(-1), v)
-    return out, scores.logsumexp(-1)

@@ -20,7 +20,7 @@ from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
@@ -252,14 +252,13 @@ def behind_the_query(row: AttentionRow) -> Iterator[Family]:
         if limit == length or not 0 < limit <= end:
             continue
         scores = _final_up_to(row, dots[:limit], length)
-        out, lse = row.average(scores, v[:limit])
         if limit > length:
             takes = "takes" if limit - length == 1 else "take"
             which = row.tokens(range(length, limit))
             words = f"{which} of sequence {row.seq}, behind the query, {takes} weight"
         else:
             words = f"the query sees the first {limit} keys only, {way}"
-        found.append(Predicted(out, float(lse), way, words))
+        found.append(Predicted(*row.averaged(scores, v[:limit]), way, words))
     yield from family("causal_limit", found)
 
 
@@ -268,7 +267,7 @@ def _final_up_to(row: AttentionRow, dots: Float64[Tensor, " n"], length: int) ->
     if len(dots) <= length:
         return row.final(torch.cat((dots, dots.new_zeros(length - len(dots)))))[: len(dots)]
     variant = row.case.variant
-    scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
+    scores = row.capped(dots)
     distance = torch.arange(1 - length, len(dots) - length + 1, dtype=torch.float64, device="cpu")
     numbers = variant.per_head_numbers(row.case.num_q_heads, row.case.values.seed)
     if "alibi_slopes" in numbers:
@@ -287,8 +286,7 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
             if not math.isfinite(number):  # it would give NaN, as much else does
                 continue
             dot = torch.tensor([row.case.scale * number * float(row.q.sum())], dtype=torch.float64, device="cpu")
-            cap = row.case.variant.soft_cap
-            score = float(dot if cap is None else cap * torch.tanh(dot / cap))
+            score = float(row.capped(dot))
             top = max(row.top, score)
             own = row.total * math.exp(row.top - top)
             mass = counts * math.exp(score - top)
@@ -346,17 +344,10 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
     if not any(found):
         return
 
-    def read(of: Callable[[int, int], Tensor]) -> Tensor:
-        of_seq = functools.cache(lambda seq: of(seq, row.kv_head))
-        own = of_seq(row.seq)
-        nothing = own.new_full(own.shape[1:], row.poison)
-        slots = [nothing if token is None else of_seq(token[0])[token[1]] for token in found]
-        return torch.cat((own, torch.stack(slots)))
-
-    k, v = read(row.keys_of), read(row.values_of)
+    k, v = (torch.cat((of(row.seq, row.kv_head), _in_slots(row, of, found))) for of in (row.keys_of, row.values_of))
     ends = torch.arange(length + 1, len(k) + 1, device="cpu")
     dots = row.case.scale * (k @ row.q)
-    scores = torch.cat((row.log_weights if length else dots[:0], _capped(row, dots[length:])))
+    scores = torch.cat((row.log_weights if length else dots[:0], row.capped(dots[length:])))
     masked = scores.masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
     out, lse = row.average(masked, v)
     source = "where its row of the block table leads"
@@ -364,9 +355,13 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
     yield Family(PAST_THE_END, out, lse, ways, _extra_words(source, range(len(ends))))
 
 
-def _capped(row: AttentionRow, dots: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-    cap = row.case.variant.soft_cap
-    return dots if cap is None else cap * torch.tanh(dots / cap)
+def _in_slots(
+    row: AttentionRow, of: Callable[[int, int], Tensor], slots: Sequence[tuple[int, int] | None]
+) -> Float64[Tensor, "slots size"]:
+    """Keys or values, as ``of`` gives those of a sequence, of tokens in slots; what dead memory holds in the others."""
+    of_seq = functools.cache(lambda seq: of(seq, row.kv_head))
+    nothing = of_seq(row.seq).new_full(of_seq(row.seq).shape[1:], row.poison)
+    return torch.stack([nothing if slot is None else of_seq(slot[0])[slot[1]] for slot in slots])
 
 
 def _tokens_of_pages(case: PagedDecodeCase) -> dict[tuple[int, int], tuple[int, int]]:
@@ -397,8 +392,7 @@ _NEAR = 8
 
 def _attend(row: AttentionRow, k: Keys, v: Values, q: Tensor | None = None) -> tuple[Tensor, float]:
     """The row with other keys, values or query of the same positions."""
-    out, lse = row.average(row.final(row.case.scale * (k @ (row.q if q is None else q))), v)
-    return out, float(lse)
+    return row.given(row.case.scale * (k @ (row.q if q is None else q)), v)
 
 
 def another_head(row: AttentionRow) -> Iterator[Family]:
@@ -407,34 +401,14 @@ def another_head(row: AttentionRow) -> Iterator[Family]:
 
 
 def _other_heads(row: AttentionRow) -> Iterator[Predicted]:
-    case, h = row.case, row.head
-    formulas = {
-        "h % group size": h % case.gqa_ratio,
-        "h % KV heads": h % case.num_kv_heads,
-        "h": h,
-        "0": 0,
-        "the last": case.num_kv_heads - 1,
-        "the next": row.kv_head + 1,
-        "the one before": row.kv_head - 1,
-        "in reverse order": case.num_kv_heads - 1 - row.kv_head,
-        "the next, in a ring": (row.kv_head + 1) % case.num_kv_heads,
-    }
-    formulas |= {f"h // {d}": h // d for d in range(2, min(2 * case.gqa_ratio + 2, 17)) if d != case.gqa_ratio}
     read = functools.cache(
         lambda head: tuple(of(row.seq, head)[: row.num_tokens] for of in (row.keys_of, row.values_of))
     )
-    for formula, head in formulas.items():
-        if head == row.kv_head or not 0 <= head < case.num_kv_heads:
-            continue
+    for formula, head in row.other_kv_heads():
         k, v = read(head)
-        for what, way, keys, values in (
-            ("", "", k, v),
-            ("K of ", "K, ", k, row.v),
-            ("V of ", "V, ", row.k, v),
-        ):
-            out, lse = _attend(row, keys, values)
-            words = f"query head {h} reads {what}KV head {head}, expected {row.kv_head}"
-            yield Predicted(out, lse, f"{way}{formula}", words)
+        for what, way, keys, values in (("", "", k, v), ("K of ", "K, ", k, row.v), ("V of ", "V, ", row.k, v)):
+            words = f"query head {row.head} reads {what}KV head {head}, expected {row.kv_head}"
+            yield Predicted(*_attend(row, keys, values), f"{way}{formula}", words)
 
 
 def another_sequence(row: AttentionRow) -> Iterator[Family]:
@@ -454,9 +428,9 @@ def _other_sequences(row: AttentionRow) -> Iterator[Predicted]:
                 continue
             keys, values = k[:count], v[:count]
             scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
-            out, lse = row.average(scores, values)
             which = "as long as this one" if count is not None else "all of it"
-            yield Predicted(out, float(lse), f"{way}, {which}", f"sequence {own} reads {what} of sequence {seq}")
+            words = f"sequence {own} reads {what} of sequence {seq}"
+            yield Predicted(*row.averaged(scores, values), f"{way}, {which}", words)
 
 
 def through_the_table(row: AttentionRow) -> Iterator[Family]:
@@ -499,14 +473,9 @@ def _through_entries(row: AttentionRow) -> Iterator[Predicted]:
         slots = [owners.get((pages[t // size], t % size)) for t in range(row.num_tokens)]
         if any(slot is None for slot in slots) and not math.isfinite(row.poison):
             continue
-        parts = []
-        for of in (row.keys_of, row.values_of):
-            nothing = of(row.seq, row.kv_head).new_full(of(row.seq, row.kv_head).shape[1:], row.poison)
-            of_seq = functools.cache(lambda seq, of=of: of(seq, row.kv_head))
-            parts.append(torch.stack([nothing if slot is None else of_seq(slot[0])[slot[1]] for slot in slots]))
-        out, lse = _attend(row, *parts)
+        parts = (_in_slots(row, of, slots) for of in (row.keys_of, row.values_of))
         where = words if "number in" in words else f"{words} of the block table"
-        yield Predicted(out, lse, way, where)
+        yield Predicted(*_attend(row, *parts), way, where)
 
 
 _MOST_PAGES = 16
@@ -592,7 +561,8 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
     case, length = row.case, row.num_tokens
     if not 1 < case.num_q_heads <= _MOST_HEADS:
         return
-    rows = torch.stack([_weights_of(row, head) for head in range(case.num_q_heads)])
+    heads = (Query(case=case, row=row.row, head=head) for head in range(case.num_q_heads))
+    rows = torch.stack([row_weights(case, row.row, one.head, row.scores_of(one))[0] for one in heads])
     first, number = row.kv_head * case.gqa_ratio, row.head % case.gqa_ratio
     found = []
     for pad in _PADS:
@@ -610,13 +580,6 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
                     )
                     found.append(Predicted(weights @ row.v, None, f"{pad} {where}{of}", words))
     yield from family("weights_misplaced", found)
-
-
-def _weights_of(row: AttentionRow, head: int) -> Float64[Tensor, " seq_len"]:
-    """Of another head of the same query token."""
-    other = Query(case=row.case, row=row.row, head=head)
-    k = row.keys_of(row.seq, other.kv_head)[: row.num_tokens]
-    return row_weights(row.case, row.row, head, row.case.scale * (k @ row.values.q[row.row, head].double()))[0]
 
 
 def single_token(row: AttentionRow) -> Iterator[Family]:
@@ -644,8 +607,7 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
         q = row.values.q[other.row, other.head].double()
         name = f"{row_words(case, other.row)}, head {other.head}"
         if other.num_tokens:
-            out, lse = _result_of(row, other)
-            found.append(Predicted(out, lse, way, f"this is the result of {name}"))
+            found.append(Predicted(*_result_of(row, other), way, f"this is the result of {name}"))
         of_query.append(Predicted(*_attend(row, row.k, row.v, q), way, f"the query of {name} is read"))
     yield from family("another_row", found)
     yield from family("another_query", of_query)
@@ -665,10 +627,8 @@ def _other_queries(row: AttentionRow) -> Iterator[Query]:
 
 def _result_of(row: AttentionRow, other: Query) -> tuple[Tensor, float]:
     """The right result of another row."""
-    k, v = (of(other.seq, other.kv_head)[: other.num_tokens] for of in (row.keys_of, row.values_of))
-    dots = row.case.scale * (k @ row.values.q[other.row, other.head].double())
-    scores, lse = row_log_weights(row.case, other.row, other.head, dots)
-    return (scores - lse).exp() @ v, float(lse)
+    weights, lse = row_weights(row.case, other.row, other.head, row.scores_of(other))
+    return weights @ row.values_of(other.seq, other.kv_head)[: other.num_tokens], float(lse)
 
 
 def displaced(row: AttentionRow) -> Iterator[Family]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from attnfuzz.explaining.operations import Kind, Operation, SourcePlace, first_of_users
 
-__all__ = ["Locations", "operations_of_ttir"]
+__all__ = ["Line", "Module", "operations_of_ttir"]
 
 _KINDS: dict[str, Kind] = {
     "arith.addf": "add", "arith.subf": "add", "arith.mulf": "mul", "arith.divf": "div", "math.fma": "add",
@@ -41,146 +41,159 @@ _OPERATION = re.compile(r'"?(?P<name>[\w.]+)"?')
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 _ELEMENT = re.compile(r"(?:.*[x<]|^)(?P<name>!tt\.ptr<)?(?P<element>[a-z]+\d+\w*)(?:, *\d+)?>*$")
 _CARRIED = re.compile(r"(?P<name>%[\w$.-]+) = (?P<initial>%[\w$.-]+(?:#\d+)?)")
-_TF32 = ("inputPrecision = tf32",)
+_ARGUMENT = re.compile(r"(?P<name>%[\w$.-]+): !tt\.(?:ptr|tensordesc)<")
+_TF32 = "inputPrecision = tf32"
 _EXPONENTIAL = re.compile(r"ex2\.approx|__nv_exp2?f?\b")
 
 
-def operations_of_ttir(text: str, launch: int = 0) -> list[Operation]:
-    """The operations on floating-point numbers of all functions of a module; those that are not known are left out."""
-    return _Reader(text.splitlines(), launch).operations
+@dataclass(eq=False, slots=True)
+class Line:
+    """An ``operation`` on values, by their names; empty where a loop or a choice only passes these on.
 
+    ``types``: of each result. ``said``: all before the types. ``within``: what a reduction does.
+    """
 
-@dataclass
-class _Block:
-    """Lines between braces: of a loop, a choice, a reduction or a function. ``results`` are those of the whole."""
-
-    name: str
+    operation: str
+    operands: list[str] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    place: SourcePlace | None = None
+    said: str = ""
     results: list[str] = field(default_factory=list)
     carried: list[str] = field(default_factory=list)
-    operands: list[str] = field(default_factory=list)
     within: set[str] = field(default_factory=set)
 
 
-class _Reader:
-    def __init__(self, lines: list[str], launch: int) -> None:
-        self.operations: list[Operation] = []
-        self._launch = launch
-        self._locations = Locations(lines)
-        self._values: dict[str, Operation] = {}
-        blocks: list[_Block] = []
+class Module:
+    """All ``lines`` of a module in their order, and by the names of what they give; what is not known is left out.
+
+    ``arguments``: the names that pointers have in the source, by that of the value.
+    """
+
+    def __init__(self, text: str) -> None:
+        lines = text.splitlines()
+        self.lines: list[Line] = []
+        self.values: dict[str, Line] = {}
+        self.arguments: dict[str, str] = {}
+        self._locations = _Locations(lines)
+        blocks: list[Line] = []
         for line in map(str.strip, lines):
-            if line.startswith(("} else {", "} do {", "^")) or not line or line.startswith("#"):
+            if line.startswith(("} else {", "} do {", "^", "#")) or not line:
                 continue
             if line.startswith("}"):
                 if blocks:
                     self._close(blocks.pop(), line)
-            elif line.endswith(("{", "({")):
-                blocks.append(self._open(line))
             elif line.startswith(("scf.yield", "scf.condition")):
-                self._yield(blocks, line)
-            else:
-                self._read(line, blocks[-1].within if blocks else set())
+                if blocks:
+                    self._yield(blocks[-1], line)
+            elif (read := self._read(line)) is not None:
+                if blocks:
+                    blocks[-1].within.add(read.operation)
+                if line.endswith(("{", "({")):
+                    blocks.append(read)
 
-    def _open(self, line: str) -> _Block:
-        match = _RESULTS.fullmatch(line)
-        rest = match["rest"] if match else line
-        operation = _OPERATION.match(rest)
-        block = _Block(name="" if operation is None else operation["name"])
-        if match:
-            block.results = _numbered(match["name"], match["count"])
-        if block.name.startswith("tt.func"):  # what it is called with
-            return block
-        if block.name in _REDUCTIONS:
-            block.operands = _VALUE.findall(rest.partition("<{")[0])
-            return block
-        for carried in _CARRIED.finditer(rest):
-            initial = self._values.get(carried["initial"])
-            if block.name in ("scf.for", "scf.while") and carried["name"] + " = " in rest:
-                block.carried.append(carried["name"])
-            if initial is not None:
-                self._make(carried["name"], "move", initial.dtype, None, [initial])
-        if block.name == "scf.for":  # the first is the loop's own variable
-            block.carried = block.carried[1:] if len(block.carried) > len(block.results) else block.carried
-        return block
+    def format_of(self, name: str) -> str:
+        """The format of a value's floating-point numbers; empty if it has none."""
+        seen = {name}
+        while not self.values[name].operation:
+            others = [one for one in self.values[name].operands if one in self.values and one not in seen]
+            if not others:
+                return ""
+            name = others[0]
+            seen.add(name)
+        line = self.values[name]
+        of_type = dict(zip(line.results, line.types, strict=False)).get(name, "")
+        match = _ELEMENT.fullmatch(of_type)
+        if match is None or ("!tt.ptr<" in of_type and line.operation != "tt.load"):
+            return ""
+        return _FORMATS.get(match["element"], "")
 
-    def _yield(self, blocks: list[_Block], line: str) -> None:
-        block = blocks[-1] if blocks else _Block("")
-        values = _VALUE.findall(line.partition(" : ")[0])
-        if line.startswith("scf.condition"):
-            values = values[1:]
-        for i, value in enumerate(values):
-            made = self._values.get(value)
-            if made is None:
-                continue
-            if i < len(block.carried) and (argument := self._values.get(block.carried[i])) is not None:
-                argument.operands.append(made)
-            if i < len(block.results):
-                known = self._values.get(block.results[i])
-                if known is None:
-                    self._make(block.results[i], "move", made.dtype, None, [made])
-                else:
-                    known.operands.append(made)
-
-    def _close(self, block: _Block, line: str) -> None:
-        if block.name not in _REDUCTIONS:
-            for result, carried in zip(block.results, block.carried, strict=False):  # of a loop that never runs
-                if result in self._values and carried in self._values:
-                    self._values[result].operands.append(self._values[carried])
-            return
-        kinds = {_KINDS.get(name) for name in block.within}
-        kind: Kind = "sum" if "add" in kinds else "max" if "max" in kinds or "arith.cmpf" in block.within else "other"
-        line, place = self._locations.split(line)
-        types = _split_types(line.rpartition("->")[2])
-        for result, of_type in zip(block.results, types, strict=False):
-            self._make(result, kind, _element(of_type)[0], place, self._known(block.operands))
-
-    def _read(self, line: str, within: set[str]) -> None:
+    def _read(self, line: str) -> Line | None:
+        opens = line.endswith(("{", "({"))
         line, place = self._locations.split(line)
         match = _RESULTS.fullmatch(line)
         rest = match["rest"] if match else line
         operation = _OPERATION.match(rest)
         if operation is None:
-            return
-        name = operation["name"]
-        within.add(name)
+            return None
         said, _, types = rest.rpartition(" : ")
-        operands = self._known(_VALUE.findall(said))
-        if match is None:
-            if "store" in name or "atomic" in name:
-                self.operations.append(Operation("store", "float32", place, self._launch, operands))
-            return
-        results = _numbered(match["name"], match["count"])
-        last = re.split(r" -> | to ", types)[-1] if "->" in types or " to " in types else types
-        parts = _split_types(last)
-        for result, of_type in zip(results, parts if len(results) > 1 else parts[-1:], strict=False):
-            dtype, is_pointer = _element(of_type)
-            if is_pointer and name != "tt.load":
-                continue
-            self._make(result, self._kind(name, said, operands), dtype, place, [] if "load" in name else operands)
+        given = rest.partition("<{")[0] if opens else said
+        read = Line(operation["name"], _VALUE.findall(given), place=place, said=said)
+        if read.operation.startswith("tt.func"):
+            self._read_arguments(line)
+        if match is not None:
+            read.results = [match["name"]] if match["count"] is None else _numbered(match["name"], int(match["count"]))
+        if read.operation.startswith("scf."):
+            self._begin(read, rest)
+        else:
+            parts = _split_types(re.split(r" -> | to ", types)[-1])
+            read.types = parts if len(read.results) > 1 else parts[-1:]
+            self.values.update(dict.fromkeys(read.results, read))
+            self.lines.append(read)
+        return read
 
-    def _kind(self, name: str, said: str, operands: list[Operation]) -> Kind:
-        if "load" in name:
-            return "load"
-        if (
-            name == "tt.dot"
-            and any(mode in said for mode in _TF32)
-            and any(one.dtype == "float32" for one in operands[:2])
-        ):
-            return "tf32_dot"
-        if _EXPONENTIAL.search(said):
-            return "exp"
-        return _KINDS.get(name, "other")
+    def _read_arguments(self, line: str) -> None:
+        for match in _ARGUMENT.finditer(line):
+            name = self._locations.name_in(line[match.end() :].partition("loc(")[2])
+            self.arguments[match["name"]] = name or match["name"].removeprefix("%")
 
-    def _make(self, name: str, kind: Kind, dtype: str, place: SourcePlace | None, operands: list[Operation]) -> None:
-        if dtype:
-            self._values[name] = Operation(kind, dtype, place, self._launch, operands)
-            self.operations.append(self._values[name])
+    def _begin(self, block: Line, rest: str) -> None:
+        """A loop or a choice: what it carries around, and what it gives, comes of what is yielded in it."""
+        for one in _CARRIED.finditer(rest.partition("iter_args")[2] or (rest if "while" in block.operation else "")):
+            block.carried.append(one["name"])
+            self.values[one["name"]] = Line("", [one["initial"]])
+        self.values.update((name, Line("")) for name in block.results)
 
-    def _known(self, names: Iterable[str]) -> list[Operation]:
-        return [self._values[name] for name in names if name in self._values]
+    def _yield(self, block: Line, line: str) -> None:
+        values = _VALUE.findall(line.partition(" : ")[0])[line.startswith("scf.condition") :]
+        for names in (block.carried, block.results):
+            for name, value in zip(names, values, strict=False):
+                self.values[name].operands.append(value)
+
+    def _close(self, block: Line, line: str) -> None:
+        if block.operation in _REDUCTIONS:
+            line, block.place = self._locations.split(line)
+            block.types = _split_types(line.rpartition("->")[2])
+        elif block.operation.startswith("scf."):
+            for name, carried in zip(block.results, block.carried, strict=False):  # of a loop that never runs
+                self.values[name].operands.append(carried)
 
 
-class Locations:
+def operations_of_ttir(text: str, launch: int = 0) -> list[Operation]:
+    """The operations on floating-point numbers of all functions of a module; those that are not known are left out."""
+    module = Module(text)
+    made = {
+        name: Operation(_kind(line, module), dtype, line.place, launch)
+        for name, line in module.values.items()
+        if (dtype := module.format_of(name))
+    }
+    for name, one in made.items():
+        if one.kind != "load":
+            one.operands += [made[operand] for operand in module.values[name].operands if operand in made]
+    written = [one for one in module.lines if not one.results and re.search("store|atomic", one.operation)]
+    return [
+        *made.values(),
+        *(
+            Operation("store", "float32", one.place, launch, [made[name] for name in one.operands if name in made])
+            for one in written
+        ),
+    ]
+
+
+def _kind(line: Line, module: Module) -> Kind:
+    if not line.operation:
+        return "move"
+    if "load" in line.operation:
+        return "load"
+    if line.operation in _REDUCTIONS:
+        kinds = {_KINDS.get(name) for name in line.within}
+        return "sum" if "add" in kinds else "max" if "max" in kinds or "arith.cmpf" in line.within else "other"
+    if line.operation == "tt.dot" and _TF32 in line.said:
+        factors = [one for one in line.operands[:2] if one in module.values]
+        return "tf32_dot" if any(module.format_of(one) == "float32" for one in factors) else "dot"
+    return "exp" if _EXPONENTIAL.search(line.said) else _KINDS.get(line.operation, "other")
+
+
+class _Locations:
     """What TTIR says of where in the source a line comes from, under the names of a module."""
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -215,8 +228,8 @@ class Locations:
                 yield from self._places(part)
 
 
-def _numbered(name: str, count: str | None) -> list[str]:
-    return [name] if count is None else [f"{name}#{i}" for i in range(int(count))]
+def _numbered(name: str, count: int) -> list[str]:
+    return [f"{name}#{i}" for i in range(count)]
 
 
 def _split_types(types: str) -> list[str]:
@@ -229,10 +242,3 @@ def _split_types(types: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts]
-
-
-def _element(of_type: str) -> tuple[str, bool]:
-    """The format of its floating-point numbers, empty if it has none, and whether these are what it points to."""
-    is_pointer = "!tt.ptr<" in of_type
-    match = _ELEMENT.fullmatch(of_type)
-    return ("", is_pointer) if match is None else (_FORMATS.get(match["element"], ""), is_pointer)

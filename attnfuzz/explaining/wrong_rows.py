@@ -2,8 +2,7 @@
 
 Such a kernel is wrong everywhere by a little, so a rounding counts as found only if it gives all wrong rows of a case.
 In which order a kernel sums cannot be known, and on a GPU several threads may each have a copy of a score, summed in an
-order of its own: where sums are rounded too, several orders are replayed, and the result must lie among what they give.
-A score that overflows makes whatever the kernel makes of infinities: NaN, for one, where it is alone in a split.
+order of its own: where no replay gives the rows, sizes tell what may be behind them (`perhaps`).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Rounding, roundings
-from attnfuzz.explaining.mistakes import REFUTED, Beside, Key
+from attnfuzz.explaining.mistakes import REFUTED, Key
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.isolation.progress import run_is_over
-from attnfuzz.problems.reference import row_log_weights, row_weights
+from attnfuzz.problems.reference import row_log_weights
 from attnfuzz.verdict import Cause
 
 __all__ = ["MOST_ROWS", "WrongRows"]
@@ -32,10 +31,7 @@ MOST_ROWS = 8
 _BOUNDS = 2.0
 _UNEXPLAINED = 0.25
 """Part of the error that one replay may leave open: other roundings act on the same scores."""
-_FEW_WAYS = 4
 _MOST_EXACT_WAYS = 12
-_BESIDE = 0.5
-"""By how much of their spread a result may lie beside those of several orders."""
 _ROUNDINGS = 12
 """One after the other: eight in a thread, and as its sum meets those of others."""
 _LARGEST_EXPONENT = 700.0
@@ -63,7 +59,6 @@ _ACCOUNTED = 0.1
 that many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
 _ENOUGH_NUMBERS = 8
 _SMALLEST_TILE = 16
-_FAR_OFF = 2.0
 
 
 @dataclass(frozen=True)
@@ -101,15 +96,6 @@ class WrongRows:
         ordered = sorted(found, key=lambda rounding: self._left_by(rounding.name))
         return tuple(self.as_told(rounding.as_cause()) for rounding in ordered)
 
-    def nearly(self) -> tuple[Cause, ...]:
-        """The roundings among whose results, as several orders of summing give them, each wrong row lies.
-
-        Of few numbers that are little beyond their bounds that says little: it is no cause then.
-        """
-        if not self.is_telling and not any(map(_is_far_off, self.rows)):
-            return ()
-        return tuple(self.as_told(rounding.as_cause()) for rounding in self._near)
-
     def as_told(self, cause: Cause) -> Cause:
         """The cause, with words on what overflows here."""
         is_of_float16 = cause.mistake == "scores_rounded" and self.rows[0].case.dtype == "float16"
@@ -121,7 +107,7 @@ class WrongRows:
     def kept(self, causes: Iterable[Cause]) -> set[Key]:
         """Those of ``causes`` that other wrong rows do not speak against: some way gives them, or such errors."""
         names = {(one.mistake, one.way) for one in causes}
-        fitting = {(one.cause, one.name) for one in (*self._fitting(_is_given), *self._near)}
+        fitting = {(one.cause, one.name) for one in self._fitting(_is_given)}
         possible = set(self.perhaps())
         return {key for key in names if key in fitting or key[0] in possible}
 
@@ -171,10 +157,6 @@ class WrongRows:
             found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
         return [rounding for rounding in found if rounding.name not in self._refuted(self.others)]
 
-    @cached_property
-    def _near(self) -> Sequence[Rounding]:
-        return [] if self._is_nothing else self._fitting(_is_near)
-
     def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
         """Roundings that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
         return {
@@ -223,12 +205,6 @@ def _directions(row: AttentionRow) -> int:
     return max(1, number - 1) if bool((left.abs() <= 1).all()) else len(row.got)
 
 
-def _is_far_off(row: AttentionRow) -> bool:
-    """Whether a number is off by several bounds."""
-    missed = (row.got - row.expected).abs() > _FAR_OFF * row.bound
-    return bool(missed.any()) or (row.got_lse is not None and abs(row.got_lse - row.lse) > _FAR_OFF * row.lse_bound)
-
-
 def _is_exact(row: AttentionRow, rounding: Rounding) -> bool:
     """Whether one of the ways gives the row, and explains its error: at its worst, and in all of its elements.
 
@@ -273,21 +249,6 @@ def _is_left_right(row: AttentionRow, rounding: Rounding) -> bool:
     return bool((rounding.left_open(row) <= REFUTED).any())
 
 
-def _is_near(row: AttentionRow, rounding: Rounding) -> bool:
-    """Whether the row lies among what the ways give, or not far beside, where they err as much as it does.
-
-    A score that overflows may have been made anything of.
-    """
-    if rounding.cause != "scores_rounded":
-        return False
-    if not row.is_finite:
-        return rounding.overflows
-    beside = rounding.beside(row)
-    worst = beside.worst
-    reach = (beside.replayed[:, worst] - beside.expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
-    return _is_among(beside) and bool(reach >= (1 - _BESIDE) * beside.error[worst])
-
-
 def _is_of_its_size(row: AttentionRow) -> bool:
     """Whether the row is no further off than scores may make it that were rounded wherever they can be.
 
@@ -302,9 +263,8 @@ def _is_of_its_size(row: AttentionRow) -> bool:
     errors = _ROUNDINGS * torch.finfo(dtype).eps * abs(row.case.scale) * products
     low, bottom = row_log_weights(row.case, row.row, row.head, row.scores - errors)
     high, top = row_log_weights(row.case, row.row, row.head, row.scores + errors)
-    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
     largest, smallest = (high - bottom).clamp(max=_LARGEST_EXPONENT).exp(), (low - top).exp()
-    slack = torch.maximum(largest - weights, weights - smallest) @ row.v.abs()
+    slack = torch.maximum(largest - row.shares, row.shares - smallest) @ row.v.abs()
     is_out = bool(((row.got - row.expected).abs() <= slack + _BOUNDS * row.bound).all())
     if row.got_lse is None:
         return is_out
@@ -339,17 +299,6 @@ def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
     if not row.is_finite:
         return bool(((row.weights[:, None] * row.v.abs()).sum(0) > torch.finfo(dtype).max).any())
     each = torch.finfo(dtype).eps * units
-    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
-    slack = each * (weights @ row.v.abs() + row.expected.abs()) + _BOUNDS * row.bound
+    slack = each * (row.shares @ row.v.abs() + row.expected.abs()) + _BOUNDS * row.bound
     is_out = bool(((row.got - row.expected).abs() <= slack).all())
     return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= each + _BOUNDS * row.lse_bound)
-
-
-def _is_among(beside: Beside) -> bool:
-    """Whether what came out lies among what the ways give, which are many, or not far beside."""
-    ways = beside.replayed[beside.replayed.isfinite().all(-1)]
-    if len(ways) <= _FEW_WAYS:
-        return False
-    low, high = ways.amin(0), ways.amax(0)
-    slack = _BOUNDS * beside.bound + _BESIDE * (high - low)
-    return bool(((low - slack <= beside.got) & (beside.got <= high + slack)).all())

@@ -11,6 +11,7 @@ import pytest
 from attnfuzz.campaign.triage.explanation import explain_failure, explain_in_short, shortened
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
@@ -57,6 +58,27 @@ def test_a_finding_does_not_say_its_cause_twice(runner: Runner) -> None:
     told = explain_in_short(runner, declaration, case, failure).lines
     assert told
     assert "the scale is left out" not in told
+
+
+def test_an_access_outside_has_the_cause_that_wrong_numbers_of_a_similar_case_show(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be a finding of its own beside wrong numbers that the same offset gives within a tensor."""
+    cause = Cause(mistake="head_map", way="h", words="head 1 is read")
+    beside = Failure(
+        oracle="accuracy", kind="out:value", message="wrong; head 1 is read", tensor="out", causes=(cause,)
+    )
+    outside = Failure(oracle="guard_page", kind="read past k", message="a read past k", tensor="k")
+    monkeypatch.setattr(runner, "judge", lambda *_, **__: Verdict(failure=beside))
+    monkeypatch.setattr(runner, "access_lines", lambda *_, **__: Explanation())
+    declaration = Declaration(name="k", problem="dense_decode", target="k")
+    found = explain_in_short(runner, declaration, CASE, outside)
+    assert found.told is not None
+    assert found.told.message == "a read past k; in a similar case, head 1 is read"
+    assert "in a similar case, head 1 is read" not in found.lines
+    known = KnownBugs([Bug.seen_in(FailingCase(declaration, CASE, beside))])
+    assert known.predicting(FailingCase(declaration, CASE, found.told)) is not None
+    assert known.predicting(FailingCase(declaration, CASE, outside)) is None
 
 
 def test_candidates_are_not_told_beside_what_runs_have_left_of_them(

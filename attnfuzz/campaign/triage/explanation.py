@@ -9,7 +9,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.ablation import ablate
-from attnfuzz.explaining.explanation import NO_TIME, Explanation, in_words
+from attnfuzz.explaining.explanation import NO_TIME, Explanation, in_a_similar_case, in_words
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.runner import Runner
@@ -67,8 +67,10 @@ def explain_failure(
         named = with_name(runner, declaration, case, Verdict(failure=failure)).failure
         if named is not None and named is not failure:
             found = Explanation(lines=(named.message,))
-    if failure.oracle == GUARD_PAGE.name and (beside := _told_beside(runner, declaration, case)):
-        found = msgspec.structs.replace(found, lines=(*found.lines, beside))
+    if failure.oracle == GUARD_PAGE.name:
+        beside = _causes_beside(runner, declaration, case)
+        told = _with_causes(told, beside)
+        found = msgspec.structs.replace(found, lines=tuple(filter(None, (*found.lines, in_words(beside)))))
     if lines := runner.access_lines(declaration, case, failure).sources:
         found = msgspec.structs.replace(found, sources=lines)
     if failure.oracle == CRASH.name and not found.runs:  # it has died again, which has been said
@@ -102,7 +104,7 @@ def _without_candidates(found: Explanation, decided: Failure) -> tuple[str, ...]
     return tuple(line for line in found.lines if line != in_words(candidates))
 
 
-def _told_beside(runner: Runner, declaration: Declaration, case: Case) -> str:
+def _causes_beside(runner: Runner, declaration: Declaration, case: Case) -> tuple[Cause, ...]:
     """The mistake that wrong numbers in a similar case point to: what lies outside of a tensor tells of none.
 
     An offset that is wrong need not lead outside, and where it does not, it gives wrong numbers; the line that reads
@@ -116,9 +118,9 @@ def _told_beside(runner: Runner, declaration: Declaration, case: Case) -> str:
             continue
         told = runner.judge(declaration, one, relations=(), inquire=True).failure
         if told is not None and told.cause and not told.causes[0].rounding:
-            words = list(dict.fromkeys(one.words for one in told.causes))
-            return f"in a similar case: {words[0]}" if len(words) == 1 else ""
-    return ""
+            is_clear = len({one.words for one in told.causes}) == 1
+            return tuple(map(in_a_similar_case, told.causes)) if is_clear else ()
+    return ()
 
 
 def _told(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Failure:
