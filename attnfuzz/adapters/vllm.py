@@ -530,17 +530,15 @@ _QUANTISES = _ops("triton_reshape_and_cache_flash:triton_reshape_and_cache_flash
 
 
 @VLLM.kernel(
-    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("same", "fp8"))),
+    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("same",))),
     needs={"write": _WRITES},
     supports=attnfuzz.Supports(),
     gpu_only=True,  # it asks for the capability of the tensors' GPU
 )
 def reshape_and_cache(i: Any, *, write: Any) -> None:
-    """New tokens into a paged cache, `triton_reshape_and_cache_flash`."""
-    scales = (
-        (i.k_scale, i.v_scale) if i.cache == "fp8" else (torch.ones(1, dtype=torch.float32, device=i.key.device),) * 2
-    )
-    write(i.key, i.value, i.k_cache, i.v_cache, i.slot_mapping, "auto" if i.cache == "same" else "fp8", *scales)
+    """New tokens into a paged cache, `triton_reshape_and_cache_flash`; of float8 it asks the platform first."""
+    one = torch.ones(1, dtype=torch.float32, device=i.key.device)
+    write(i.key, i.value, i.k_cache, i.v_cache, i.slot_mapping, "auto", one, one)
 
 
 @VLLM.kernel(

@@ -48,7 +48,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
-from attnfuzz.campaign.workers import BorrowedZygote, cores
+from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.identity.bug import Bug, FailingCase
 from attnfuzz.isolation.devices import DeviceLease
@@ -414,8 +414,6 @@ class WorkerLoop:
 
 
 _SETUP_WAIT_S = 60.0
-_CORES_FOR_INTERPRETERS = 4
-"""For each worker: what a case that fails may need starts then beside the first compiler."""
 _FIRST_FORMATS = 16
 
 
@@ -498,8 +496,6 @@ def work(
         judge.deadline = begin.deadline
         runner.give_up_builds(lambda builds: time.monotonic() >= begin.deadline + GRACE_S)
         turn = setup.worker / setup.num_workers
-        if setup.num_workers <= cores() // _CORES_FOR_INTERPRETERS:
-            judge.start_interpreter()
         WorkerLoop(
             setup,
             judge=judge,

@@ -16,9 +16,9 @@ from attnfuzz.problems.cases import Case
 
 __all__ = ["CostlyRelations"]
 
-_SHARE_AT_FIRST, _SHARE = 0.15, 0.05
-_FEW = 15
-"""Turns of all workers: of the five relations that are costly on a GPU, each has had three."""
+_SHARES = ((1, 0.3), (3, 0.15))
+"""Of a kernel's time, until so many rounds of turns are over: a kernel that is searched for seconds has one."""
+_SHARE = 0.05
 _EXPECTED_S = 0.25
 """What one takes, before any has been seen: 0.1 s on an H200 alone, 0.4 to 0.9 s on a GPU that many share."""
 
@@ -47,9 +47,9 @@ class CostlyRelations:
     """
 
     def __init__(self, oracles: Iterable[OracleName], *, device: str, worker: int = 0, num_workers: int = 1) -> None:
-        self._any = any(device in oracle_of(name).costly_on for name in oracles)
+        self._costly = sum(device in oracle_of(name).costly_on for name in oracles)
         self._worker = worker
-        self._few = -(-_FEW // num_workers)
+        self._num_workers = num_workers
         self._head_start = (worker + 1) / (num_workers + 1)
         self._spent: defaultdict[str, _Spent] = defaultdict(_Spent)
 
@@ -62,10 +62,11 @@ class CostlyRelations:
     def due(self, target: str) -> Due | None:
         """What is to be done now, if it is time for a turn."""
         spent = self._spent[target]
-        if not self._any or spent.passed is None:
+        if not self._costly or spent.passed is None:
             return None
         expected_s = spent.costly_s / spent.turns if spent.turns else _EXPECTED_S
-        share = _SHARE_AT_FIRST if spent.turns < self._few else _SHARE
+        all_turns = self._worker + self._num_workers * spent.turns  # if the others have taken as many
+        share = next((share for rounds, share in _SHARES if all_turns < rounds * self._costly), _SHARE)
         if spent.costly_s + self._head_start * expected_s > share * spent.usual_s:
             return None
         case, spent.passed = spent.passed, None
