@@ -63,7 +63,7 @@ from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict, ends_process
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Relations, Verdict, ends_process
 
 __all__ = ["WorkerLoop", "main", "work"]
 
@@ -122,6 +122,7 @@ class WorkerLoop:
         self._early: list[Unfinished] = []
         self._provisional: dict[str, Declaration] = {}
         self._to_judge_again: defaultdict[str, list[FailingCase]] = defaultdict(list)
+        self._to_ask_again: defaultdict[str, list[FailingCase]] = defaultdict(list)
         self._pipeline = Pipeline(judge.together)
         self._death_searches: Counter[str] = Counter()
         self._stopped = False
@@ -176,7 +177,9 @@ class WorkerLoop:
         if not join.is_settled:
             self._provisional[target] = declaration
         elif target in self._provisional:
-            self._drawn[target][:0] = [failing.case for failing in self._to_judge_again.pop(target, ())]
+            kept = self._to_judge_again.pop(target, [])
+            self._drawn[target][:0] = [failing.case for failing in kept if not failing.relations]
+            self._to_ask_again[target] = [failing for failing in kept if failing.relations]
         self._failures.adopted(target, declaration.numerics)
         if self._formats is not None:
             self._formats.joins(declaration)
@@ -243,19 +246,31 @@ class WorkerLoop:
             )
 
     def _take_costly_turns(self, declaration: Declaration) -> None:
-        """Ask for relations that are costly, on cases that have passed all else, if it is time for some."""
-        target = declaration.target
-        while self._goes_on() and (due := self._costly.due(target)) is not None:
-            self._collect()
-            if not self._goes_on():
+        """Ask for relations that are costly, on cases that have passed all else, if it is time for some.
+
+        Before, for those that have objected when it was not known yet what the kernel takes: others would not see it.
+        """
+        target, faults = declaration.target, self._failures.deaths.faults
+        while self._goes_on() and self._to_ask_again[target] and not self._is_provisional(declaration):
+            failing = self._to_ask_again[target].pop(0)
+            self._ask(declaration, failing.case, failing.relations)
+        while self._goes_on() and not self._is_provisional(declaration):
+            due = self._costly.due(target)
+            if due is None:
                 break
             started = time.monotonic()
-            relations = self._failures.deaths.faults.relations_for(declaration, due.case, turn=due.turn)
-            with contextlib.suppress(OutOfTime, Unjudged):
-                verdict = self._judge(declaration, due.case, relations=relations, patience="longest")
-                if verdict.failure is not None:  # the others have been counted as cases that passed
-                    self._take_in(declaration, due.case, 0.0, verdict)
+            self._ask(declaration, due.case, faults.relations_for(declaration, due.case, turn=due.turn))
             self._costly.taken(target, time.monotonic() - started)
+
+    def _ask(self, declaration: Declaration, case: Case, relations: Relations) -> None:
+        """Have a case judged once more, which has been counted, with these relations."""
+        self._collect()
+        if not self._goes_on():
+            return
+        with contextlib.suppress(OutOfTime, Unjudged):
+            verdict = self._judge(declaration, case, relations=relations, patience="longest")
+            if verdict.failure is not None:
+                self._take_in(declaration, case, 0.0, verdict)
 
     def _scout(self, declaration: Declaration) -> None:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
@@ -392,7 +407,10 @@ class WorkerLoop:
         """
         target = failing.declaration.target
         if self._kernels[target] is not failing.declaration:  # it has become known meanwhile
-            self._drawn[target].append(failing.case)
+            if failing.relations:
+                self._to_ask_again[target].append(failing)
+            else:
+                self._drawn[target].append(failing.case)
             return
         kept = self._to_judge_again[target]
         if sum(one.symptom == failing.symptom for one in kept) < _KEPT_OF_A_SYMPTOM:

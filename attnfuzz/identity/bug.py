@@ -158,6 +158,11 @@ class FailingCase:
         """What makes the case more than the simplest one, as far as the failure may need it."""
         return failure_features(self.declaration, self.case, self.failure)
 
+    @property
+    def relations(self) -> tuple[OracleName, ...]:
+        """What has to be asked for, beside the usual oracles, to see the failure again."""
+        return oracle_of(self.failure.oracle).relations
+
     def as_(self, case: Case, failure: Failure) -> FailingCase:
         """Another case of the same kernel, with the same ones before it."""
         return FailingCase(self.declaration, case, failure, self.preceding)

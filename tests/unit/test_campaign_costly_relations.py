@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import pytest
 
 from attnfuzz.campaign.draw.costly_relations import CostlyRelations
-from attnfuzz.campaign.messages import Found, WorkerProgress
+from attnfuzz.campaign.messages import Found, Join, ToWorker, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
-from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
 from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
-from tests.unit.search_bench import after
+from tests.unit.search_bench import KERNEL, after
 from tests.unit.test_campaign_search_batches import BatchBench
 
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,), scale=1.0)
@@ -101,3 +102,40 @@ def test_what_only_a_turn_shows_is_found() -> None:
     assert bench.of(Found)[0].failure == NARROW
     assert bench.asked == 1
     assert sum(progress.cases for progress in bench.of(WorkerProgress)) < 1500
+
+
+@dataclass
+class EarlyBench(NarrowBench):
+    """One case draws the relation before it is known what the kernel takes; later none does."""
+
+    drew: Case | None = None
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        if self.drew is None:
+            self.drew = case
+            return Verdict(failure=NARROW)
+        if len(self.judged) == 3:
+            self.mail.append(Join(kernel=KERNEL))
+        asked = relations if isinstance(relations, tuple) else ()
+        return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=asked)
+
+
+def test_what_a_relation_has_shown_early_is_asked_for_again() -> None:
+    """The case would be judged again by another relation, or none, and pass."""
+    least = msgspec.structs.replace(KERNEL, supports=msgspec.structs.replace(KERNEL.supports, head_sizes=(16,)))
+    early: list[ToWorker] = [Join(kernel=least, is_settled=False)]
+    bench = EarlyBench(
+        lambda case: None, kernels=(), mail=early, budget_s=30.0, enough=after(Found), most_together=1
+    ).run()
+    (found,) = bench.of(Found)
+    assert found.failure == NARROW
+    assert bench.drew is not None
+    assert bytes(found.case) == encode_case(bench.drew)
