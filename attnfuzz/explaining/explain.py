@@ -122,7 +122,7 @@ class _OfOwnProblem:
         """The first case that tells where."""
         for place, one in enumerate(itertools.chain([self.reruns], self._others)):
             for cause in itertools.chain(written_elsewhere(one), read_elsewhere(one)):
-                if place == 0 or cause.mistake != NOT_READ:
+                if cause.mistake != NOT_READ or (place == 0 and not self.causes):  # of several inputs the first is told
                     words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
                     self.causes = (msgspec.structs.replace(cause, words=words),)
                 if cause.mistake != NOT_READ:
