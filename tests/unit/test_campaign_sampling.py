@@ -240,6 +240,18 @@ def test_what_others_have_compiled_joins_a_few_at_a_time() -> None:
     assert len(sets.to_draw_from(GPU_KERNEL)) == 17
 
 
+def test_formats_are_made_anew_once_it_is_known_what_a_kernel_takes() -> None:
+    """A kernel whose first formats all had one head passed 2,788 cases: compilers had had their share of the time."""
+    sets = WorkingSets(endless)
+    for _ in range(200):
+        scouted(sets)
+        sets.judged(GPU_KERNEL, case_in(1), WARM_S)
+    assert sets.to_scout(GPU_KERNEL) == []
+    sets.joins(GPU_KERNEL)
+    sets.judged(GPU_KERNEL, case_in(1), COMPILED_S)
+    assert scouted(sets) != []
+
+
 def test_what_others_have_compiled_is_not_scouted_or_published_again() -> None:
     """Eight workers that compile the same formats have the variety of one."""
     sets = WorkingSets(endless)

@@ -208,7 +208,8 @@ FormatSource = Callable[[Declaration], Iterator[Format]]
 
 @dataclass(slots=True)
 class _Formats:
-    """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere.
+    """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere; ``before``: so many
+    of them when it became known what the kernel takes. Seconds are those since.
 
     ``costs_s``: what so many of these took (``num_costs``). ``turn``: see `WorkingSets`.
     """
@@ -218,6 +219,7 @@ class _Formats:
     active: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
     offered: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
     known: set[bytes] = field(default_factory=set)
+    before: int = 0
     joining: set[bytes] = field(default_factory=set)
     seconds: float = 0.0
     compiling_s: float = 0.0
@@ -230,7 +232,7 @@ class _Formats:
         """How many to scout now: as many as what is left of the compilers' share has room for."""
         if not self.active and not self.offered:
             return 1
-        known = len(self.known)
+        known = len(self.known) - self.before
         share = _SHARE_AT_FIRST if known < _VERY_FEW else _SHARE_WHILE_FEW if known < _FEW else _SHARE_OF_COMPILING
         cost_s = self.costs_s / max(1, self.num_costs)
         left_s = share * self.seconds - self.compiling_s - self.turn * cost_s
@@ -319,9 +321,15 @@ class WorkingSets:
             formats.offered.append(format_)
 
     def joins(self, declaration: Declaration) -> None:
-        """From now on new formats of the kernel are those of ``declaration``; what is compiled stays."""
+        """From now on new formats of the kernel are those of ``declaration``; what is compiled stays.
+
+        Compilers have as much of the time as at first: with a contract that is no more than the first case that passed,
+        they have made formats that are all alike.
+        """
         if (formats := self._kernels.get(declaration.target)) is not None:
             formats.source = self._source(declaration)
+            formats.before = len(formats.known)
+            formats.seconds = formats.compiling_s = formats.joining_s = 0.0
 
     def _may_join(self, formats: _Formats) -> bool:
         return len(formats.active) < _SCOUTED_AT_ONCE or formats.joining_s < _SHARE_OF_JOINING * formats.seconds
