@@ -473,6 +473,8 @@ def _through_entries(row: AttentionRow) -> Iterator[Predicted]:
         slots = [owners.get((pages[t // size], t % size)) for t in range(row.num_tokens)]
         if any(slot is None for slot in slots) and not math.isfinite(row.poison):
             continue
+        if all(slot is None for slot in slots):  # dead memory is alike everywhere, so that no place is borne out
+            continue
         parts = (_in_slots(row, of, slots) for of in (row.keys_of, row.values_of))
         where = words if "number in" in words else f"{words} of the block table"
         yield Predicted(*_attend(row, *parts), way, where)

@@ -21,9 +21,10 @@ from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import PAST_THE_END, mistake_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.layouts import token_views
-from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure
+from tests.quality.reaching_kernels import gaps_of_k_for_v
 
 
 def without(*positions: int) -> Any:
@@ -708,3 +709,16 @@ def test_an_lse_that_is_wrong_in_one_row_is_not_transposed(plant: Any, dense: De
         return out, lse
 
     assert failure_of(plant(after=swap), case).cause != "lse_transposed"
+
+
+def test_a_read_of_dead_memory_alone_bears_out_no_place() -> None:
+    """A V that is read with the strides of K was told as a block table that is not followed: dead memory is alike."""
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25, block_size=1,
+        pages=Pages(order="shuffled", spare_blocks=1), strides={"v_cache": "outer_gap"},
+    )  # fmt: skip
+    failure = judge(gaps_of_k_for_v, case, device="cpu").failure
+    assert failure is not None
+    assert failure.oracle == "dead_memory"
+    assert "physical page" not in failure.message
+    assert failure.cause != "block_table"
