@@ -123,7 +123,7 @@ def test_a_run_holds_what_the_page_says() -> None:
 def test_an_own_problems_results_are_given_too() -> None:
     """Who defines a problem would have no oracle for it."""
     with pytest.raises(attnfuzz.KernelFailure, match="fails doubled_is_even: it is odd") as caught:
-        attnfuzz.fuzz(beside.doubled, max_examples=20, device="cpu")(lambda: None)()
+        attnfuzz.fuzz(beside.doubled, max_examples=100, device="cpu")(lambda: None)()
     assert caught.value.failure.oracle == "doubled_is_even"
 
 
