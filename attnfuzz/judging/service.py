@@ -273,10 +273,10 @@ class JudgingService:
 
     def _script_part(self, request: ScriptPartRequest) -> ScriptPartReply:
         kernel, case = self._kernel_and_case(request)
-        if isinstance(case, OpenCase):
-            check_size(case, MAX_TENSOR_BYTES)
-            return ScriptPartReply(open_script_part(kernel, case))
         try:
+            if isinstance(case, OpenCase):
+                check_size(case, MAX_TENSOR_BYTES)
+                return ScriptPartReply(open_script_part(kernel, case, device=self.device))
             return ScriptPartReply(engine_calls(kernel, case, device=self.device, launches=request.launches))
         except NotFollowed:
             return ScriptPartReply(None)

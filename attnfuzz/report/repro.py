@@ -35,7 +35,7 @@ from attnfuzz.report.scripts import Follow
 from attnfuzz.report.sources import KernelSources, inlined, kernel_sources
 from attnfuzz.trials.as_code import UNPACK, compared, definitions, names_used
 from attnfuzz.trials.expectations import bound_of
-from attnfuzz.trials.script_part import MAX_TENSOR_BYTES
+from attnfuzz.trials.script_part import MAX_TENSOR_BYTES, ScriptPart
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import where_to_look
 
@@ -109,15 +109,24 @@ def _followed(
     told = [one for one in found if one is not None]
     if len(told) < len(found):
         return None
+    return _of_engine(regression, told)
+
+
+def _of_engine(regression: Regression, told: Sequence[ScriptPart]) -> _Runs:
+    """What calls an engine's functions."""
     return _Runs(
         kernel=[
             *(_repaired(_interpreter_files(regression.case)) if told[-1].interpreted else ()),
             *dict.fromkeys(line for one in told for line in one.imports),
         ],
-        each=[_Run(list(one.tensors), list(one.names), list(one.calls), list(one.results)) for one in told],
+        each=list(map(_run_of, told)),
         is_triton=told[-1].interpreted,
         is_engine=True,
     )
+
+
+def _run_of(part: ScriptPart) -> _Run:
+    return _Run(list(part.tensors), list(part.names), list(part.calls), list(part.results), list(part.checks))
 
 
 def _of_open_problem(regression: Regression, cases: Sequence[Case], follow: Follow | None) -> _Runs:
@@ -126,13 +135,12 @@ def _of_open_problem(regression: Regression, cases: Sequence[Case], follow: Foll
     told = [one for one in parts if one is not None]
     if len(told) < len(parts):
         raise KernelLoadError(f"{regression.problem} could not be asked what its case holds: use attnfuzz replay")
+    if told[-1].imports:
+        return _of_engine(regression, told)
     source = _source(regression)
     return _Runs(
         kernel=[*source.lines, *([] if source.name == "kernel" else [f"kernel = {source.name}"])],
-        each=[
-            _Run(list(one.tensors), list(one.names), list(one.calls), list(one.results), list(one.checks))
-            for one in told
-        ],
+        each=list(map(_run_of, told)),
         is_triton=source.is_triton,
         before_all=source.before_all,
     )
@@ -227,7 +235,8 @@ def _interpreter_files(case: Case) -> dict[str, str]:
     kv = getattr(case, "kv", None)
     if {getattr(case, "dtype", "float32"), *([] if kv is None else [kv.dtype])} <= {"float16", "float32"}:
         return {}
-    names = [f"triton_compat/interpreter{part}.py" for part in ("", "_libdevice", "_objects", "_repairs", "_rewriting")]
+    parts = ("", "_libdevice", "_objects", "_repairs", "_rewriting", "_types")
+    names = [f"triton_compat/interpreter{part}.py" for part in parts]
     return {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in names}
 
 

@@ -182,7 +182,8 @@ def _names_imported(root: Path, tree: ast.Module) -> Iterator[tuple[Path, set[st
                 of_it = (one for one in attributes if one.value.id == (alias.asname or alias.name))  # type: ignore[attr-defined]
                 yield module, {one.attr for one in of_it}
             else:
-                yield place.with_suffix(".py"), {alias.name}
+                whole = place.with_suffix(".py")
+                yield (whole if (root / whole).is_file() else place / "__init__.py"), {alias.name}
 
 
 def _imported_files(tree: ast.Module, file: Path) -> Iterator[Path]:

@@ -50,7 +50,8 @@ def engine_calls(kernel: Kernel, case: Case, *, device: str, launches: bool) -> 
         notes.is_planned = True
         if callable(returned):
             returned = returned()
-        results = _results(returned, [getattr(inputs, name) for name in problem_of(case).results])
+        outputs = problem_of(case).results or problem_of(case).returned_names(case, kernel.declaration.supports)
+        results = _results(returned, [getattr(inputs, name) for name in outputs])
     return notes.calls(results)
 
 
@@ -76,7 +77,7 @@ def _filled_with_nan() -> Iterator[None]:
 
 
 def _tensors_of(inputs: Any) -> dict[str, Tensor]:
-    names = inputs.__dataclass_fields__
+    names = getattr(inputs, "__dataclass_fields__", None) or vars(inputs)  # of a user's problem, a namespace
     return {name: value for name in names if isinstance(value := getattr(inputs, name), Tensor)}
 
 

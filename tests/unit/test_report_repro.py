@@ -18,7 +18,7 @@ from attnfuzz.corpus import FindingRecord, Regression, load_regression, regressi
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.report import repro
 from attnfuzz.report.repro import repro_script
@@ -507,7 +507,9 @@ def own_script(folder: Path, change: str) -> str:
         case=case,
         finding=FindingRecord(oracle="accuracy", message="cache is wrong"),
     )
-    return repro_script(saved, kernel.declaration, follow=lambda _, launches: open_script_part(kernel, case))
+    return repro_script(
+        saved, kernel.declaration, follow=lambda _, launches: open_script_part(kernel, case, device="cpu")
+    )
 
 
 def test_a_problem_of_a_users_own_is_compared_with_what_it_says(tmp_path: Path) -> None:
@@ -532,3 +534,55 @@ def test_a_problem_that_nobody_can_ask_is_refused(tmp_path: Path) -> None:
     saved = Regression(problem=kernel.declaration.problem, kernel=f"{file}:scatter", case=case, finding=finding)
     with pytest.raises(KernelLoadError, match=r"Scatter could not be asked what its case holds: use attnfuzz replay"):
         repro_script(saved, kernel.declaration, follow=lambda case, launches: None)
+
+
+HALVING = """
+import torch
+
+def halve(rows, cache):
+    cache[1:] = rows * {factor}
+    return rows.float().sum(0)
+"""
+
+
+def test_of_a_users_problem_an_engines_own_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter would stand in the script without what it needs, and raise there."""
+    engine_file, file = tmp_path / "halving_engine.py", tmp_path / "own.py"
+    engine_file.write_text(HALVING.format(factor=0.25))
+    file.write_text(OWN.replace("{change}", ""))
+    monkeypatch.syspath_prepend(tmp_path)
+    (own,) = load_kernels(f"{file}:scatter")
+    problem = own.declaration.problem
+    case = case_from_builtins(problem, {"count": 2, "scale": 0.5, "seed": 3})
+    assert isinstance(case, OpenCase)
+
+    def adapter(i: Any, *, halve: Any) -> Any:
+        return lambda: halve(i.rows, i.cache)
+
+    made: Any = attnfuzz.Engine("torch", tried=("1",)).kernel(
+        implementation_of(case.problem), supports=attnfuzz.Supports(), needs={"halve": ("halving_engine:halve",)}
+    )(adapter)
+    finding = FindingRecord(oracle="accuracy", message="cache is wrong")
+    saved = Regression(problem=problem, kernel="other:adapter", case=case, finding=finding)
+    part = open_script_part(made, case, device="cpu")
+    script = repro_script(saved, made.declaration, follow=lambda _, launches: part)
+    assert "from halving_engine import halve\n" in script
+    assert len(script.splitlines()) <= 40
+    for factor, status in ((0.25, 1), (0.5, 0)):
+        engine_file.write_text(HALVING.format(factor=factor))
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert done.returncode == status, done.stderr
+
+
+def test_a_script_holds_all_that_the_interpreters_repairs_import() -> None:
+    """With the narrow formats, whose numbers the interpreter has to be repaired for, it would end in an import."""
+    case = case_from_builtins("dense_decode", {**DENSE, "dtype": "bfloat16"})
+    files = repro._interpreter_files(case)
+    names = {name.removesuffix(".py").replace("/", ".") for name in files}
+    imported = {
+        line.split()[1] for text in files.values() for line in text.splitlines() if line.startswith("from attnfuzz.")
+    }
+    assert imported <= names
