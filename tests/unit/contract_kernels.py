@@ -88,6 +88,13 @@ def base_2_of_long_sequences(inputs: Any) -> Any:
 
 
 @attnfuzz.kernel("dense_decode")
+def base_2_of_full_rows(inputs: Any) -> Any:
+    """Of the sequences that fill K: those of a batch of one, and the longest of others."""
+    out, lse = solve(inputs)
+    return out, torch.where((inputs.seq_lens == inputs.k.shape[1])[:, None], lse / math.log(2), lse)
+
+
+@attnfuzz.kernel("dense_decode")
 def no_lse_of_empty_sequences(inputs: Any) -> None:
     out, lse = solve(inputs)
     inputs.out.copy_(out)

@@ -61,6 +61,8 @@ _SHRINKING_RUNS = 500
 _SHRINKING_DEATHS = 60
 """Runs of which each costs a process."""
 _SEQUENCE_RUNS = 400
+_CASES_TRIED = 12
+"""Of the campaign, under a declaration that would end a finding."""
 _SHARE_FOR_COMPILERS = 0.25
 """Of what is left of the campaign: how long shrinking may wait for formats that the interpreter cannot decide about."""
 _HANG_GUARD_S = 300.0
@@ -546,11 +548,11 @@ class Investigation:
     def _close_as_new(self) -> None:
         is_complete = self._is_shrunk
         needed = self._needs()
-        is_declarable = self._passes_as_declared(needed)
         explanation = self._explanation()
         told = explanation.told or (self._now.failure if self._now.preceding else self._now.failure.undecided)
         if told != self._now.failure:
             self._step_to(self._now.as_(self._now.case, told))
+        is_declarable = self._passes_as_declared(needed)  # what is told may name a declaration
         self._send(
             Minimised(
                 finding=self._finding,
@@ -635,12 +637,18 @@ class Investigation:
         return is_kept
 
     def _has_no_natural_lse(self, declared: Declaration) -> bool:
-        """Whether all rows of which the output is right have no log-sum-exp, or one to another base, as declared."""
+        """Whether all rows of which the output is right have no log-sum-exp, or one to another base, as declared.
+
+        In small cases of each shape, and in those that the campaign has come upon last.
+        """
         natural = self._now.declaration
         alone = msgspec.structs.replace(natural, supports=msgspec.structs.replace(natural.supports, lse="none"))
         is_told = False
         ordinary = next(points(natural), None)
-        for case in ProbeCases(natural, ordinary).single_rows() if ordinary is not None else ():
+        if ordinary is None:
+            return False
+        probes = ProbeCases(natural, ordinary)
+        for case in (*probes.single_rows(), *probes.ordinary(), *self._judge.history.of(natural)[-_CASES_TRIED:]):
             if self._failure_of(alone, case) is not None:
                 continue
             failure = self._failure_of(natural, case)
