@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from attnfuzz.adapters.engine import Engine as Engine
-    from attnfuzz.cases.fields import Choice as Choice
-    from attnfuzz.cases.fields import Integer as Integer
-    from attnfuzz.cases.fields import Integers as Integers
-    from attnfuzz.cases.fields import Seed as Seed
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.numerics.own import attention as attention
@@ -28,28 +24,32 @@ if TYPE_CHECKING:
     from attnfuzz.problems.cases import PagedAttentionCase as PagedAttentionCase
     from attnfuzz.problems.cases import PagedDecodeCase as PagedDecodeCase
     from attnfuzz.problems.cases import SplitDecodeCase as SplitDecodeCase
+    from attnfuzz.problems.declared_numerics import FixedTolerance as FixedTolerance
     from attnfuzz.problems.declared_numerics import Numerics as Numerics
+    from attnfuzz.problems.fields import Choice as Choice
+    from attnfuzz.problems.fields import Integer as Integer
+    from attnfuzz.problems.fields import Integers as Integers
+    from attnfuzz.problems.fields import Seed as Seed
     from attnfuzz.problems.own import Expected as Expected
     from attnfuzz.problems.own import Problem as Problem
     from attnfuzz.problems.shapes import TensorSpec as TensorSpec
     from attnfuzz.problems.supports import Supports as Supports
-    from attnfuzz.problems.tolerance import FixedTolerance as FixedTolerance
     from attnfuzz.testing import KernelFailure as KernelFailure
     from attnfuzz.testing import check as check
     from attnfuzz.testing import fuzz as fuzz
     from attnfuzz.testing.closeness import assert_close as assert_close
-    from attnfuzz.values.own import numbers as numbers
+    from attnfuzz.values.draws import numbers as numbers
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Choice": "attnfuzz.cases.fields",
+    "Choice": "attnfuzz.problems.fields",
     "DenseDecodeCase": "attnfuzz.problems.cases",
     "Engine": "attnfuzz.adapters.engine",
     "Expected": "attnfuzz.problems.own",
-    "FixedTolerance": "attnfuzz.problems.tolerance",
-    "Integer": "attnfuzz.cases.fields",
-    "Integers": "attnfuzz.cases.fields",
+    "FixedTolerance": "attnfuzz.problems.declared_numerics",
+    "Integer": "attnfuzz.problems.fields",
+    "Integers": "attnfuzz.problems.fields",
     "Kernel": "attnfuzz.declaration",
     "KernelFailure": "attnfuzz.testing",
     "LatentDecodeCase": "attnfuzz.problems.cases",
@@ -60,7 +60,7 @@ _HOMES = {
     "PagedDecodeCase": "attnfuzz.problems.cases",
     "Problem": "attnfuzz.problems.own",
     "Run": "attnfuzz.oracles.own",
-    "Seed": "attnfuzz.cases.fields",
+    "Seed": "attnfuzz.problems.fields",
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",
     "TensorSpec": "attnfuzz.problems.shapes",
@@ -69,7 +69,7 @@ _HOMES = {
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",
-    "numbers": "attnfuzz.values.own",
+    "numbers": "attnfuzz.values.draws",
     "oracle": "attnfuzz.oracles.own",
     "rounding": "attnfuzz.numerics.own",
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError
-from attnfuzz.problems.inputs import MergeStatesInputs
+from attnfuzz.inputs.kernel_inputs import MergeStatesInputs
 
 __all__ = ["compose"]
 

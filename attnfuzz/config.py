@@ -28,7 +28,7 @@ import msgspec
 from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.data_files import MOST_PYPROJECT_BYTES, is_regular_file, read_data_file, why_unusable
 from attnfuzz.oracles.registry import ORACLES, OracleName
-from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 from attnfuzz.project import everybody_can_write, project_root
 
 __all__ = [

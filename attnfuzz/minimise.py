@@ -16,13 +16,13 @@ import msgspec
 from attnfuzz.cases.facets import Domain, Facet, changed, facets_of
 from attnfuzz.cases.facets.facet import Options
 from attnfuzz.cases.facets.sequences import keep_sequences
-from attnfuzz.cases.search import Proposal, first_of
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, encode_case
 from attnfuzz.problems.choices import gqa_ratios_of
 from attnfuzz.problems.combinations import fields_of, fits
+from attnfuzz.problems.fields import Proposal, first_of
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, Values
 from attnfuzz.problems.simplest import simplest_cases
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Combination, Supports
 
 __all__ = ["minimise", "simplifications", "size_key"]

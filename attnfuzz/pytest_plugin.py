@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attnfuzz.declaration import Declaration
     from attnfuzz.isolation.devices import Gpu
     from attnfuzz.judging.runner import Runner
-    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.problems.declared_numerics import Tolerance
 
 if "ATTNFUZZ_OVERLAY" in os.environ:  # before any kernel is imported: `attnfuzz mutants` has this run judge a mutant
     from attnfuzz.overlay import install_overlay
@@ -240,8 +240,8 @@ def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
     settings = _settings(config)
     if settings is None or settings.on is None:
         return
+    from attnfuzz.cases.supported import adapt_options, supports_case
     from attnfuzz.corpus.regression import as_of
-    from attnfuzz.problems.supported import adapt_options, supports_case
 
     if _OTHERS not in config.stash:
         config.stash[_OTHERS] = _runner(config).declarations(settings.on)

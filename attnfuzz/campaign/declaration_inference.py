@@ -55,6 +55,7 @@ from attnfuzz.campaign.probe_cases import (
     told_by_either_infinity,
     with_ordinary,
 )
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import is_refusal, is_told_of_all, lacks_lse
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
@@ -87,7 +88,6 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
 

@@ -11,7 +11,6 @@ import msgspec
 
 from attnfuzz.campaign.environments import EnvironmentOutcome, difference
 from attnfuzz.campaign.messages import Unfinished, written
-from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
@@ -20,6 +19,7 @@ from attnfuzz.identity.features import aspects, certain, telling
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Sight
 

@@ -10,16 +10,16 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from attnfuzz.campaign.counts import WorkerProgress
-from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.identity.bug import Bug
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
+from attnfuzz.problems.declared_numerics import Tolerance
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.verdict import Blame, Failure, SourceLine
 
 __all__ = [

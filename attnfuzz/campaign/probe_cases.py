@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import AttentionCase, Case, LsePair, MergeStatesCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.choices import (
@@ -25,7 +26,6 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.recipes import StrideKind, ValueRecipe
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 
 __all__ = [

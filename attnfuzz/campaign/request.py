@@ -15,7 +15,7 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, KNOWN, ORACLES, OracleName
 from attnfuzz.own_files import LinkError, refuse_links
-from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.project import project_root
 
 __all__ = ["CampaignRequest", "asked_of", "needs_save_folder", "resumed"]

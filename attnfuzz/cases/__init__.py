@@ -1,1 +1,1 @@
-"""What a case is made of, and how it is changed. Torch-free."""
+"""What is known of the fields of a case: how each is made simpler, told and compared. Torch-free."""

@@ -15,6 +15,7 @@ import msgspec
 
 from attnfuzz.cases.facets.facet import Changes, Options, changed
 from attnfuzz.cases.facets.storage import with_strides
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -40,7 +41,6 @@ from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 
 __all__ = ["Twin", "other_contents", "twins_of", "with_room"]

@@ -14,7 +14,7 @@ from attnfuzz.cli.output import Refusal, refusing
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
-    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.report.explained import Explained
 
 __all__ = ["command"]
@@ -80,8 +80,8 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
 
     from attnfuzz.campaign.saved.replay import kernel_and_case, run_saved
     from attnfuzz.campaign.triage.explanation import explain_failure
+    from attnfuzz.cases.supported import why_unsupported
     from attnfuzz.explaining.explanation import Explanation
-    from attnfuzz.problems.supported import why_unsupported
     from attnfuzz.report.explained import Explained
 
     path, regression = saved.path, saved.regression

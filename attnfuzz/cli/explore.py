@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
-    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "usable_save_folder"]

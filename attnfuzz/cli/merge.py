@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.saved.merging import MergedFolder, SavedBug
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
-    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.report.saved_cases import Merged
 
 __all__ = ["command"]

@@ -22,7 +22,7 @@ from attnfuzz.oracles.registry import KNOWN, NAME_PATTERN, ORACLES
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import Earlier
     from attnfuzz.config import Settings
-    from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+    from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 
 __all__ = [
     "AGAINST",
@@ -235,7 +235,7 @@ def profile_option(*names: str) -> Callable[[Command], Command]:
 
 def _tolerance(ctx: click.Context, param: click.Parameter, value: str | FixedTolerance) -> Tolerance:
     """``bound``, or a FixedTolerance from ``ATOL,RTOL`` or from the settings."""
-    from attnfuzz.problems.tolerance import FixedTolerance
+    from attnfuzz.problems.declared_numerics import FixedTolerance
 
     if isinstance(value, FixedTolerance):
         return value

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
-    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "load_saved", "read_saved"]

@@ -57,8 +57,8 @@ def replay_sanitized(
 ) -> Iterator[Replayed]:
     """As `replay`, but each case is in a process under `tool`, which alone judges. Raises Refusal."""
     from attnfuzz.campaign.saved.replay import SavedRun, preceding_for, replay
+    from attnfuzz.cases.supported import adapt_options
     from attnfuzz.corpus import Regression
-    from attnfuzz.problems.supported import adapt_options
     from attnfuzz.sanitizer.findings import judge_sanitized
     from attnfuzz.sanitizer.running import Sanitizer
     from attnfuzz.verdict import Verdict

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from attnfuzz.campaign.workers import cores
+from attnfuzz.cases.supported import translate, why_unsupported
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
@@ -24,7 +25,6 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import DEAD_MEMORY, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.problems.supported import translate, why_unsupported
 from attnfuzz.verdict import Failure, Verdict
 
 __all__ = [

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.cases.fields import Field
 from attnfuzz.corpus.regression import (
     FORMAT,
     FORMAT_NAME,
@@ -23,6 +22,7 @@ from attnfuzz.corpus.regression import (
 from attnfuzz.data_files import read_data_file
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case, Problem, case_from_builtins
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.fields import Field
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from attnfuzz.cases.facets import Domain, changed, facets_of
 from attnfuzz.cases.facets.facet import Options
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 
 __all__ = ["ablate", "changes_of"]

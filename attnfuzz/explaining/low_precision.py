@@ -20,8 +20,8 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Replay
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.verdict import Cause
 
 __all__ = [

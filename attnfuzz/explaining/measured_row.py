@@ -15,8 +15,8 @@ from attnfuzz.explaining.places import Places, key_slots
 from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.explaining.weights import EXACT_RUNS, MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
+from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
 

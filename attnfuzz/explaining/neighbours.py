@@ -17,8 +17,8 @@ import msgspec
 
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.sequences import with_lengths
-from attnfuzz.cases.fields import Integer, Seed
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
+from attnfuzz.problems.fields import Integer, Seed
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.repeated import plain_values

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from attnfuzz.cases.fields import Seed
 from attnfuzz.explaining.reruns import Reruns, Results
+from attnfuzz.inputs.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.fields import Seed
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
-from attnfuzz.problems.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.problems.own import Expected
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, plural

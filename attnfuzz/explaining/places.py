@@ -15,11 +15,10 @@ from torch import Tensor
 
 from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.row import Query
+from attnfuzz.inputs.layouts import token_views
 from attnfuzz.memory.arena import Region
-from attnfuzz.problems.block_table import physical_pages
+from attnfuzz.problems.block_table import freed_tokens, physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.wording import plural
 
 __all__ = ["Places", "name_of"]

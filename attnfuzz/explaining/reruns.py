@@ -11,12 +11,12 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.comparison import natural_lse
 from attnfuzz.trials.observation import call

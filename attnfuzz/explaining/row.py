@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from attnfuzz.inputs.reference import row_log_weights, row_weights
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.reference import row_log_weights, row_weights
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import tokens_name
 from attnfuzz.values import LogicalAttention

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
+from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.explaining.row import Query
+from attnfuzz.inputs.reference import row_weights
+from attnfuzz.inputs.writing import placements
 from attnfuzz.memory.patterns import bits
+from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
-from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.placement import placements
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.trials.comparison import natural_lse
 from attnfuzz.trials.expectations import expectations
 from attnfuzz.values.tokens import token_table, values_on

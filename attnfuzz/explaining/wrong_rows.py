@@ -19,8 +19,8 @@ from torch import Tensor
 from attnfuzz.explaining.low_precision import OF_EMPTY_ROWS, Rounding, roundings
 from attnfuzz.explaining.mistakes import REFUTED, Key
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.inputs.reference import row_log_weights
 from attnfuzz.isolation.progress import run_is_over
-from attnfuzz.problems.reference import row_log_weights
 from attnfuzz.verdict import Cause
 
 __all__ = ["MOST_ROWS", "WrongRows"]

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import aspects, case_features, needs_numbers, widened
 from attnfuzz.identity.relatives import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.features import KV_STRIDES_DIFFER, SHARED_PAGES
+from attnfuzz.problems.feature import Feature
 
 __all__ = ["Unanswered", "bug_behind", "needs_of"]
 

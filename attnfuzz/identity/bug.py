@@ -17,7 +17,6 @@ import msgspec
 from attnfuzz.cases.facets.sequences import RAGGED, SEVERAL_SEQUENCES
 from attnfuzz.cases.facets.states import ONE_EMPTY, SIDES_EMPTY
 from attnfuzz.cases.facets.storage import EXTRA_COLUMNS, strided
-from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.differences import differences, differing
@@ -35,6 +34,7 @@ from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT, are_of_what_was_read, are_roundings, mistake_of
 from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_case
+from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, ends_process, is_fault
 

@@ -10,9 +10,9 @@ import msgspec
 from attnfuzz.cases.facets import changed
 from attnfuzz.cases.facets.facet import Changes, Options
 from attnfuzz.cases.same_shapes import twins_of
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.explaining.ablation import changes_of
 from attnfuzz.problems.cases import AttentionCase, Case, encode_case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_written
 
 __all__ = ["differences", "differing", "others_like", "with_fields_of"]

@@ -15,11 +15,7 @@ from attnfuzz.cases.facets.storage import (
     strided,
     strided_tensor,
 )
-from attnfuzz.cases.feature import Feature, Role
-from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import Case
-from attnfuzz.problems.choices import CACHE_TENSORS
-from attnfuzz.problems.features import (
+from attnfuzz.cases.features import (
     CACHE_STRIDES,
     KV_STRIDES_DIFFER,
     SEVERAL_HEADS,
@@ -27,6 +23,10 @@ from attnfuzz.problems.features import (
     features,
     general_features,
 )
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.choices import CACHE_TENSORS
+from attnfuzz.problems.feature import Feature, Role
 from attnfuzz.problems.supports import Supports
 
 __all__ = [

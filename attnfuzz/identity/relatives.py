@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase
 from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.repeated import repeated
-from attnfuzz.problems.supported import supports_case
 
 __all__ = [
     "alternatives",

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.inputs.registry import Contents, problem_of
 from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import Contents, problem_of
-from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED, checksum
 from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations

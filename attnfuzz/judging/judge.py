@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.batch import Asked, Batch, Candidate, ReferenceChanged
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
@@ -29,9 +30,8 @@ from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, runs_of
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.symptoms import Symptoms

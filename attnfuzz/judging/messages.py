@@ -12,9 +12,8 @@ from attnfuzz.explaining.accesses import Question
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import MemoryUse
 from attnfuzz.oracles.registry import OracleName
-from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.declared_numerics import Numerics, Tolerance
 from attnfuzz.problems.supports import Supports
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import Relations, Verdict

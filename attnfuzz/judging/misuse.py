@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.problems import inputs
+from attnfuzz.inputs import kernel_inputs
 from attnfuzz.problems.cases import CASE_TYPES, Problem
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.trials.observation import WrongDeviceError
@@ -16,7 +16,7 @@ from attnfuzz.untrusted_text import text_of
 
 __all__ = ["misuse_of"]
 
-_INPUTS: tuple[type, ...] = tuple(kind for name, kind in vars(inputs).items() if name.endswith("Inputs"))
+_INPUTS: tuple[type, ...] = tuple(kind for name, kind in vars(kernel_inputs).items() if name.endswith("Inputs"))
 _WRONG_DEVICE = (
     "cpu tensor?",  # Triton, of a pointer to host memory
     "to be on the same device",  # torch

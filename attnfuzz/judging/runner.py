@@ -38,9 +38,9 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.oracles.registry import ACCURACY, CRASH, DEFAULT_ORACLES, UNWRITTEN, OracleName
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.verdict import Failure, Relations, Verdict
 

@@ -20,6 +20,7 @@ from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, p
 from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.ttir import operations_of_ttir
 from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.isolation.process import descendant_bytes, resident_bytes
 from attnfuzz.judging.leaks import MemoryUse
@@ -33,7 +34,6 @@ from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.observation import KernelRaised, Observation, call_options
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import interpreter_accesses, interpreter_operations

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, holds_prefill, prefill_
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import Role
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import Role, strided_layout
 
 __all__ = [
     "ALIGNMENT",

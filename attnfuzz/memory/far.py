@@ -25,8 +25,7 @@ from attnfuzz.memory.patterns import bits, holds_prefill, prefill_
 from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
 from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import Role
-from attnfuzz.problems.strides import outer_gap, strided_layout
+from attnfuzz.problems.shapes import Role, outer_gap, strided_layout
 
 __all__ = [
     "CACHES",

@@ -22,8 +22,7 @@ from torch import Tensor
 from attnfuzz.memory.arena import Arena, Cursor, Region, Span, aligned
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.shapes import Role, strides_of, tensor_specs
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import Role, strided_layout, strides_of, tensor_specs
 
 __all__ = ["RUNS", "Fetch", "Image", "Plan", "pinned", "plan_of"]
 

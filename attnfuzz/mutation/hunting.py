@@ -27,9 +27,9 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.oracles.registry import DETERMINISM, HANG, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, decode_case, encode_case
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES

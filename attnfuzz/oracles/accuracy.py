@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.explaining.diagnose import Compared, Nearby, diagnose
 from attnfuzz.explaining.measured_row import weighed_rows
 from attnfuzz.explaining.reruns import Reruns
@@ -11,7 +12,6 @@ from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.relations.relation import Changed, fits, run_on
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.oracles.own import OracleError, OwnOracle, Run
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import Failure

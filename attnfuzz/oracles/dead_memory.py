@@ -1,8 +1,8 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
 from attnfuzz.explaining.diagnose import IN_GENERAL, OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation

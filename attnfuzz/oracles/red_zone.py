@@ -2,7 +2,7 @@
 
 from attnfuzz.memory.arena import Violation, violations
 from attnfuzz.oracles import registry
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import strided_layout
 from attnfuzz.problems.wording import element, plural, shape_of
 from attnfuzz.trials.comparison import place_of
 from attnfuzz.trials.observation import Observation

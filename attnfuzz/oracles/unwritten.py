@@ -7,10 +7,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.oracles import registry
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.wording import element, number, shape_of
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation

@@ -1,5 +1,1 @@
-"""What is computed: cases, the tensors built from them, and the float64 reference.
-
-Torch-free: supports, recipes, cases, hashing, strides, shapes, block_table, limits.
-With torch: allocation, layouts, reference, one module per problem, and registry, which finds them.
-"""
+"""What cases are: their fields, the shapes that follow, and what kernels declare to take of them. Torch-free."""

@@ -1,6 +1,10 @@
 """Which physical page holds which tokens, and what the block table says: plain integers. Torch-free.
 
 Everything here depends only on sequence lengths, block size and the ``Pages`` recipe, and is the same on every machine.
+
+What a window has passed is never seen again, so vLLM and SGLang give its pages back while the sequence still runs. The
+table still names pages that exist, and what they hold is another's, or NaN that an earlier one left. Only whole pages
+are freed: the tokens before the window in the page that it begins in stay.
 """
 
 from __future__ import annotations
@@ -8,11 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache, partial
 
-from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import Pages
 
-__all__ = ["block_table_rows", "num_blocks", "physical_pages", "used_blocks"]
+__all__ = [
+    "block_table_rows",
+    "freed_tokens",
+    "num_blocks",
+    "physical_pages",
+    "used_blocks",
+]
 
 _SHUFFLE, _WRONG_PAGE = 1, 2  # hash streams of a page recipe's seed
 _INT32_MAX = (1 << 31) - 1
@@ -94,3 +104,18 @@ def _wrong_pages(start: int, owned: set[int], count: int, total: int) -> Iterato
             page = (page + 1) % total
         yield page
         page = (page + 1) % total
+
+
+def freed_tokens(case: AttentionCase) -> tuple[int, ...]:
+    """Of each sequence, how many of its first tokens lie in pages that were freed: dead memory to it.
+
+    A page is freed once it lies before the windows of all query tokens of this call.
+    """
+    window = case.variant.window
+    if window is None or not case.variant.freed_pages or not case.page_size:
+        return (0,) * case.num_seqs
+    found = []
+    for seq_len, query_len in zip(case.seq_lens, case.query_counts, strict=True):
+        seen = seq_len - max(0, query_len - 1)  # by the first of its query tokens
+        found.append(max(0, seen - window) // case.page_size * case.page_size)
+    return tuple(found)

@@ -15,7 +15,7 @@ from attnfuzz.problems.masks import MASK_KINDS, MaskKind
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
-from attnfuzz.problems.strides import last_dim_contiguous
+from attnfuzz.problems.shapes import last_dim_contiguous
 from attnfuzz.problems.supports import (
     DTYPES,
     EMPTY_STATE_LSES,

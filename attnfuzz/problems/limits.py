@@ -9,8 +9,7 @@ from functools import singledispatch
 from attnfuzz.problems.block_table import used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
-from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
 
 __all__ = [
     "DEFAULT_LIMIT_BYTES",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 
-from attnfuzz.cases.fields import Choice, Field, Integer, Integers, Seed
+from attnfuzz.problems.fields import Choice, Field, Integer, Integers, Seed
 from attnfuzz.problems.supports import OptionValue, Supports, check_option
 from attnfuzz.untrusted_text import check_text, text_of, type_name
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnfuzz.cases.fields import Choice, Field, Integer, Integers, Seed
 from attnfuzz.overlay import original_of
+from attnfuzz.problems.fields import Choice, Field, Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenProblem, implementation_of, implemented
 from attnfuzz.problems.shapes import TensorSpec
 

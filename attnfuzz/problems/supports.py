@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from attnfuzz.problems.masks import MASK_KINDS, MaskKind
-from attnfuzz.problems.promises import Declared
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype, KvGranularity
 from attnfuzz.problems.variants import VARIANTS, VariantName
 from attnfuzz.untrusted_text import check_text
@@ -22,6 +21,7 @@ __all__ = [
     "MAX_HEADS",
     "MAX_HEAD_SIZE",
     "Combination",
+    "Declared",
     "Dtype",
     "Layout",
     "OptionValue",
@@ -32,6 +32,38 @@ __all__ = [
     "check_option",
     "check_options",
 ]
+
+
+class _Remembers(msgspec.StructMeta):
+    """Notes which fields a program passed at their defaults; a copy by ``msgspec.structs.replace`` keeps the note."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
+        made = super().__call__(*args, **fields)
+        if fields and "promised" not in fields:
+            defaults = {one.name: one.default for one in msgspec.structs.fields(made)}
+            said = tuple(sorted(name for name, value in fields.items() if value == defaults[name]))
+            msgspec.structs.force_setattr(made, "promised", said)
+        return made
+
+
+class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, metaclass=_Remembers):
+    """Fields with defaults, of which nothing that was passed is taken to be left open: what is written is a promise.
+
+    ``promised`` are the names of those that were passed at their defaults; it is filled in, not passed.
+    """
+
+    promised: tuple[str, ...] = ()
+
+    def leaves_open(self, name: str) -> bool:
+        """Whether nothing was said of the field ``name``."""
+        default = next(field.default for field in msgspec.structs.fields(self) if field.name == name)
+        return bool(getattr(self, name) == default) and name not in self.promised
+
+    def declared(self) -> dict[str, Any]:
+        """The fields that something was said of, with their values."""
+        names = (name for name in self.__struct_fields__ if name != "promised")
+        return {name: getattr(self, name) for name in names if not Declared.leaves_open(self, name)}
+
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Layout = Literal["NHD", "HND", "packed", "interleaved"]

@@ -6,7 +6,7 @@ the sequence's first token (a decode query is its last: ``p = seq_len - 1``):
 * ``window = w``: the query sees the ``w`` keys ``p - w < t <= p``, itself included, as Mistral's models do (Jiang et
   al., arXiv 2310.06825). vLLM's ``sliding_window = w`` is this; FlashAttention's ``window_size = (left, right)`` and
   FlashInfer's ``window_left`` do not count the query itself: ``left = w - 1``. With ``freed_pages`` pages that lie
-  before the windows of all queries are dead memory (`attnfuzz.problems.freed`); other keys outside are live.
+  before the windows of all queries are dead memory (`attnfuzz.problems.block_table`); other keys outside are live.
 * ``soft_cap = c``: each score ``s``, scaled already, becomes ``c tanh(s / c)`` (Gemma 2, arXiv 2408.00118).
 * ``alibi``: ``slope_h · (t - p)`` is added to the scores of query head ``h`` (Press et al., arXiv 2108.12409). The LSE
   is that of these scores: zero at the query's own position.

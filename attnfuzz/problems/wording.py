@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.masks import parents_of
 from attnfuzz.problems.supports import Supports
 

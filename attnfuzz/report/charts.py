@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Throughput, above, by_axis
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.cases.feature import Feature
+from attnfuzz.problems.feature import Feature
 from attnfuzz.report.svg import element, number, path_of_rects, text
 
 __all__ = [

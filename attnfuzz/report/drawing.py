@@ -19,7 +19,7 @@ from rich.text import Text
 
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord
-from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
+from attnfuzz.problems.block_table import block_table_rows, freed_tokens, num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -28,7 +28,6 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     has_query_lens,
 )
-from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.report.findings import count, finding_lines, headline, wrapped
 from attnfuzz.report.svg import element, text
 from attnfuzz.verdict import Blame

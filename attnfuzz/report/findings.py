@@ -13,7 +13,6 @@ from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
-from attnfuzz.cases.feature import Feature, words_of
 from attnfuzz.corpus import FindingRecord, encode_regression
 from attnfuzz.identity.features import aspects, telling
 from attnfuzz.mistake import mistake_of
@@ -24,6 +23,7 @@ from attnfuzz.problems.cases import (
     MergeStatesCase,
     PagedDecodeCase,
 )
+from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
 from attnfuzz.verdict import NARROW_OFFSETS, Failure, ends_process, where_to_look

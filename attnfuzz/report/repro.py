@@ -23,12 +23,12 @@ from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.identity.bug import is_leak
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.registry import CRASH, DETERMINISM, GUARD_PAGE, HANG, RED_ZONE
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.report.files import TEMPLATES
 from attnfuzz.report.findings import one_line
 from attnfuzz.report.scripts import Follow

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.overlay import install_overlay
 from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.cases import Case, decode_case
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.sanitizer.running import Note, TensorBytes, Work
 from attnfuzz.trials.observation import call_options

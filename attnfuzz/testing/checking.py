@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.saved.replay import judge_sequence, preceding_for, relations_for, run_saved
+from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.corpus.regression import as_of
 from attnfuzz.declaration import Declaration, Kernel
@@ -20,10 +21,9 @@ from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import find_leak
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, case_type_of
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.problems.supported import adapt_options, why_unsupported
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.testing.kernel_failure import kernel_failure
 from attnfuzz.testing.loading import declaration_of, load_here, shared_runner
 from attnfuzz.verdict import Failure, Relations, Verdict

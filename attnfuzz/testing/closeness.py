@@ -13,9 +13,9 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Numerics, Supports
 from attnfuzz.explaining.diagnose import no_runs
+from attnfuzz.inputs.layouts import token_views
 from attnfuzz.oracles.accuracy import objection
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvScales, QuantisedKv
 from attnfuzz.problems.supports import Layout

@@ -14,7 +14,7 @@ from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.testing.checking import check_relations
 from attnfuzz.testing.kernel_failure import KernelFailure
 from attnfuzz.testing.loading import declaration_of, shared_runner

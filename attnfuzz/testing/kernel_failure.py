@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.saved.replay import replay_command
-from attnfuzz.cases.feature import words_of
+from attnfuzz.cases.features import features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.features import features
+from attnfuzz.problems.feature import words_of
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.findings import remedy_lines
 from attnfuzz.verdict import Failure, where_to_look

@@ -15,7 +15,7 @@ from attnfuzz.declaration import BUNDLED_MODULE, Declaration, Kernel, load_kerne
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
-from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.declared_numerics import Tolerance
 
 __all__ = ["declaration_of", "load_here", "pin_to", "shared_runner", "target_of"]
 

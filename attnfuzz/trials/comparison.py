@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.reference import ExactResult
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.reference import ExactResult
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.wording import element, numbers, ranges
 from attnfuzz.trials.checksums import checksum
 from attnfuzz.trials.expectations import Expectation, expectations, on_device

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import EnginePlan, Kernel
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.as_code import definitions, number_text, placed
 from attnfuzz.trials.observation import call_options
 from attnfuzz.trials.script_part import ScriptPart

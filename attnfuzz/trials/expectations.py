@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.reference import ExactResult, unmasked
 from attnfuzz.memory.image import Fetch
 from attnfuzz.numerics import Bound
 from attnfuzz.problems.cases import AttentionCase, Case
-from attnfuzz.problems.reference import ExactResult, unmasked
-from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 from attnfuzz.trials.expected_rows import changes_scores, expect_attention, expect_merges
 from attnfuzz.trials.row_batches import Place, Results
 from attnfuzz.values.tokens import all_on_device

@@ -23,6 +23,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.inputs.allocation import Allocator, allocate, role_of
+from attnfuzz.inputs.registry import problem_of
+from attnfuzz.inputs.writing import Placement
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.isolation.progress import run_is_over
@@ -30,11 +33,8 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill, bits
-from attnfuzz.problems.allocation import Allocator, allocate, role_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.placement import Placement
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.triton_compat.interpreter_objects import launches_begun

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.problems.allocation import PlainAllocator
+from attnfuzz.inputs.allocation import PlainAllocator
+from attnfuzz.inputs.open_module import OpenValues, build, changed_names, returned_names, values
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.open_module import OpenValues, build, changed_names, returned_names, values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.trials.as_code import compared, definitions
 from attnfuzz.trials.engine_calls import engine_calls

@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.reference import merge_all
 from attnfuzz.memory.image import RUNS
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.reference import merge_all
 from attnfuzz.trials.comparison import axes_of
 from attnfuzz.trials.expectations import Expectation
 

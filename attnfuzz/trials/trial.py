@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.inputs.writing import Placement
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, holds_prefill
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.placement import Placement
-from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
 from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, observe, observe_guarded

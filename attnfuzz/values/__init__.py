@@ -5,7 +5,7 @@ a small integer from ``attnfuzz.problems.hashing`` or from a formula, times a po
 """
 
 from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.own import numbers
+from attnfuzz.values.draws import numbers
 from attnfuzz.values.states import LogicalStates, merge_values
 
 __all__ = ["LogicalAttention", "LogicalStates", "attention_values", "merge_values", "numbers"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,11 +18,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int32, Int64
+from jaxtyping import Float, Float64, Int, Int32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnfuzz.problems.hashing import fold
+from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import NORMAL_EXPONENT, KeyRecipe, ValueRecipe
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
@@ -38,6 +40,7 @@ __all__ = [
     "exact",
     "exact_on_host",
     "fill_all",
+    "numbers",
 ]
 
 DrawnRecipe = Literal["integers", "normal", "large", "small", "fine8", "fine11", "fine24"]
@@ -313,3 +316,14 @@ def _decode(packed: Int64[Tensor, " rows"], num_heads: int) -> Int32[Tensor, "ro
     heads = (torch.arange(num_heads, device=packed.device, dtype=torch.int32) & 127) << 16
     shifts = torch.arange(0, 32, 8, device=packed.device, dtype=torch.int32)
     return ((packed.int()[:, None] | heads)[..., None] >> shifts & 127) + 1
+
+
+def numbers(shape: tuple[int, ...], *, seed: int, name: str) -> Float64[Tensor, "..."]:
+    """Numbers of ``shape`` on the CPU, in float64, of mean 0 and standard deviation 1.15, none above 4.
+
+    They are whole multiples of 1/32, which every floating-point dtype of 16 bits holds. ``seed`` is a case's, and
+    ``name`` tells its tensors apart: the same name gives the same numbers.
+    """
+    positions = torch.arange(math.prod(shape), dtype=torch.int64, device="cpu") & 0xFFFFFFFF
+    words = fold(stream_key(seed, zlib.crc32(name.encode())), positions)
+    return draw(words, "normal").double().mul(2.0**NORMAL_EXPONENT).view(shape)

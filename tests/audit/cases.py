@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import MergeStatesCase, case_from_builtins, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STRIDE_KINDS, VALUE_RECIPES
-from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.problems.supports import DTYPES, LAYOUTS
 from tests.audit.auditing import Part
 from tests.audit.mutating import mutated_document, nudged

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 import attnfuzz
+from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
     Case,
@@ -23,7 +24,6 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Needle, Pages, Values
-from attnfuzz.problems.supported import adapt_options, why_unsupported
 
 __all__ = ["BUNDLED", "CASES", "fitted"]
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.allocation import PlainAllocator
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     Case,
@@ -39,7 +40,6 @@ from attnfuzz.problems.recipes import (
     Pages,
     Values,
 )
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Supports
 from attnfuzz.trials.expectations import bound_of

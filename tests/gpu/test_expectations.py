@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, SplitDecodeCase
+from attnfuzz.problems.declared_numerics import FixedTolerance
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.tolerance import FixedTolerance
 from attnfuzz.problems.variants import Variant
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 

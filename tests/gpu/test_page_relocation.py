@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.supported import adapt_options
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.supported import adapt_options
 from attnfuzz.verdict import Failure
 from tests.gpu.bundled_cases import BUNDLED, fitted
 from tests.oracles.relations.test_page_relocation import OTHER_LAYOUTS, PAGED, PLANTED, RIGHT

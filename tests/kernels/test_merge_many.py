@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.inputs.reference import merge_all
 from attnfuzz.kernels.merge.launch import merge_many
-from attnfuzz.problems.reference import merge_all
 
 Make = Callable[..., Any]
 

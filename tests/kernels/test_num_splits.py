@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.cases.supported import adapt_options
 from attnfuzz.declaration import load_kernels
 from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.kernels.paged.num_splits import device_num_splits, one_per_sm_num_splits, resolve_num_splits
 from attnfuzz.problems.cases import case_from_builtins
-from attnfuzz.problems.supported import adapt_options
 
 Make = Callable[..., Any]
 

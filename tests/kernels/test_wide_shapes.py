@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, case_from_builtins
-from attnfuzz.problems.supported import adapt_options, why_unsupported
 
 _SHAPE: dict[str, Any] = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "seq_lens": [37], "scale": 0.25}
 _WIDE: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel
+from attnfuzz.inputs.layouts import token_views
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import (
@@ -23,7 +24,6 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
-from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.verdict import Failure
 

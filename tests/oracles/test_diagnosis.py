@@ -17,10 +17,10 @@ from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.identity.bug import Bug
+from attnfuzz.inputs.layouts import token_views
 from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import PAST_THE_END, mistake_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure

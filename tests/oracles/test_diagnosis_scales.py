@@ -10,10 +10,10 @@ import torch
 
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 from attnfuzz.values import attention_values
 

@@ -14,10 +14,10 @@ import attnfuzz
 from attnfuzz.declaration import load_kernels
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.cases import MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.variants import Variant
 from attnfuzz.values import attention_values
 

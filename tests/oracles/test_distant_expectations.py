@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.image import Fetch
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.trials import expectations as distant_expectations
 from attnfuzz.trials.expectations import DistantExpectations, expectations

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 import attnfuzz
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.batch import Candidate, asked_of, entries_of
 from attnfuzz.memory.image import plan_of
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
@@ -18,7 +19,6 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
-from attnfuzz.problems.registry import problem_of
 
 
 def test_runs_are_numbered_after_the_cases(plant: Any, paged: PagedDecodeCase) -> None:

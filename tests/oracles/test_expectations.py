@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.numerics import attention_bound, merge_bound
 from attnfuzz.problems.cases import (
     PROBLEMS,
@@ -25,11 +26,9 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
-from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.declared_numerics import FixedTolerance, Numerics
 from attnfuzz.problems.recipes import Needle, Values
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
-from attnfuzz.problems.tolerance import FixedTolerance
 from attnfuzz.strategies import cases
 from attnfuzz.trials.expectations import Expectation, expectations, on_device
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, VARIANTS, Variant
 from attnfuzz.trials.expectations import expectations

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.memory.guarded import GUARDS, Guard, HostGuardedMemory
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.observation import KernelRaised, Observation, observe, observe_guarded
 
 PROBLEMS = {

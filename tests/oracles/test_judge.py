@@ -11,9 +11,9 @@ import torch
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.declared_numerics import FixedTolerance
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.recipes import STRIDE_KINDS
-from attnfuzz.problems.tolerance import FixedTolerance
 
 PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
 

@@ -10,9 +10,9 @@ import torch
 
 import attnfuzz
 from attnfuzz.cases.facets import Domain, changed, facets_of
+from attnfuzz.cases.features import features
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.judge import judge
-from attnfuzz.problems.features import features
 from attnfuzz.problems.open_cases import implementation_of
 from attnfuzz.verdict import Failure, Relations
 from tests.unit.named_features import words

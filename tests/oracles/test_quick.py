@@ -16,8 +16,8 @@ from attnfuzz.judging.batch import Batch
 from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.memory.image import plan_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.declared_numerics import FixedTolerance
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
-from attnfuzz.problems.tolerance import FixedTolerance
 from attnfuzz.verdict import Verdict
 
 PROBLEMS = {

@@ -17,15 +17,15 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.inputs.allocation import PlainAllocator
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise
-from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STATE_RECIPES, VALUE_RECIPES, Needle, Values
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 from attnfuzz.verdict import Timing, Verdict

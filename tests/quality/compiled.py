@@ -133,8 +133,8 @@ class _Call(NamedTuple):
 
 def _calls(head_sizes: Sequence[int], names: Sequence[str]) -> Iterator[_Call]:
     from attnfuzz.declaration import BUNDLED_MODULE, load_kernels
-    from attnfuzz.problems.allocation import PlainAllocator, allocate
-    from attnfuzz.problems.registry import problem_of
+    from attnfuzz.inputs.allocation import PlainAllocator, allocate
+    from attnfuzz.inputs.registry import problem_of
     from tests.gpu.bundled_cases import fitted
 
     kernels = [kernel for kernel in load_kernels(BUNDLED_MODULE) if not kernel.declaration.name.endswith("_eager")]

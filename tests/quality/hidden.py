@@ -17,9 +17,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.strategies import case_lists
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 from attnfuzz.testing.loading import load_here

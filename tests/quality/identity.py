@@ -21,11 +21,11 @@ from typing import Any
 from unittest import mock
 
 from attnfuzz.campaign.triage import investigation, known_deaths
+from attnfuzz.cases.features import KV_STRIDES_DIFFER, features, general_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity import asking, bug
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
-from attnfuzz.problems.features import KV_STRIDES_DIFFER, features, general_features
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Cause, Failure
 from tests.unit.search_bench import Bug, findings

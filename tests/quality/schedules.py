@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
+from attnfuzz.cases.supported import adapt_options
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, DELAYS, GUARD_PAGE, PAGE_RELOCATION, OracleName
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.supported import adapt_options
 from attnfuzz.strategies import GPU_SIZES
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial

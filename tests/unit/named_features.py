@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import departures, features, general_features
 from attnfuzz.identity.features import NEEDS_PRECEDING
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.features import departures, features, general_features
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case

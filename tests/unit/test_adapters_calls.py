@@ -18,6 +18,7 @@ import torch
 import attnfuzz
 from attnfuzz.adapters import engine
 from attnfuzz.declaration import Absent, Kernel
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import (
     Case,
@@ -28,7 +29,6 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.masks import Mask
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.variants import Variant
 
 PLAIN = """

@@ -18,43 +18,44 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 # A module may import those of its own rank and lower. The longest prefix that fits a module's name counts.
 RANKS = {
     "attnfuzz": 0,  # the public names, each imported when it is first used
-    "attnfuzz.problems": 0,
-    "attnfuzz.values": 0,
-    "attnfuzz.numerics": 0,
-    "attnfuzz.strategies": 1,
-    "attnfuzz.memory": 1,
-    "attnfuzz.declaration": 1,
-    "attnfuzz.minimise": 1,
-    "attnfuzz.cases": 0,
-    "attnfuzz.adapters": 0,  # where engines' kernels are; heavy packages are imported when a kernel is loaded
-    "attnfuzz.adapters.engine": 1,
-    "attnfuzz.adapters.solution": 1,
-    "attnfuzz.families": 0,  # problems made of the parts that users have
-    "attnfuzz.families.cache_write_kernels": 1,
-    "attnfuzz.kernels": 1,
-    "attnfuzz.oracles": 3,
+    "attnfuzz.problems": 1,  # what cases are
+    "attnfuzz.cases": 2,  # what is known of their fields
+    "attnfuzz.values": 3,  # numbers for them
+    "attnfuzz.inputs": 4,  # tensors of them
+    "attnfuzz.numerics": 5,
+    "attnfuzz.strategies": 6,
+    "attnfuzz.memory": 6,
+    "attnfuzz.declaration": 6,
+    "attnfuzz.minimise": 6,
+    "attnfuzz.adapters": 5,  # where engines' kernels are; heavy packages are imported when a kernel is loaded
+    "attnfuzz.adapters.engine": 6,
+    "attnfuzz.adapters.solution": 6,
+    "attnfuzz.families": 5,  # problems made of the parts that users have
+    "attnfuzz.families.cache_write_kernels": 6,
+    "attnfuzz.kernels": 6,
+    "attnfuzz.oracles": 8,
     "attnfuzz.oracles.own": 0,  # what users' files say
     "attnfuzz.oracles.registry": 0,  # what is known of oracles without their code
-    "attnfuzz.trials": 1,  # runs of a kernel on a case
-    "attnfuzz.judging": 4,
-    "attnfuzz.explaining": 2,
-    "attnfuzz.identity": 5,  # which bug a failure is
-    "attnfuzz.isolation": 1,  # processes that may die: generic
-    "attnfuzz.triton_compat": 1,
-    "attnfuzz.triton_compat.interpreter_accesses": 2,
-    "attnfuzz.triton_compat.interpreter_operations": 2,
-    "attnfuzz.triton_compat.interpreter_schedules": 2,
-    "attnfuzz.corpus": 3,
-    "attnfuzz.campaign": 6,
+    "attnfuzz.trials": 6,  # runs of a kernel on a case
+    "attnfuzz.judging": 9,
+    "attnfuzz.explaining": 7,
+    "attnfuzz.identity": 10,  # which bug a failure is
+    "attnfuzz.isolation": 6,  # processes that may die: generic
+    "attnfuzz.triton_compat": 6,
+    "attnfuzz.triton_compat.interpreter_accesses": 7,
+    "attnfuzz.triton_compat.interpreter_operations": 7,
+    "attnfuzz.triton_compat.interpreter_schedules": 7,
+    "attnfuzz.corpus": 8,
+    "attnfuzz.campaign": 11,
     "attnfuzz.campaign.stopping": 0,  # text only
-    "attnfuzz.composition": 1,
-    "attnfuzz.conformance": 7,
-    "attnfuzz.config": 0,
+    "attnfuzz.composition": 6,
+    "attnfuzz.conformance": 12,
+    "attnfuzz.config": 5,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.bench": 7,
+    "attnfuzz.bench": 12,
     "attnfuzz.environment": 0,  # versions, found without importing anything
-    "attnfuzz.doctor": 7,
-    "attnfuzz.mutation": 7,
+    "attnfuzz.doctor": 12,
+    "attnfuzz.mutation": 12,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_files": 0,  # whatever is written to a disk
     "attnfuzz.internal_errors": 0,  # text only
@@ -64,16 +65,21 @@ RANKS = {
     "attnfuzz.mistake": 0,  # what is known of each, as data
     "attnfuzz.verdict": 0,  # data that every layer passes on
     "attnfuzz.probe": 0,  # runs in a process of its own
-    "attnfuzz.testing": 7,
-    "attnfuzz.report": 7,
-    "attnfuzz.sanitizer": 7,
-    "attnfuzz.cli": 8,
-    "attnfuzz.pytest_plugin": 8,
-    "attnfuzz.__main__": 8,
+    "attnfuzz.testing": 12,
+    "attnfuzz.report": 12,
+    "attnfuzz.sanitizer": 12,
+    "attnfuzz.cli": 13,
+    "attnfuzz.pytest_plugin": 13,
+    "attnfuzz.__main__": 13,
 }
+# What knows nothing of a folder that stands above it: tensors are made of a case as it is.
+STRANGERS = {"attnfuzz.values": "attnfuzz.cases", "attnfuzz.inputs": "attnfuzz.cases"}
 # A campaign's stations, and what lies between them: each may import those before it.
 STATIONS = ("draw", "counts", "messages", "judge", "triage", "inference", "result", "saved")
 LIGHT = [
+    "attnfuzz.problems.own",
+    "attnfuzz.cases.input_space",
+    "attnfuzz.cases.supported",
     "attnfuzz.declaration",
     "attnfuzz.testing",
     "attnfuzz.cli",
@@ -261,6 +267,14 @@ def test_imports_point_downwards() -> None:
         ours = [name for name in imported_modules(path) if name.partition(".")[0] == "attnfuzz"]
         higher = [name for name in ours if rank(name) > rank(importer)]
         assert importer == "attnfuzz" or not higher, f"{importer} imports {higher}"
+
+
+def test_tensors_are_made_without_facets() -> None:
+    """What a case holds would depend on how it is shrunk and told."""
+    for path in SOURCES:
+        stranger = STRANGERS.get(".".join(module_name(path).split(".")[:2]))
+        imported = [name for name in imported_modules(path) if stranger and name.startswith(stranger)]
+        assert not imported, f"{path} imports {imported}"
 
 
 def test_a_case_goes_through_a_campaign_in_one_direction() -> None:

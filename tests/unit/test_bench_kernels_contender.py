@@ -20,8 +20,8 @@ from attnfuzz.bench.kernels.contender import (
 from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.bench.kernels.timing import HostStopwatch
+from attnfuzz.inputs.layouts import split_interleaved, token_views
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.layouts import split_interleaved, token_views
 from tests.unit.timed_kernels import right
 
 SHAPE = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(9, 9), block_size=8, room=24)

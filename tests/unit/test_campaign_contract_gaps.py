@@ -11,15 +11,15 @@ import pytest
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import needed_limits, restriction_of, with_remedy
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
-from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.findings import finding_lines, remedy_lines

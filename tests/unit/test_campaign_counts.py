@@ -19,11 +19,11 @@ from attnfuzz.campaign.counts import (
     ratio_bin,
 )
 from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.input_space import InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.input_space import InputSpace, pair_number
+from attnfuzz.problems.feature import Feature
 from attnfuzz.verdict import Failure, Timing, Verdict
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")

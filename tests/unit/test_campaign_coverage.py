@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.campaign.counts import PairCounts, by_axis, coverage_of
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.input_space import CaseLevels, InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.input_space import CaseLevels, InputSpace, pair_number
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 
 KERNEL = Declaration(

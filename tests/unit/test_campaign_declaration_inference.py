@@ -13,6 +13,7 @@ import pytest
 
 from attnfuzz.campaign.declaration_inference import Failing, Inferred, infer, with_declared
 from attnfuzz.campaign.saved.replay import SavedCase, replay
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
@@ -21,7 +22,6 @@ from attnfuzz.problems.choices import GQA_RATIOS
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports, as_call
 from attnfuzz.verdict import Failure, Verdict
 from tests.unit.in_process import attnfuzz as run_command

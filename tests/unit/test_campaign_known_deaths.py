@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths, KnownFaults
-from attnfuzz.cases.feature import Feature
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity import bug as known_bugs
 from attnfuzz.identity.features import case_features
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
 from attnfuzz.verdict import Drawn, Failure, OracleName

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.cases.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure
 from tests.unit.named_features import words

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from attnfuzz.cases.features import features, traits
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.features import features, traits
 from tests.unit.named_features import words
 
 CASE = PagedDecodeCase(

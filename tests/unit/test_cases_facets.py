@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from attnfuzz.cases.facets import Domain, changed, facets_of
-from attnfuzz.cases.fields import Choice, Integer
+from attnfuzz.cases.features import features
+from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.minimise import simplifications
 from attnfuzz.problems.cases import PROBLEMS, PagedDecodeCase, Problem, case_type_of
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import features
-from attnfuzz.problems.input_space import InputSpace
+from attnfuzz.problems.fields import Choice, Integer
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from tests.unit.named_features import words
 

@@ -16,7 +16,7 @@ from attnfuzz.cli.options import DEVICE, TOLERANCE, configured, duration, number
 from attnfuzz.cli.output import Refusal
 from attnfuzz.cli.replay import command as replay
 from attnfuzz.config import PROFILE_VARIABLE, RULES
-from attnfuzz.problems.tolerance import FixedTolerance
+from attnfuzz.problems.declared_numerics import FixedTolerance
 
 PROJECT = """
 [tool.attnfuzz]

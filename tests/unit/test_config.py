@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from attnfuzz.config import PROFILE_VARIABLE, RULES, ConfigurationError, Settings, find_pyproject, load_settings
-from attnfuzz.problems.tolerance import FixedTolerance
+from attnfuzz.problems.declared_numerics import FixedTolerance
 
 FULL = """
 [tool.attnfuzz]

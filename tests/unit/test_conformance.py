@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from attnfuzz.cases.supported import translate
 from attnfuzz.conformance import ConformanceOutcome, Examined, load_set, set_file
 from attnfuzz.declaration import load_kernels
 from attnfuzz.problems.cases import PROBLEMS, encode_case
-from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Cause, Failure
 from tests.unit.in_process import attnfuzz

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.inputs.layouts import split_interleaved, token_views
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.layouts import split_interleaved, token_views
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Layout
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.explaining.ablation import ablate, changes_of
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.recipes import Pages
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 
 OPTIONS = {"tile": (16, 32)}

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from attnfuzz.cases.facets.heads import RATIO_NOT_POW2
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import DEAD_ROWS
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.features import aspects, case_features
 from attnfuzz.identity.relatives import alternatives, strides_swapped, without
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.features import DEAD_ROWS
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports

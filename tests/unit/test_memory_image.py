@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory import image as module
 from attnfuzz.memory.arena import Arena, violations
 from attnfuzz.memory.image import RUNS, Fetch, Image, plan_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, Problem
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Dtype, Supports
 from attnfuzz.strategies.cases import cases

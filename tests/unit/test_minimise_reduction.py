@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from hypothesis import Phase, find, settings
 
+from attnfuzz.cases.features import features
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.minimise import minimise, simplifications, size_key
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem, encode_case
-from attnfuzz.problems.features import features
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
 

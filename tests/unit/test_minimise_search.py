@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import MergeStatesCase
+from attnfuzz.problems.fields import Proposal, first_of, lower_integer
 
 CASE = MergeStatesCase(num_q_heads=1, num_tokens=100, head_size=16)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from attnfuzz.minimise import minimise
+from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import attnfuzz
+from attnfuzz.cases.features import features
+from attnfuzz.cases.input_space import InputSpace
 from attnfuzz.corpus import RegressionError, load_regression
 from attnfuzz.declaration import Kernel
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
 from attnfuzz.problems.cases import decode_case, encode_case
-from attnfuzz.problems.features import features
-from attnfuzz.problems.input_space import InputSpace
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies.decisions import Decisions

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.problems.allocation import PlainAllocator
+from attnfuzz.inputs.allocation import PlainAllocator
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.block_table import block_table_rows, physical_pages
 from attnfuzz.problems.cases import (
     Case,
@@ -24,9 +25,7 @@ from attnfuzz.problems.cases import (
     packed_width,
 )
 from attnfuzz.problems.recipes import STRIDE_KINDS, Pages, StrideKind, Values
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import strided_layout, tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.values import attention_values, merge_values
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from attnfuzz.cases.features import features
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.cases import PROBLEMS
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -25,9 +27,7 @@ from attnfuzz.problems.choices import (
     strided_tensors_of,
     v_head_sizes_of,
 )
-from attnfuzz.problems.features import features
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from tests.unit.named_features import words
 

@@ -22,6 +22,7 @@ import attnfuzz
 from attnfuzz.bench.kernels.contender import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.campaign.declaration_inference import infer
+from attnfuzz.cases.supported import supports_case, why_unsupported
 from attnfuzz.corpus import (
     FindingRecord,
     Regression,
@@ -39,7 +40,6 @@ from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES
 from attnfuzz.problems.combinations import fits, settled
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import supports_case, why_unsupported
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports, as_call
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases
 from attnfuzz.strategies.formats import first_formats

@@ -33,8 +33,7 @@ def test_a_declaration_survives_json_and_unknown_fields_do_not() -> None:
         msgspec.json.decode(b'{"accumulator": "float16"}', type=Numerics)
 
 
-@pytest.mark.parametrize("module", ["attnfuzz.problems.declared_numerics", "attnfuzz.problems.tolerance"])
-def test_declarations_do_not_import_torch(module: str) -> None:
+def test_declarations_do_not_import_torch() -> None:
     """The driver and the command line read declarations and must start without loading torch."""
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    code = "import sys, attnfuzz.problems.declared_numerics; sys.exit('torch' in sys.modules)"
     assert run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.features import features, general_features
 from attnfuzz.problems.cases import Case, MergeStatesCase
-from attnfuzz.problems.features import features, general_features
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports

@@ -8,14 +8,13 @@ import pytest
 import torch
 from hypothesis import find
 
+from attnfuzz.cases.supported import why_unsupported
+from attnfuzz.inputs.writing import placements, write_pages
+from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase, decode_case, encode_case
-from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.placement import placements
 from attnfuzz.problems.recipes import Pages
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import VARIANTS, Variant
-from attnfuzz.problems.writing import write_pages
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values import attention_values
 from attnfuzz.values.tokens import token_table

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 
 import attnfuzz
+from attnfuzz.cases.supported import translate, why_unsupported
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.judge import judge
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import LatentDecodeCase, case_from_builtins
 from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Values
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.supported import translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
 

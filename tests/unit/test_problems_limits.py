@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.problems.allocation import PlainAllocator, allocate
+from attnfuzz.inputs.allocation import PlainAllocator, allocate
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.limits import (

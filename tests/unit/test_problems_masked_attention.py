@@ -10,12 +10,12 @@ from hypothesis import given
 
 import attnfuzz
 from attnfuzz.cases.facets.sequences import keep_sequences
+from attnfuzz.cases.supported import translate, why_unsupported
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import MaskedAttentionCase, decode_case, encode_case
 from attnfuzz.problems.masks import ALL_HIDDEN, Mask
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.supported import translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.cases.features import features
+from attnfuzz.cases.supported import why_unsupported
+from attnfuzz.inputs.allocation import PlainAllocator
+from attnfuzz.inputs.reference import attention_reference
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.minimise import minimise
-from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase, decode_case, encode_case
-from attnfuzz.problems.features import features
 from attnfuzz.problems.limits import case_nbytes
 from attnfuzz.problems.recipes import Needle, Pages, Values
-from attnfuzz.problems.reference import attention_reference
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import attention_values
 from tests.unit.named_features import words

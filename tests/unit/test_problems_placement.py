@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attnfuzz.inputs.writing import placements
 from attnfuzz.problems.block_table import block_table_rows, physical_pages
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
-from attnfuzz.problems.placement import placements
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values.tokens import token_table
 

@@ -8,18 +8,18 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.problems.allocation import PlainAllocator
+from attnfuzz.cases.features import features
+from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.supported import why_unsupported
+from attnfuzz.inputs.allocation import PlainAllocator
+from attnfuzz.inputs.layouts import token_views
+from attnfuzz.inputs.reference import attention_reference
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase, decode_case, encode_case
 from attnfuzz.problems.choices import strided_tensors_of
-from attnfuzz.problems.features import features
-from attnfuzz.problems.input_space import InputSpace
-from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.quantised_kv import QuantisedKv, smallest_magnitudes
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.reference import attention_reference
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import LAYOUTS, Supports
 from attnfuzz.values import attention_values
 from tests.unit.named_features import words

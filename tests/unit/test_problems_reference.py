@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.inputs.reference import attention_reference, merge_all, merge_reference
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.recipes import LSE_KINDS, Values
-from attnfuzz.problems.reference import attention_reference, merge_all, merge_reference
 from attnfuzz.values import LogicalAttention, attention_values, merge_values
 
 INF = math.inf

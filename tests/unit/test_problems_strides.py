@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.problems.allocation import PlainAllocator
+from attnfuzz.inputs.allocation import PlainAllocator
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
-from attnfuzz.problems.strides import last_dim_contiguous, strided_layout
+from attnfuzz.problems.shapes import last_dim_contiguous, strided_layout
 
 SHAPES = [(5,), (1,), (3, 4), (1, 7), (2, 3, 16), (4, 2, 1, 13), (2, 2, 3, 2, 8), (3, 0, 4)]
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.problems.tolerance import FixedTolerance
+from attnfuzz.problems.declared_numerics import FixedTolerance
 
 
 def test_bound_is_absolute_plus_relative() -> None:

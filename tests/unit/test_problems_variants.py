@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.cases.supported import why_unsupported
+from attnfuzz.inputs.reference import attention_reference, row_weights
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase, SplitDecodeCase, decode_case, encode_case
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.reference import attention_reference, row_weights
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant, alibi_slopes, sink_logits
 from attnfuzz.values import attention_values

@@ -11,9 +11,9 @@ from rich.console import Console
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.cases.input_space import pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.input_space import pair_number
 from attnfuzz.report.progress import LiveReporter, panel
 from attnfuzz.verdict import Failure
 

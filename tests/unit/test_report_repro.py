@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 import attnfuzz
+from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.corpus import FindingRecord, Regression, load_regression, regression_files
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
-from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.report import repro
 from attnfuzz.report.repro import repro_script
 from attnfuzz.report.sources import kernel_sources

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from attnfuzz.cases.features import features
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.boundaries import tile_sizes
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, PagedDecodeCase, Problem, decode_case, encode_case
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import features
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
 from tests.unit.named_features import words

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Problem
 from attnfuzz.problems.choices import strided_tensors_of
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Strides, Supports
 from attnfuzz.problems.variants import VARIANT_TENSORS
 from attnfuzz.strategies import GPU_SIZES, cases, draw_formats

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import Phase, find, settings
 
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import LARGE_BLOCK_SIZES, LARGE_GQA_RATIOS, LARGE_HEAD_SIZES
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases, draw_formats
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.cases import Case, Problem
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.strategies import case_lists, cases
 from tests.quality.drawn import TILES, draw, of_case

@@ -9,8 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from attnfuzz import strategies
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.quantised_kv import KV_DTYPES
-from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import find, settings
 
+from attnfuzz.cases.features import features
 from attnfuzz.problems.cases import Case, Problem
-from attnfuzz.problems.features import features
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.problems.layouts import token_views
+from attnfuzz.inputs.layouts import token_views
 
 _GRAPH = attnfuzz.Supports(graph_replay=True)
 

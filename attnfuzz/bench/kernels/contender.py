@@ -18,14 +18,14 @@ from attnfuzz.bench.kernels.measurements import L2State, MeasureReply, MeasureRe
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, bytes_to_move
 from attnfuzz.bench.kernels.timing import GraphOfCalls, Stopwatch, calls_per_sample, time_samples
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.inputs.reference import merge_all
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.numerics import attention_bound, error_ratio, merge_bound
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
 from attnfuzz.problems.combinations import with_values
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.quantised_kv import SMALLEST
-from attnfuzz.problems.reference import merge_all
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
 from attnfuzz.trials.observation import named_results
 

@@ -17,6 +17,7 @@ import msgspec
 from attnfuzz.campaign.declaration_inference import with_declared
 from attnfuzz.campaign.judge.journal import is_in_journal, was_running
 from attnfuzz.campaign.judge.process_memory import memory_limit
+from attnfuzz.cases.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.corpus import Regression
 from attnfuzz.corpus.regression import as_of
 from attnfuzz.data_files import is_regular_file
@@ -30,7 +31,6 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import CALL_SEQUENCE, CRASH, HANG, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
 from attnfuzz.verdict import Relations, Verdict, ends_process
@@ -183,7 +183,7 @@ class Replayed:
     support it, or cannot run it here.
 
     ``is_own``: whether it is the kernel that the file names. What others do says nothing of that one. ``changes``: what
-    of the case had to be described in another way for this kernel (see `attnfuzz.problems.supported.translate`).
+    of the case had to be described in another way for this kernel (see `attnfuzz.cases.supported.translate`).
 
     A flaky case has ``runs`` > 1, of which ``failed_runs`` failed; ``verdict`` is that of one that did, if any.
     ``python`` and ``device``: where it ran, if not in the driver's environment. ``is_missed``: the kernel should run

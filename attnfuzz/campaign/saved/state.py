@@ -22,7 +22,6 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.judge.journal import FOLDER, remove_if_empty
 from attnfuzz.campaign.messages import Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.cases.feature import Feature
 from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
@@ -33,9 +32,10 @@ from attnfuzz.identity.bug import Bug
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Problem, decode_case
+from attnfuzz.problems.declared_numerics import Tolerance
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.supports import Supports
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.untrusted_text import SENTENCE_BYTES, check_text, printable
 from attnfuzz.verdict import MOST_PLACES, Sight
 

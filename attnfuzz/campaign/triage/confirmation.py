@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime, Patience, Unjudged
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, Symptom, is_leak, may_be_leak
 from attnfuzz.identity.differences import differing, others_like, with_fields_of
 from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.verdict import Failure, Relations, ends_process
 
 __all__ = [

@@ -22,7 +22,8 @@ from attnfuzz.cases.facets.heads import GROUPED, HEAD_SIZE_NOT_POW2, SEVERAL_KV_
 from attnfuzz.cases.facets.sequences import PADDING_TOKENS
 from attnfuzz.cases.facets.states import PAIR
 from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, SEVERAL_SPLITS, strided_tensor
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import says_it_cannot
 from attnfuzz.oracles.registry import PAGE_RELOCATION
@@ -35,10 +36,9 @@ from attnfuzz.problems.choices import (
     is_power_of_two,
     layouts_of,
 )
-from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 

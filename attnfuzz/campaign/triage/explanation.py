@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, in_a_similar_case, in_words
@@ -16,7 +17,6 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import ACCURACY, CALL_SEQUENCE, CRASH, GUARD_PAGE, HANG, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.verdict import LSE_TRANSPOSED, Cause, Failure, Verdict
 
 __all__ = ["explain_failure", "explain_in_short", "shortened"]

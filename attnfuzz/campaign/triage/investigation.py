@@ -32,7 +32,8 @@ from attnfuzz.campaign.triage.confirmation import (
 from attnfuzz.campaign.triage.contract_gaps import needed_limits
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.cases.facets.storage import cache_names, strided
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import KV_STRIDES_DIFFER
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
@@ -45,8 +46,7 @@ from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RE
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.features import KV_STRIDES_DIFFER
-from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
 

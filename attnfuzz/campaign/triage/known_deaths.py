@@ -24,13 +24,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from attnfuzz.cases.feature import Feature
+from attnfuzz.cases.features import traits
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.identity.features import case_features
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.features import traits
+from attnfuzz.problems.feature import Feature
 from attnfuzz.verdict import Drawn, Failure, Relations, is_fault
 
 __all__ = ["KnownDeaths", "KnownFaults"]

@@ -20,12 +20,11 @@ from attnfuzz.cases.facets.facet import (
     changed,
 )
 from attnfuzz.cases.facets.sequences import with_lengths
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.fields import Choice, Seed
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
+from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.choices import default_scale, kv_dtypes_of, variants_of
-from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Choice, Proposal, Seed, first_of, lower_integer
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE_RECIPES, QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES

@@ -11,11 +11,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.fields import Field, Integer, Seed
-from attnfuzz.cases.search import Proposal
 from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.choices import is_power_of_two
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Field, Integer, Proposal, Seed
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, as_written

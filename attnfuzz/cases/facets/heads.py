@@ -18,9 +18,6 @@ from attnfuzz.cases.facets.facet import (
     other_than,
     size_class,
 )
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.fields import number_traits
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.choices import (
     gqa_ratios_of,
@@ -30,6 +27,8 @@ from attnfuzz.problems.choices import (
     is_power_of_two,
     v_head_sizes_of,
 )
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Proposal, first_of, lower_integer, number_traits
 
 __all__ = [
     "GROUPED",

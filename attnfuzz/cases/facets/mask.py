@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Place, changed, not_among
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import MaskedAttentionCase
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Proposal, first_of, lower_integer
 from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, PERIOD, Mask
 
 __all__ = ["MaskFacet"]

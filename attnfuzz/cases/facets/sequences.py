@@ -22,12 +22,11 @@ from attnfuzz.cases.facets.facet import (
     listed,
 )
 from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.fields import Choice, Integer, number_traits
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
 from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, VarlenCase
 from attnfuzz.problems.choices import min_seq_len
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Choice, Integer, Proposal, first_of, lower_integer, number_traits
 from attnfuzz.problems.supports import Supports
 
 __all__ = [

@@ -7,11 +7,10 @@ from functools import partial
 
 from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Part, Place, changed
 from attnfuzz.cases.facets.heads import heads_class
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.fields import Choice, Integer, Seed
-from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import LsePair, MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Choice, Integer, Proposal, Seed, first_of
 from attnfuzz.problems.recipes import LSE_KINDS, STATE_RECIPES, LseKind
 from attnfuzz.problems.supports import Supports
 

@@ -23,9 +23,6 @@ from attnfuzz.cases.facets.facet import (
 )
 from attnfuzz.cases.facets.heads import nearest
 from attnfuzz.cases.facets.sequences import rescaled, with_lengths
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.fields import Choice, Integer, Seed, number_traits
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -48,10 +45,11 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     stride_kinds_of,
 )
+from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Choice, Integer, Proposal, Seed, first_of, lower_integer, number_traits
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import STRIDE_KINDS, Padding, PageOrder, StrideKind
-from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
 from attnfuzz.problems.variants import absent_tensors
 

@@ -24,11 +24,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.reference import row_weights
+from attnfuzz.inputs.registry import Contents
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.problems.cases import AttentionCase, BundledCase
-from attnfuzz.problems.reference import row_weights
-from attnfuzz.problems.registry import Contents
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.trials.comparison import axes_of

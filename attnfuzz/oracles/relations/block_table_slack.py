@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import Contents
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, fits, one_by_one, unequal_bits
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.boundaries import split_count
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
-from attnfuzz.problems.registry import Contents
 from attnfuzz.verdict import Failure
 
 __all__ = ["BLOCK_TABLE_SLACK"]

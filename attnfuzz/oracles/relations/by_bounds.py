@@ -33,13 +33,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.registry import Oracle
 from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index

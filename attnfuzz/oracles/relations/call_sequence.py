@@ -25,7 +25,9 @@ import msgspec
 import torch
 
 from attnfuzz.cases.same_shapes import twins_of
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.inputs.registry import Contents, problem_of
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits, prefill_
@@ -46,9 +48,7 @@ from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.trials.observation import KernelRaised, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.verdict import Drawn, Relations
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]

@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import Contents
 from attnfuzz.numerics import attention_bound, error_ratio
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
@@ -47,7 +48,6 @@ from attnfuzz.oracles.relations.relation import (
     where_bits_differ,
 )
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.registry import Contents
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure

@@ -27,15 +27,15 @@ from torch import Tensor
 from attnfuzz.cases import same_shapes
 from attnfuzz.cases.same_shapes import Twin, other_contents
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.inputs.allocation import allocate
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import Relation, unequal_bits
-from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index

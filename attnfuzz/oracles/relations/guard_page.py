@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.allocation import Allocator
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.memory.allocations import WORKSPACE, TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -29,11 +31,9 @@ from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role, tensor_specs
 from attnfuzz.trials.observation import KernelRaised, build_through_host, call
 from attnfuzz.trials.trial import Trial

@@ -21,6 +21,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import Contents
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
     Changed,
@@ -33,7 +34,6 @@ from attnfuzz.oracles.relations.relation import (
 )
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of
-from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalStates
 from attnfuzz.verdict import Failure
 

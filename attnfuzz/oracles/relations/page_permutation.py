@@ -18,13 +18,13 @@ from dataclasses import replace
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import Contents
+from attnfuzz.inputs.writing import Placement, placements
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.page_relocation import pages_to_same_alignment
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.placement import Placement, placements
-from attnfuzz.problems.registry import Contents
 from attnfuzz.values.tokens import token_table
 from attnfuzz.verdict import Failure
 

@@ -41,6 +41,8 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.layouts import with_both_caches
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable, at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
@@ -53,12 +55,9 @@ from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, une
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import BundledCase, Case, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lies_as_served, lying_alike, permits_gap, strided_tensors_of
-from attnfuzz.problems.layouts import with_both_caches
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.masks import table_starts
-from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strided_layout, strides_of, tensor_specs
 from attnfuzz.problems.supports import Layout
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, blame_of, extent, first_index

@@ -10,12 +10,12 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import Contents
+from attnfuzz.inputs.writing import Placement
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.registry import Oracle, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
-from attnfuzz.problems.placement import Placement
-from attnfuzz.problems.registry import Contents
 from attnfuzz.problems.wording import element
 from attnfuzz.trials.comparison import axes_of, blame_of, extent, first_index
 from attnfuzz.trials.observation import KernelRaised, Observation, observe

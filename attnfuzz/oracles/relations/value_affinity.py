@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.registry import Contents
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
     Changed,
@@ -44,7 +45,6 @@ from attnfuzz.oracles.relations.relation import (
     where_bits_differ,
 )
 from attnfuzz.problems.cases import BundledCase, Case
-from attnfuzz.problems.registry import Contents
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
 from attnfuzz.verdict import Failure

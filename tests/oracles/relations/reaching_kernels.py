@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.inputs.layouts import token_views
 from attnfuzz.memory.arena import span
-from attnfuzz.problems.layouts import token_views
 
 REACH = {"access": ("read", "write"), "side": ("past", "before")}
 PAGED = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "out", "lse", "workspace")

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.supported import adapt_options
 from attnfuzz.declaration import load_kernels
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import KNOWN, OracleName
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
@@ -18,9 +20,7 @@ from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.recipes import Pages, Values
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import adapt_options
 from attnfuzz.verdict import Failure
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel
+from attnfuzz.inputs.layouts import token_views
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.containment import CONTAINMENT
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
-from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.variants import Variant

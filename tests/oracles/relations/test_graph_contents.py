@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import attnfuzz
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.graph_replay import MOST_BYTES, contents_of, with_room
 from attnfuzz.problems.block_table import num_blocks
@@ -26,7 +27,6 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.supported import supports_case
 from attnfuzz.strategies import cases
 
 SIZES = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 8, "scale": 0.25}

@@ -15,13 +15,13 @@ import attnfuzz
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.triage.contract_gaps import with_remedy
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.oracles import exception
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure

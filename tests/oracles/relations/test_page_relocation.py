@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from attnfuzz.cases.supported import adapt_options
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
@@ -29,7 +30,6 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Pages, Values
-from attnfuzz.problems.supported import adapt_options
 from attnfuzz.problems.supports import Layout
 from attnfuzz.verdict import Failure
 from tests.quality.mutants import Edit, Mutant

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
-from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.trials.observation import build_through_host
 

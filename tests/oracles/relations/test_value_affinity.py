@@ -13,8 +13,8 @@ import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.declared_numerics import FixedTolerance
 from attnfuzz.problems.recipes import Values
-from attnfuzz.problems.tolerance import FixedTolerance
 from tests.oracles.relations.objections import objection
 
 NAMES: tuple[OracleName, ...] = ("value_affinity",)

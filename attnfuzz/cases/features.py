@@ -7,8 +7,8 @@ from attnfuzz.cases.facets.contents import FREED_PAGES
 from attnfuzz.cases.facets.facet import Options
 from attnfuzz.cases.facets.heads import SEVERAL_HEADS
 from attnfuzz.cases.facets.storage import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER, SHARED_PAGES
-from attnfuzz.cases.feature import Feature
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 
 __all__ = [

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.cases.fields import Seed
-from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.inputs.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
+from attnfuzz.problems.fields import Seed
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
 from attnfuzz.problems.own import Expected, Problem
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports
-from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 from attnfuzz.untrusted_text import text_of, type_name
 
 __all__ = ["OWN_TOLERANCES", "OpenValues", "Target"]

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int32
 from torch import Tensor
 
+from attnfuzz.inputs.layouts import with_both_caches
 from attnfuzz.problems.cases import BundledCase, BundledProblem
-from attnfuzz.problems.layouts import with_both_caches
 from attnfuzz.problems.supports import Layout, LseLayout
 from attnfuzz.problems.variants import PLAIN_VARIANT
 
@@ -45,7 +45,7 @@ class PagedDecodeInputs:
     """What a paged_decode kernel gets. The caches have the shapes of ``layout``.
 
     Dead memory: slots past a sequence's last token, pages that no sequence owns or that were freed behind its window
-    (`attnfuzz.problems.freed`). The last six are None unless the case asks for that variant
+    (`attnfuzz.problems.block_table`). The last six are None unless the case asks for that variant
     (`attnfuzz.problems.variants`) or for an 8-bit cache (`attnfuzz.problems.quantised_kv`): then both caches have that
     format, and there is one scale, or one for each KV head.
     """

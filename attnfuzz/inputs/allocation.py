@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import Role, TensorSpec, strides_of, tensor_specs
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.shapes import Role, TensorSpec, strided_layout, strides_of, tensor_specs
 
 __all__ = ["Allocator", "PlainAllocator", "allocate", "role_of", "strided_layout"]
 

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems import open_module, wording, writing
-from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.inputs import open_module, writing
+from attnfuzz.inputs.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.inputs.kernel_inputs import inputs_of
+from attnfuzz.inputs.layouts import tokens_first
+from attnfuzz.inputs.open_module import Target
+from attnfuzz.inputs.reference import ExactResult, attention_reference, merge_all, merge_reference
+from attnfuzz.inputs.writing import Placement, placements
+from attnfuzz.problems import wording
 from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeStatesCase, VarlenCase
-from attnfuzz.problems.inputs import inputs_of
-from attnfuzz.problems.layouts import tokens_first
+from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.open_module import Target
-from attnfuzz.problems.placement import Placement, placements
-from attnfuzz.problems.reference import ExactResult, attention_reference, merge_all, merge_reference
 from attnfuzz.problems.supports import Supports
-from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.values.attention import attention_values, attention_values_of_many
 from attnfuzz.values.states import LogicalStates, merge_values, merge_values_of_many
 from attnfuzz.values.tokens import token_table

@@ -8,17 +8,66 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from attnfuzz.cases.feature import Feature
-from attnfuzz.cases.search import Proposal, first_of, lower_integer
+from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.recipes import check_range
 from attnfuzz.problems.supports import OptionValue, as_written, check_option
 
-__all__ = ["Choice", "Field", "Integer", "Integers", "Seed", "number_traits"]
+__all__ = [
+    "Choice",
+    "Field",
+    "Integer",
+    "Integers",
+    "Proposal",
+    "Seed",
+    "first_of",
+    "lower_integer",
+    "number_traits",
+]
+
+
+C = TypeVar("C", bound=msgspec.Struct)
+Proposal = Generator[C | None, bool, C]
+"""A generator that yields smaller cases and is told after each whether it was accepted, that is, still fails.
+
+It goes on from there and returns the smallest accepted. None stands for a change that cannot be made; it counts as
+refused. Driven by refusals only, it yields everything that it would try on a case that cannot be made smaller.
+"""
+
+
+def first_of(case: C, candidates: Iterable[C | None]) -> Proposal[C]:
+    """The first of ``candidates`` that is accepted."""
+    for candidate in candidates:
+        if (yield candidate) and candidate is not None:
+            return candidate
+    return case
+
+
+def lower_integer(
+    case: C, value: int, low: int, edit: Callable[[C, int], C | None], *, likely: Iterable[int] = ()
+) -> Proposal[C]:
+    """The smallest accepted value from ``low``, 0, 1, 2 and ``likely``, then by bisection down to ``low``."""
+    refused = low - 1
+    for target in sorted({low, 0, 1, 2, *likely}):
+        if low <= target < value:
+            candidate = edit(case, target)
+            if (yield candidate) and candidate is not None:
+                case, value = candidate, target
+                break
+            refused = target
+    while value - refused > 1:
+        target = (refused + value) // 2
+        candidate = edit(case, target)
+        if (yield candidate) and candidate is not None:
+            case, value = candidate, target
+        else:
+            refused = target
+    return case
+
 
 _MOST_CHOICES = 64
 _MOST_NUMBERS = 1024
@@ -33,7 +82,6 @@ _SEEDS = range(64)
 _DIVISORS = (2, 4, 8, 16, 32)
 _LIMITS = (1, 2, 3, 4, 5, 6, 8, 12, *(1 << power for power in range(4, 15)))
 
-C = TypeVar("C", bound=msgspec.Struct)
 T = TypeVar("T")
 Put = Callable[[C, Any], C | None]
 """A case with another value in the field; None if it is no case."""

@@ -5,21 +5,93 @@ Each tensor has the runs that it is written for as an additional first dimension
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.layouts import token_views, tokens_first, with_both_caches
+from attnfuzz.inputs.layouts import token_views, tokens_first, with_both_caches
+from attnfuzz.problems.block_table import block_table_rows, freed_tokens
+from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.masks import table_starts
-from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.values.attention import LogicalAttention
 from attnfuzz.values.states import LogicalStates
-from attnfuzz.values.tokens import on_device
+from attnfuzz.values.tokens import TokenTable, on_device
 
-__all__ = ["write_dense", "write_pages", "write_states"]
+__all__ = [
+    "Placement",
+    "placements",
+    "write_dense",
+    "write_pages",
+    "write_states",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a case's tensors hold beside drawn numbers.
+
+    ``slots``: for each token its place in the first two dimensions of K and V: page and offset, or sequence and row.
+    """
+
+    seq_lens: Int64[Tensor, " num_seqs"]
+    slots: tuple[Int64[Tensor, " total_tokens"], Int64[Tensor, " total_tokens"]]
+    block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"] | None = None
+    cu_seqlens_q: Int32[Tensor, " num_seqs_plus_1"] | None = None
+
+
+def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Placement]:
+    """The placement of each of ``cases``, all of one problem, on the device of ``tokens``, their table."""
+    paged = cast("Sequence[PagedDecodeCase]", cases)
+    tables: list[Tensor] | None = None
+    if cases[0].page_size:
+        tables, slots = _paged(paged, tokens)
+    else:
+        slots = (tokens.local_seq[tokens.seq], tokens.position)
+    starts = _query_starts(cases, tokens.seq.device) if "cu_seqlens_q" in cases[0].tensor_names else None
+    parts = (tokens.tokens_of(i) for i in range(len(cases)))
+    return [
+        Placement(
+            tokens.seq_len[tokens.seqs_of(i)],
+            (slots[0][part], slots[1][part]),
+            tables[i] if tables else None,
+            starts[i] if starts else None,
+        )
+        for i, part in enumerate(parts)
+    ]
+
+
+def _query_starts(cases: Sequence[Any], device: torch.device) -> list[Tensor]:
+    """``cu_seqlens_q`` of each case, in one copy to the device."""
+    starts = [case.cu_seqlens_q for case in cases]
+    of_all = torch.tensor([start for of_case in starts for start in of_case], dtype=torch.int32, device="cpu")
+    flat = on_device(of_all, device)
+    return list(torch.split(flat, [len(of_case) for of_case in starts]))
+
+
+def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
+    """Block tables, and page and offset of each token."""
+    device = tokens.seq.device
+    widths = [width for case in cases for width in [case.max_blocks_per_seq] * case.num_seqs]
+    sizes = [case.block_size for case in cases for _ in case.seq_lens]
+    entries = [entry for case in cases for row in block_table_rows(case) for entry in row]
+    flat = on_device(torch.tensor(entries, dtype=torch.int32, device="cpu"), device)
+    starts = list(itertools.accumulate(widths, initial=0))
+    of_seq = on_device(torch.tensor([starts[:-1], sizes], dtype=torch.int64, device="cpu"), device)
+    first_column, block_size = of_seq[:, tokens.seq].unbind()
+    block = tokens.position // block_size
+    page = flat[first_column + block].long()
+    bounds = [starts[first] for first in tokens.first_seq]
+    tables = [
+        flat[start:end].view(case.num_seqs, -1)
+        for case, (start, end) in zip(cases, itertools.pairwise(bounds), strict=True)
+    ]
+    return tables, (page, tokens.position - block * block_size)
 
 
 def write_dense(
