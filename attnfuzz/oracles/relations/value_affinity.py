@@ -15,7 +15,9 @@ For a power of two, every number that a kernel may keep on the way has to be far
   and the power itself within float32.
 * An 8-bit cache holds -V, but not V times powers of two: its scale is multiplied with those. A kernel that rounds V
   times its scale to float16 is only asked about the sign.
-* Products with weights below 2**-60 of the result may vanish in float32, where they do not count.
+* Products of weights and V that float32 holds as subnormal numbers, or not at all, have fewer digits in one of the two
+  runs. However small, such a product decides between two roundings of a sum that lies half-way. So where scores may
+  lie as far apart as that takes, the kernel is only asked about the sign, which changes no digit of any product.
 
 That the result follows V + b too is what accuracy holds it to.
 """
@@ -25,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -34,6 +36,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import Contents
+from attnfuzz.numerics.arithmetic import SMALLEST_NORMAL_FLOAT32
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
     Changed,
@@ -44,7 +47,7 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
     where_bits_differ,
 )
-from attnfuzz.problems.cases import BundledCase, Case
+from attnfuzz.problems.cases import AttentionCase, BundledCase, Case
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
 from attnfuzz.verdict import Failure
@@ -55,6 +58,8 @@ _LARGEST = {"float16": 15, "bfloat16": 40, "float32": 40}
 _SMALLEST = {"float16": -14, "bfloat16": -60, "float32": -60}
 """Exponents of two."""
 _MOST_DOUBLINGS = 100
+_LOG_SMALLEST_PRODUCT = math.log(SMALLEST_NORMAL_FLOAT32) + 2.0
+"""With a margin for what rounding does to a score and to its exponential."""
 
 
 def _applies(declaration: Declaration, case: BundledCase) -> bool:
@@ -85,8 +90,35 @@ def _power(declaration: Declaration, case: Case, values: LogicalAttention | Logi
     if case.scores_read_values:  # a query divided so often would have fewer digits
         return 0
     exact = values.dequantised() if isinstance(values, LogicalAttention) else values
-    largest = max(float(part.abs().max()) for part in _scaled_parts(exact).values())
-    return min(max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))), _MOST_DOUBLINGS) if largest else 0
+    sizes = torch.cat([part.abs().flatten() for part in _scaled_parts(exact).values()])
+    largest = float(sizes.max())
+    if not largest or math.log(float(sizes[sizes > 0].min())) - _span(case, exact) < _LOG_SMALLEST_PRODUCT:
+        return 0
+    return min(max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))), _MOST_DOUBLINGS)
+
+
+def _span(case: Case, values: LogicalAttention | LogicalStates) -> float:
+    """At most how far two logits of a row lie apart: by the Cauchy-Schwarz inequality, of keys less one of them."""
+    if isinstance(values, LogicalStates):
+        apart = (values.prefix_lse - values.suffix_lse).abs()
+        return float(apart[apart.isfinite()].max()) if apart.isfinite().any() else 0.0
+    case = cast(AttentionCase, case)
+    variant = case.variant
+    of_queries, of_keys, spread = (
+        float(part.double().norm(dim=-1).max()) for part in (values.q, values.k, values.k.double() - values.k[:1])
+    )
+    span = 2 * case.scale * of_queries * spread
+    if variant.soft_cap is not None:
+        span = min(span, 2 * variant.soft_cap)
+    for name, numbers in variant.per_head_numbers(case.num_q_heads, case.seed).items():
+        if name == "alibi_slopes":
+            span += max(numbers) * max(case.seq_lens)
+        elif weighty := [abs(number) for number in numbers if math.isfinite(number)]:  # a sink lies beside all scores
+            norm = (
+                case.scale * float(values.q.double().norm(dim=-1).max()) * float(values.k.double().norm(dim=-1).max())
+            )
+            span += max(weighty) + norm
+    return span
 
 
 def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:

@@ -87,6 +87,21 @@ def test_correct_kernels_do_not_notice(
         assert judge(kernel, case, device="cpu", relations=NAMES).failure is None
 
 
+def test_a_product_too_small_for_float32_may_decide_how_a_sum_is_rounded(plant: Any, dense: DenseDecodeCase) -> None:
+    """A right kernel would be accused of one bit, where a weight of 1e-45 lies beside two that meet half-way."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        products = (weights[..., None] * v).abs()
+        is_lost = ((products > 0) & (products < 2.0**-126)).any()
+        return weights @ v * (1 + 2**-23 * is_lost)
+
+    far_apart = Values(keys="negative", values="normal", logit_exponent=2)
+    case = msgspec.structs.replace(dense, dtype="float32", values=far_apart)
+    kernel = plant(average=average)
+    assert objection("value_affinity", kernel, case) is None
+    assert objection("value_affinity", plant(average=lambda weights, v: (weights @ v).clamp(-4096)), dense) is not None
+
+
 def test_partial_results_in_float16_are_asked_about_the_sign_alone(plant: Any, dense: DenseDecodeCase) -> None:
     """A split's result below 2**-14 has fewer digits before V is scaled than after: a false alarm."""
     case = msgspec.structs.replace(dense, dtype="float16", values=Values(keys="normal", values="normal", seed=3))
