@@ -62,6 +62,22 @@ def test_correct_merges_stay_below_the_bound_closely(dtype: torch.dtype, base2: 
     assert 0.03 < max(lse_ratios) < 1
 
 
+@pytest.mark.parametrize("interpolates", [True, False], ids=["a - w (a - b)", "1 - w"])
+def test_what_one_weight_leaves_of_1_may_be_the_other(interpolates: bool) -> None:
+    """Ring attention's update would be accused, whose small weight is as far off as the large one."""
+    ratios = []
+    for apart in (2.0, 5.0, 8.0, 11.0):
+        inputs = states(F32, 1.0)
+        inputs[0].mul_(2.0**-14)
+        inputs[2].add_(apart)
+        a, b, lse_a, lse_b = (x.to(F32) for x in inputs)
+        w = torch.sigmoid(lse_a - lse_b)[..., None]
+        got = b - w * (b - a) if interpolates else w * a + (1 - w) * b
+        out, _ = merged(inputs, torch.float64)
+        ratios.append(error_ratio(got, out, merge_bound(*inputs, out_dtype=F32).out).max().item())
+    assert 0.2 < max(ratios) < 1
+
+
 def test_swapped_weights_are_found() -> None:
     """Giving the prefix the suffix's weight is the plainest merge bug."""
     inputs = states(F16, 1.0)

@@ -114,10 +114,7 @@ def _span(case: Case, values: LogicalAttention | LogicalStates) -> float:
         if name == "alibi_slopes":
             span += max(numbers) * max(case.seq_lens)
         elif weighty := [abs(number) for number in numbers if math.isfinite(number)]:  # a sink lies beside all scores
-            norm = (
-                case.scale * float(values.q.double().norm(dim=-1).max()) * float(values.k.double().norm(dim=-1).max())
-            )
-            span += max(weighty) + norm
+            span += max(weighty) + case.scale * of_queries * of_keys
     return span
 
 
