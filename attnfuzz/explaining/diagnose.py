@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 Place = tuple[int, int]
 """A row of q, and a head."""
+Shape = tuple[Any, ...]
+"""What counts in a case: lengths, not numbers."""
 Compared = tuple[Reference, list[Comparison]]
 """What a run should give, and what it gave beside it."""
 Nearby = Callable[[Iterable[Case]], Iterable[Compared]]
@@ -289,6 +291,14 @@ class _Rows:
         return [row for row in found if row.num_tokens == found[0].num_tokens]
 
     @property
+    def shape(self) -> Shape:
+        """Lengths of the case, and its window: what numbers do not change."""
+        case = self.case
+        if isinstance(case, MergeStatesCase):
+            return case.num_tokens, case.lse_pairs
+        return case.seq_lens, case.query_counts, case.variant.window
+
+    @property
     def told_by(self) -> int:
         """How many wrong numbers there are, in the rows that are looked at, of which some are not 0 either."""
         rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite and not _is_zero(row)]
@@ -337,8 +347,8 @@ class Survivors:
         self._rows = rows
         self._is_near = False
         self._is_finite = False
-        self._borne_out = 0
-        self._unexplained = 0
+        self._borne_out: list[Shape] = []
+        self._unexplained = set[Shape]()
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
         self._refuted: set[Key] = set()
@@ -386,9 +396,9 @@ class Survivors:
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
             if not kept:
-                self._unexplained += 1
+                self._unexplained.add(rows.shape)
                 return
-            self._borne_out += 1
+            self._bear_out(rows, wrong)
             self._is_finite |= any(map(_has_numbers, wrong))
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
             refuted |= _rounded(rows, [], right, self._replayed).refuted(roundings)
@@ -421,7 +431,8 @@ class Survivors:
         elif also_long and (found := precision.behind(also_long)):
             told = _rounded(rows, also_long, ()).as_told
             self.causes, self._is_near, self._is_finite = tuple(map(told, found)), False, True
-            self._borne_out, self._unexplained = max(1, self._borne_out), 0
+            self._bear_out(rows, also_long)
+            self._unexplained.clear()
             self._refuted -= set(map(_key, found))
             return
         else:
@@ -429,7 +440,8 @@ class Survivors:
             near = tuple(one for one in precision.perhaps if _key(one) in kept)
         overflows = bool(near) and not all(row.is_finite for row in wrong)
         if overflows or not others:  # nearly anything gives NaN, but other runs are finite, and show the rounding
-            self._is_near, self._unexplained = True, 0
+            self._is_near = True
+            self._unexplained.clear()
             self._is_finite |= overflows
             others = ()
         self.causes = others or tuple(map(rounded.as_told, near))
@@ -462,7 +474,7 @@ class Survivors:
         contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
         self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
         if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):
-            self._borne_out += 1
+            self._bear_out(self._rows, wrong)
         if self.causes or not given:
             return False
         self.causes = tuple(match.cause for match in given.values())
@@ -488,7 +500,7 @@ class Survivors:
     @property
     def is_borne_out(self) -> bool:
         """Whether a run besides the first has wrong results that a mistake gives which is left."""
-        return self._borne_out > 0
+        return bool(self._borne_out)
 
     @property
     def believed(self) -> tuple[Cause, ...]:
@@ -497,12 +509,23 @@ class Survivors:
         Nearly anything that overflows gives NaN: that nothing but NaN was seen bears out no one of them.
         """
         is_doubted = self._decided and not self._is_finite
-        return () if is_doubted or self._unexplained > self._borne_out else self.causes
+        return () if is_doubted or self._is_contradicted else self.causes
+
+    def _bear_out(self, rows: _Rows, wrong: Sequence[AveragedRow]) -> None:
+        """Runs with few keys count once for their lengths: in one token mistakes coincide, whatever the numbers are."""
+        few = all(isinstance(row, AttentionRow) and len(row.seen) < _ENOUGH_WEIGHTS for row in wrong)
+        if not (few and rows.shape in self._borne_out):
+            self._borne_out.append(rows.shape)
+
+    @property
+    def _is_contradicted(self) -> bool:
+        """Whether more shapes are wrong in ways that none of the causes gives than bear them out."""
+        return len(self._unexplained.difference(self._borne_out)) > len(self._borne_out)
 
     @property
     def doubted(self) -> tuple[str, ...]:
         """The mistakes that may be behind NaN, where nothing but that was seen."""
-        is_left = self._decided and not self._is_finite and self._unexplained <= self._borne_out
+        is_left = self._decided and not self._is_finite and not self._is_contradicted
         return tuple(dict.fromkeys(one.mistake for one in self.causes)) if is_left else ()
 
     def told(self) -> str:
@@ -511,7 +534,7 @@ class Survivors:
         What right rows speak against is so in some rows alone, whatever decides in which.
         """
         is_sure = self._borne_out and not self._is_near and self._is_finite
-        believed = self.causes if self._unexplained <= self._borne_out else ()
+        believed = () if self._is_contradicted else self.causes
         is_partial = any(_key(one) in self._refuted for one in believed)
         if is_partial or not self._borne_out:
             believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)

@@ -392,6 +392,10 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(*row.given(row.scores, case=other), way, f"the window is {way}")
     number_of = row.row - row.case.rows_of(row.seq).start
     query_len = len(row.case.rows_of(row.seq))
+    plain = row.final(row.scores, _with(row.case, window=None))
+    behind = torch.arange(row.num_tokens, device="cpu") >= window
+    words = f"the window lies at the first key of the sequence, not at the last (window {window})"
+    yield Predicted(*row.averaged(plain.masked_fill(behind, -torch.inf)), "from the first key", words)
     if query_len > 1:
         for way, shift in (
             ("from the last query token", query_len - 1 - number_of),
@@ -399,8 +403,7 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
         ):
             first = row.num_tokens + shift - window
             if shift and 0 <= first < row.num_tokens:
-                scores = row.final(row.scores, _with(row.case, window=None))
-                scores = scores.masked_fill(torch.arange(row.num_tokens, device="cpu") < first, -torch.inf)
+                scores = plain.masked_fill(torch.arange(row.num_tokens, device="cpu") < first, -torch.inf)
                 yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
 
 
@@ -468,6 +471,11 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         larger = 1 + (count - 1) * of_sink
         words = f"the sink is counted {count} times"
         yield Predicted(row.expected / larger, row.lse + math.log(larger), f"{count} times", words)
+    if not row.seen:
+        return
+    for way, token in (("first", row.seen[0]), ("last", row.seen[-1])):
+        words = f"the weight of the sink goes to the {way} key, too"
+        yield Predicted(row.expected + of_sink * row.v[token], None, f"to the {way} key", words)
     if row.got_lse is None:  # as if it were left out
         return
     out, _ = row.averaged(row.log_weights, sink=-math.inf)
@@ -475,12 +483,18 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     yield Predicted(out, row.lse, "not in the divisor", words)
 
 
+_FEWEST_BOUNDS = 64.0
+"""By which a log-sum-exp must be too large for a score to be told from it."""
 _FINITE_MASKS = (-1e4, -65504.0, -1e5, -5e4, -1e6, -1e9, -100.0, -1000.0)
 
 
 def hidden_keys(row: AttentionRow) -> Iterator[Family]:
-    """Keys that a window, a mask or the causal limit hides, and that take part with a finite score all the same."""
+    """Keys that a window, a mask or the causal limit hides, and that take part with a finite score all the same.
+
+    So may places past the last key, up to the end of a tile.
+    """
     case = row.case
+    yield from family("hidden_keys", _filled_tiles(row))
     end = case.seq_lens[row.seq]
     k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
     shown = torch.zeros(end, dtype=torch.bool, device="cpu")
@@ -509,6 +523,27 @@ def hidden_keys(row: AttentionRow) -> Iterator[Family]:
             given = row.averaged(torch.where(hidden, instead, own), v)
             found.append(Predicted(*given, f"{way}, {which}", words))
     yield from family("hidden_keys", found)
+
+
+def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
+    """With the score that their number and the log-sum-exp give, the same in any row; their V is masked to 0.
+
+    Where partial states are the result, one of a part without keys looks like such a place.
+    """
+    if (
+        row.case.partial_states
+        or row.got_lse is None
+        or not row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
+    ):
+        return
+    share = math.exp(row.lse - row.got_lse)
+    for tile in TILES:
+        if count := -row.num_tokens % tile:
+            score = f"{row.got_lse + math.log1p(-share) - math.log(count):.3g}"
+            words = (
+                f"{count} places past the last key, up to the end of a tile of {tile}, have the finite score {score}"
+            )
+            yield Predicted(share * row.expected, row.got_lse, f"{score}, tiles of {tile}", words)
 
 
 def masks(row: AttentionRow) -> Iterator[Family]:

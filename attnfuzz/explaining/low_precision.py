@@ -534,6 +534,8 @@ def _finite_maximum(row: AttentionRow) -> Iterator[Rounding]:
     words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
     lse = row.lse - lost
     ways: list[tuple[Tensor, Tensor | float]] = [(math.exp(lost) * row.expected, lse)]
+    if is_lost and row.got_lse == -math.inf:  # it begins above all scores, of which no weight is left
+        ways = [(torch.zeros_like(row.expected), -math.inf), (torch.full_like(row.expected, torch.nan), -math.inf)]
     if is_lost and row.got_lse is None:  # nothing tells with which number it begins: perhaps with a lower one
         ways.append((row.expected, row.lse))
     if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):

@@ -138,15 +138,15 @@ def _of_another_row(row: MergedRow) -> Iterator[Predicted]:
     exchanged = flat % tokens, flat // tokens
     rules = {
         "its axes exchanged": exchanged,
-        "the next token": (token + 1, head),
-        "the token before": (token - 1, head),
-        "the next head": (token, head + 1),
-        "the head before": (token, head - 1),
+        "the next token": ((token + 1) % tokens, head),
+        "the token before": ((token - 1) % tokens, head),
+        "the next head": (token, (head + 1) % heads),
+        "the head before": (token, (head - 1) % heads),
         "token 0": (0, head),
         "head 0": (token, 0),
     }
     for rule, other in rules.items():
-        if other == row.at or not (0 <= other[0] < tokens and 0 <= other[1] < heads):
+        if other == row.at:
             continue
         for sides in ((0,), (1,), (0, 1)):
             lses = row.lses.clone()

@@ -81,12 +81,13 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
 
 
 def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:
-    """Some query tokens more in each sequence that has any."""
+    """Some query tokens more in each sequence that has any, and contexts unlike each other."""
     if isinstance(case, VarlenCase):
+        counts = tuple(count + 2 + seq % 5 if count else 0 for seq, count in enumerate(case.query_lens))
         lengths = tuple(
-            length + 7 if count else length for length, count in zip(case.seq_lens, case.query_lens, strict=True)
+            length + 7 + 3 * (seq % 5) if count else length
+            for seq, (length, count) in enumerate(zip(case.seq_lens, counts, strict=True))
         )
-        counts = tuple(count + 2 if count else 0 for count in case.query_lens)
         seed = (case.values.seed + _SEEDS[1]) % (1 << 32)
         yield changed(case, seq_lens=lengths, query_lens=counts, values=plain_values(case, seed))
 

@@ -243,10 +243,15 @@ def behind_the_query(row: AttentionRow) -> Iterator[Family]:
     query_len = len(case.rows_of(row.seq))
     context = case.seq_lens[row.seq] - query_len
     number = row.row - case.rows_of(row.seq).start
-    if query_len > 1:
+    if has_query_lens(case.problem):
         limits["as if it had no context"] = number + 1
-        if case.gqa_ratio > 1:
+        if case.gqa_ratio > 1 and query_len > 1:
             limits["as if each query head were a token"] = context + number // case.gqa_ratio + 1
+        for which, other in (("the first sequence", 0), ("the last sequence", case.num_seqs - 1)):
+            if other != row.seq:
+                others = len(case.rows_of(other))
+                limits[f"with the query length of {which}"] = max(case.seq_lens[row.seq] - others, 0) + number + 1
+                limits[f"with the context of {which}"] = case.seq_lens[other] - others + number + 1
     found = []
     for way, limit in limits.items():
         if limit == length or not 0 < limit <= end:
@@ -256,8 +261,9 @@ def behind_the_query(row: AttentionRow) -> Iterator[Family]:
             takes = "takes" if limit - length == 1 else "take"
             which = row.tokens(range(length, limit))
             words = f"{which} of sequence {row.seq}, behind the query, {takes} weight"
+            words += f": its position is computed {way}" if way.startswith("with ") else ""
         else:
-            words = f"the query sees the first {limit} keys only, {way}"
+            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {way}"
         found.append(Predicted(*row.averaged(scores, v[:limit]), way, words))
     yield from family("causal_limit", found)
 
@@ -280,7 +286,11 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
     if row.case.variant.alibi is None and row.num_tokens == row.case.seq_lens[row.seq]:
         counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
         for number, source, way in (
-            (0.0, "K and V masked to zero, the score not to -inf", "zeros"),
+            (
+                0.0,
+                "zeros whose score of 0 is not masked to -inf, or a part without keys whose LSE is 0",
+                "zeros",
+            ),
             (row.poison, "read from memory that holds no token", "dead memory"),
         ):
             if not math.isfinite(number):  # it would give NaN, as much else does

@@ -122,7 +122,8 @@ def _how_far_off(comparisons: Iterable[Comparison]) -> str:
         numbers = expected[expected.isfinite()]  # none where all rows are empty, and the LSE is -inf
         off = float((got - expected)[wrong].abs().amax() / numbers.abs().amax()) if len(numbers) else math.inf
         if math.isfinite(off):
-            told.append(f"{part.name} is {100 * off:.2g} % of its largest number off")
+            percent = f"{100 * off:.0f}" if off >= 0.1 else f"{100 * off:.2g}"
+            told.append(f"{part.name} is {percent} % of its largest number off")
     return " and ".join(told)
 
 

@@ -600,6 +600,24 @@ def test_merges(
     assert more in message
 
 
+def test_log_sum_exps_of_the_head_before_are_named(states: MergeStatesCase, failure_of: Any) -> None:
+    """Off by one around the end, the first head's would be taken for another mistake than the others'."""
+
+    @attnfuzz.kernel("merge_states")
+    def kernel(inputs: Any) -> Any:
+        lses = [side if inputs.lse_layout == "TH" else side.T for side in (inputs.prefix_lse, inputs.suffix_lse)]
+        lses[1] = lses[1].roll(1, 1)
+        weights = torch.stack([lse.double() for lse in lses]).softmax(0)[..., None]
+        outputs = torch.stack((inputs.prefix_output, inputs.suffix_output)).double()
+        out, lse = (weights * outputs).sum(0).to(inputs.output.dtype), torch.logaddexp(*lses)
+        return out, (lse if inputs.lse_layout == "TH" else lse.T.contiguous())
+
+    case = msgspec.structs.replace(states, lse_pairs=(("finite", "finite"),))
+    assert ("merge", "suffix LSE, the head before") in {
+        (one.mistake, one.way) for one in failure_of(kernel, case).causes
+    }
+
+
 def test_a_merge_that_is_stored_in_16_bits(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
     """A mistake would have to give an output that rounding has moved by more than the bound of its sum."""
     exchanged = plant("merge_states", weights=lambda s: s.flip(0).softmax(0))

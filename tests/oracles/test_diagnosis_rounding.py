@@ -227,6 +227,39 @@ def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant:
         assert failure.cause == "maximum_begins_finite"
 
 
+def test_a_maximum_that_begins_at_0_is_named_where_no_weight_is_left(plant: Any) -> None:
+    """Sums of nothing, told as a sequence that is treated as empty, would be looked for in the loop over pages."""
+    kernel = plant(
+        weights=lambda scores: scores.float().exp() / scores.float().exp().sum().clamp(min=1e-30),
+        lse=lambda scores: scores.float().exp().sum().log(),
+    )
+    values: Any = Values(keys="negative", logit_exponent=6)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
+    case = DenseDecodeCase(**shape, seq_lens=(2,), values=values)
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert failure.cause == "maximum_begins_finite"
+
+
+def test_places_that_fill_a_tile_are_told_with_their_score(plant: Any) -> None:
+    """-30 in place of -inf behind the last key would be three bugs: a rounding, small weights and another maximum."""
+
+    def with_others(scores: Tensor) -> Tensor:
+        return torch.cat((scores, scores.new_full((-len(scores) % 16,), -30.0)))
+
+    kernel = plant(
+        weights=lambda scores: with_others(scores).softmax(0)[: len(scores)],
+        lse=lambda scores: with_others(scores).logsumexp(0),
+    )
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
+    for exponent in (3, 6):
+        values: Any = Values(keys="negative", logit_exponent=exponent)
+        case = DenseDecodeCase(**shape, seq_lens=(3,), values=values)
+        failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+        assert failure is not None
+        assert ("hidden_keys", "-30, tiles of 16") in {(one.mistake, one.way) for one in failure.causes}
+
+
 @pytest.mark.by_day("bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_in_another_16_bit_type_are_named(dtype: str, plant: Any) -> None:

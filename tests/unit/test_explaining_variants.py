@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.judging.judge import judge
 from attnfuzz.kernels import eager, eager_attention
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
@@ -79,6 +80,33 @@ entry_before = altered(block_table=before_own_entries)
 other_query = altered(q=lambda inputs: inputs.q.flip(1))
 
 
+window_at_the_first_key = altered(
+    seq_lens=lambda inputs: inputs.seq_lens.clamp(max=inputs.window), window=lambda inputs: None
+)
+
+
+def sink_for(*tokens: int) -> Callable[[Any], State]:
+    """The weight of the sink goes to these tokens, as far as there are so many."""
+
+    def kernel(inputs: Any) -> State:
+        out, lse = right(inputs)
+        group = out.shape[1] // inputs.v_cache.shape[2]
+        for seq, length in enumerate(inputs.seq_lens.tolist()):
+            for token in (token for token in tokens if token < length):
+                page, offset = inputs.block_table[seq, token // inputs.block_size], token % inputs.block_size
+                v = inputs.v_cache[page, offset].repeat_interleave(group, 0)
+                out[seq] += (inputs.sinks - lse[seq]).exp()[:, None] * v / len(tokens)
+        return out, lse
+
+    return kernel
+
+
+def positions_by_the_last_queries(inputs: Any) -> State:
+    """Each sequence's queries are placed as if there were as many as the last sequence has."""
+    counts = inputs.cu_seqlens_q.diff()
+    return right(dataclasses.replace(inputs, seq_lens=(inputs.seq_lens + counts - counts[-1]).clamp(min=0)))
+
+
 def halved(inputs: Any) -> State:
     out, lse = right(inputs)
     return out * 0.5, lse
@@ -103,6 +131,12 @@ def explained(kernel: Callable[[Any], State], case: Case, variant: Variant) -> t
         (longer_window, DECODE, Variant(window=4), r"^the window is one key too long$"),
         (shorter_window, DECODE, Variant(window=4), r"^the window is one key too short"),
         (much_longer_window, DECODE, Variant(window=4), r"tokens 3-4 \(pages 0-1\) have weight 0\.\d+, expected 0$"),
+        (window_at_the_first_key, DECODE, Variant(window=4), r"^the window lies at the first key of the sequence"),
+        (sink_for(0), DECODE, Variant(sinks="level"), r"^the weight of the sink goes to the first key, too$"),
+        (
+            positions_by_the_last_queries, QUERIES, Variant(soft_cap=64.0),
+            r"^the query sees the first \d keys only, with the query length of the last sequence",
+        ),
         (no_cap, DECODE, Variant(soft_cap=0.5), r"the soft cap is left out$"),
         (no_bias, DECODE, Variant(alibi="scattered"), r"ALiBi is left out$"),
         (slopes_of_kv_heads, DECODE, Variant(alibi="scattered"), r"slope is that of query head \d \(the KV head"),
@@ -123,6 +157,21 @@ def test_a_mistake_is_named(mistake: Callable[[Any], State], case: Case, variant
     """The explanation would compare with plain attention: every weight of a right kernel would be called wrong."""
     lines = explained(mistake, case, variant)
     assert any(re.search(line, one) for one in lines), "\n".join(lines)
+
+
+def test_what_fits_one_token_alone_is_not_told() -> None:
+    """Of one token a factor is all that can be seen, which several mistakes give that no longer sequence shows."""
+    variant = Variant(sinks="level")
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, block_size=1, seq_lens=(1,), variant=variant
+    )
+    declaration = Declaration(
+        name="kernel", problem=case.problem, supports=Supports(layouts=("NHD",), variants=VARIANTS)
+    )
+    for kernel, is_told in ((sink_for(0, 1), False), (no_sinks, True)):
+        failure = judge(Kernel(kernel, declaration), case, device="cpu", oracles=("accuracy",), relations=()).failure
+        assert failure is not None
+        assert bool(failure.causes) == is_told, failure.message
 
 
 @pytest.mark.by_day
