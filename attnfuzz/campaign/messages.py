@@ -115,9 +115,11 @@ class Channel(Generic[In]):
 
 
 class Warm(msgspec.Struct, tag="warm", frozen=True, kw_only=True):
-    """Have an executor start CUDA on the GPU that ``device_id`` names, as in `Setup`, which is not known yet."""
+    """Have an executor start CUDA on the GPU that ``device_id`` names, as in `Setup`, which is not known yet, and
+    import the kernels that ``targets`` name."""
 
     device_id: str = ""
+    targets: tuple[str, ...] = ()
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):

@@ -142,6 +142,8 @@ class Readiness:
         """Whether there is something to search, so that what is asked need not make way for it any more."""
         self._thread: threading.Thread | None = None
         self._builder: Runner | None = None
+        self._first: Runner | None = None
+        """What has started the device, and imported all kernels, for the one that is looked at first."""
         self._why_not: dict[str, str] = {}
         self.never_returned: dict[str, str] = {}
         """By target, why a kernel is not searched that never gave a result, in words."""
@@ -188,6 +190,7 @@ class Readiness:
         `take` tells what has come of it.
         """
         if self._users:
+            self._first = self._runner.heir()
             self._thread = threading.Thread(target=self._find_out, daemon=True)
             self._thread.start()
 
@@ -292,6 +295,8 @@ class Readiness:
             if self._thread.is_alive():  # a kernel keeps it waiting
                 self._runner.zygote.close()
             self._thread.join()
+        if self._first is not None:  # the kernel has to be built before anybody looks at it
+            self._first.close()
 
     def _learn(self, inferred: Inferred) -> None:
         self._inferred[inferred.target] = inferred
@@ -365,7 +370,8 @@ class Readiness:
                 self._begun.set()
 
         compilers = OwnCompilers()
-        with self._runner.sibling() as own:
+        made, self._first = self._first if declaration is self._users[0] else None, None
+        with made or self._runner.sibling() as own:
             own.give_up_builds(compilers)
             simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
             try:

@@ -88,7 +88,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
 
         def warm_workers(zygote: Zygote) -> None:
             if likely == "cuda":
-                pool.warm(_device_ids(found) or ("",), zygote)
+                pool.warm(_device_ids(found) or ("",), zygote, request.kernels if request.trust else ())
 
         runner = entered.enter_context(
             Runner(
@@ -126,6 +126,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
                 patience_s=request.budget_s / 2,
             )
         )
+        resident_bytes = runner.resident_bytes  # before its executor is handed on
         readiness.start()
         if request.asks_first:
             readiness.wait()
@@ -151,7 +152,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
             readiness=readiness,
             checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
             journal_folder=journal.path,
-            memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
+            memory_limit_bytes=memory_limit(resident_bytes, device=runner.device, workers=statistics.workers),
             device_ids=_device_ids(gpus),
         )
         result = coordinator.run(interrupts)

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,7 +58,9 @@ from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner, start_executor
 from attnfuzz.oracles.registry import oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.formats import Format
+from attnfuzz.problems.formats import Format, format_of
+from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
@@ -123,7 +124,7 @@ class WorkerLoop:
         self._provisional: dict[str, Declaration] = {}
         self._to_judge_again: defaultdict[str, list[FailingCase]] = defaultdict(list)
         self._to_ask_again: defaultdict[str, list[FailingCase]] = defaultdict(list)
-        self._pipeline = Pipeline(judge.together)
+        self._pipeline = Pipeline(partial(judge.together, relations=self._costly.usual))
         self._death_searches: Counter[str] = Counter()
         self._stopped = False
         for declaration in setup.kernels:
@@ -183,6 +184,10 @@ class WorkerLoop:
         self._failures.adopted(target, declaration.numerics)
         if self._formats is not None:
             self._formats.joins(declaration)
+            if not (declaration.is_bundled or declaration.is_settled or isinstance(declaration.problem, OpenProblem)):
+                # run before the search to see whether the kernel compiles itself, and so in Triton's cache
+                simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+                self._formats.offer(declaration, format_of(simplest))
         early, self._early = self._early, []
         for unfinished in early:
             self._defer(unfinished)
@@ -197,22 +202,26 @@ class WorkerLoop:
         self._failures.wait(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
-        """One round on a kernel: drawn cases are judged as soon as there are enough for a batch."""
+        """One round on a kernel: drawn cases are judged as soon as there are enough for a batch, and none is judged."""
         target = declaration.target
         started = time.monotonic()
         cases_before = self._meter.cases(target)
         self._scout(declaration)
         if self._goes_on():
             roomy = None if self._larger is None else self._larger.roomy(declaration)
-            until = started + self._schedule.slice_s(target, max(0.0, self._setup.deadline - started))
+            now = time.monotonic()  # a compiler may have taken more than the slice
+            until = now + self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
             drawn = self._drawn[target]
 
             def visit(case: Case) -> bool:  # asked once at least, or the slice might end before the first case is drawn
                 drawn.append(case)
-                if len(drawn) >= (size := self._sizes[target].size):
+                enough = self._sizes[target].size * (1 + self._pipeline.is_judging)  # it doubles if all goes well
+                if len(drawn) >= enough:
                     self._read_mail()
                     if self._kernels[target] is not declaration:  # it has become known what the kernel takes
                         return False
+                    self._collect()
+                    size = self._sizes[target].size
                     cases = drawn[:size]
                     del drawn[:size]
                     self._have_judged(declaration, cases)
@@ -381,7 +390,8 @@ class WorkerLoop:
             compile_s = verdict.timing.compile_s
             if (new := self._formats.judged(declaration, case, seconds, compile_s=compile_s)) is not None:
                 self._channel.send(FormatCompiled(kernel=declaration.target, format=new, seconds=seconds))
-        self._costly.judged(declaration.target, case, seconds, passed=failure is None)
+        compile_s, passed = verdict.timing.compile_s, failure is None
+        self._costly.judged(declaration.target, case, seconds, compile_s=compile_s, passed=passed)
         if failure is not None:
             self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
 
@@ -447,7 +457,7 @@ def main(arguments: list[str]) -> int:
     try:
         while not mail or isinstance(mail[0], Warm):
             if mail and isinstance(warm := mail.pop(0), Warm):
-                warmed = warm.device_id, start_executor(zygote, _pinning(warm.device_id))
+                warmed = warm.device_id, start_executor(zygote, _pinning(warm.device_id), warm.targets)
             if not mail:  # the kernels are still being imported; of a coordinator that has ended, receive tells
                 mail += channel.receive(_SETUP_WAIT_S)
         setup, *mail = mail
@@ -568,7 +578,8 @@ def _formats(setup: Setup, sizes: Sizes, declaration: Declaration) -> Iterator[F
     first = first_formats(declaration.problem, count=_FIRST_FORMATS, **domain)
     place = setup.worker * len(first) // setup.num_workers
     own = derive_seed(setup.seed, setup.worker, declaration.name, "formats")
-    return chain(first[place:], first[:place], draw_formats(declaration.problem, seed=own, **domain))
+    yield from (*first[place:], *first[:place])
+    yield from draw_formats(declaration.problem, seed=own, **domain)
 
 
 def _journal(setup: Setup) -> Journal:

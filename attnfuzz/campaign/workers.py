@@ -409,11 +409,14 @@ class WorkerProcess:
         self.channel = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
         self._lender: threading.Thread | None = None
 
-    def warm(self, device_id: str, zygote: Zygote) -> None:
-        """Have it start CUDA on a GPU before it can begin. Raises OSError where there is no thread left for it."""
+    def warm(self, device_id: str, zygote: Zygote, targets: Sequence[str]) -> None:
+        """Have it start CUDA on a GPU and import kernels before it can begin.
+
+        Raises OSError where there is no thread left for it.
+        """
         self._lend(zygote)
         with contextlib.suppress(ChannelClosed):  # as in `begin`
-            self.channel.send(Warm(device_id=device_id))
+            self.channel.send(Warm(device_id=device_id, targets=tuple(targets)))
 
     def begin(self, setup: Setup, zygote: Zygote) -> None:
         """Have it search. Raises OSError where there is no thread left for it."""
@@ -480,11 +483,12 @@ class WorkerPool:
             while len(self._idle) < number:
                 self._idle.append(WorkerProcess(self._scratch))
 
-    def warm(self, device_ids: Sequence[str], zygote: Zygote) -> None:
-        """Have those that there are start CUDA on the GPUs in turn, in the order in which they will be launched."""
+    def warm(self, device_ids: Sequence[str], zygote: Zygote, targets: Sequence[str]) -> None:
+        """Have those that there are start CUDA on the GPUs in turn, in the order in which they will be launched, and
+        import the kernels that ``targets`` name."""
         for number, process in enumerate(list(self._idle)):
             try:
-                process.warm(device_ids[number % len(device_ids)], zygote)
+                process.warm(device_ids[number % len(device_ids)], zygote, targets)
             except OSError:  # there is no thread left for it, and it was ended
                 self._idle.remove(process)
 

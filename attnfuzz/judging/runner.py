@@ -23,6 +23,7 @@ from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, START_TIMEOUT_S, Loa
 from attnfuzz.judging.messages import (
     AccessLinesRequest,
     CauseLinesRequest,
+    DeclarationsRequest,
     DeviceReply,
     ExplainReply,
     ExplainRequest,
@@ -46,7 +47,7 @@ from attnfuzz.verdict import Failure, Relations, Verdict
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner", "start_executor"]
 
-SERVICE = "attnfuzz.judging.service:JudgingService"
+SERVICE = "attnfuzz.judging.service:in_executor"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 """For judging one case; on a GPU that includes compiling the kernel."""
 
@@ -61,14 +62,18 @@ class ProblemUnusable(ExecutorUnavailable):
     """A problem of a user's file fails itself: none of its kernels can be judged, on this case at least."""
 
 
-def start_executor(zygote: Zygote, environment: Mapping[str, str]) -> Executor:
-    """An executor that has started its device, for a `Runner` whose settings are not known yet.
+def start_executor(zygote: Zygote, environment: Mapping[str, str], targets: Sequence[str] = ()) -> Executor:
+    """An executor that has started its device and imported kernels, for a `Runner` whose settings are not known yet.
 
-    What there is to say of a device that does not answer, the runner says. Raises `ExecutorUnavailable`.
+    What there is to say of a device that does not answer, and of kernels, the runner says. Raises
+    `ExecutorUnavailable`.
     """
     executor = Executor(zygote, environment=environment)
     with suppress(ServiceError):  # the runner asks again, and says so then
         executor.call("device", b"{}", timeout_s=START_TIMEOUT_S)
+        if targets:
+            request = msgspec.json.encode(DeclarationsRequest(list(targets)))
+            executor.call("declarations", request, timeout_s=START_TIMEOUT_S)
     return executor
 
 
@@ -259,14 +264,15 @@ class Runner:
         return verdicts
 
     def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> list[Verdict] | None:
         """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone.
 
-        Where its process ended or hung, `lost` says how.
+        Where its process ended or hung, `lost` says how. `relations`: as for `judge`.
         """
         self.lost = None
-        reply, built_s = self._ask(declaration, self._request(declaration, cases, together=True), timeout_s)
+        request = self._request(declaration, cases, relations=relations, together=True)
+        reply, built_s = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):
             self.lost = failure_of(reply)
         if not isinstance(reply, JudgeReply) or reply.lost is not None:
@@ -367,6 +373,20 @@ class Runner:
 
         `memory_limit_bytes`: if it is to have another limit.
         """
+        return self._beside(memory_limit_bytes=memory_limit_bytes)
+
+    def heir(self) -> "Runner":
+        """As `sibling`, with this runner's executor, which has started its device and imported kernels; this one goes
+        on with a fresh one."""
+        made = self._beside(executor=self._executor)
+        made._kernels = self._kernels
+        self._executor = self._new_executor()
+        self._kernels = LoadedKernels(
+            self._executor, self.device, made._kernels.prepared, import_patience_s=made._kernels.import_patience_s
+        )
+        return made
+
+    def _beside(self, *, memory_limit_bytes: int | None = None, executor: Executor | None = None) -> "Runner":
         made = Runner(
             device=self.device,
             oracles=self.oracles,
@@ -378,6 +398,7 @@ class Runner:
             prepared=self._kernels.prepared,
             watching=self._watching,
             import_patience_s=self._kernels.import_patience_s,
+            executor=executor,
         )
         made.give_up_builds(self._kernels.give_up)
         return made

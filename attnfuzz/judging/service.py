@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.judging.source_numbers import numbers_in_source
 from attnfuzz.judging.special_runs import GrowthTrial, access_lines, cause_lines, guarded_reply
-from attnfuzz.judging.tampering import Watch
+from attnfuzz.judging.tampering import Group, Watch, of_attnfuzz
 from attnfuzz.memory.kept import buffers_of_modules
 from attnfuzz.oracles import exception, registry
 from attnfuzz.oracles.exception import EnvironmentProblem
@@ -62,7 +62,7 @@ from attnfuzz.triton_compat.interpreter import set_up_interpreter
 from attnfuzz.untrusted_text import printable, text_of, type_name
 from attnfuzz.verdict import Failure, Verdict
 
-__all__ = ["JudgingService"]
+__all__ = ["JudgingService", "in_executor"]
 
 _LIBRARIES = ("torch", "triton", "numpy")
 
@@ -75,9 +75,9 @@ _LEAST_GPU_BYTES = 4 << 30
 
 
 class JudgingService:
-    """Kernels are imported once per process. Methods: see `judge_messages`."""
+    """Kernels are imported once per process. Methods: see `judge_messages`. ``own_code``: see `Watch`."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_code: Iterable[Group] | None = None) -> None:
         set_up_interpreter()
         torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
         self._kernels: dict[str, Kernel] = {}
@@ -86,7 +86,7 @@ class JudgingService:
         self._device: str | None = None
         self._growth: tuple[tuple[str, bytes], GrowthTrial] | None = None
         self._folder = working_folder()
-        self._watch = Watch()  # before any kernel is imported
+        self._watch = Watch(own_code)  # before any kernel is imported
         self._has_judged = False
         self._worn: dict[str, tuple[int, GrowthTrial]] = {}
         self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
@@ -356,3 +356,7 @@ def _processor_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+in_executor = partial(JudgingService, tuple(of_attnfuzz()))
+"""Makes the service of an executor that is forked from the process that imports this module."""

@@ -15,7 +15,7 @@ import operator
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 
 import torch
@@ -24,7 +24,7 @@ from attnfuzz.oracles import exception, registry
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import REPLACED, Failure
 
-__all__ = ["Watch"]
+__all__ = ["Group", "Watch", "of_attnfuzz"]
 
 _OWN = "attnfuzz."
 _NOT_JUDGING = ("attnfuzz.kernels", "attnfuzz.adapters")
@@ -54,16 +54,21 @@ _EVERY_S = 0.1
 _EVENT = ("elapsed_time", "query", "record", "synchronize")
 
 Read = Callable[[], list[object]]
+Group = tuple[str, tuple[str, ...], Read, list[object]]
+"""A place, names in it, how to read what they are now, and what they were."""
 
 
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 
 
 class Watch:
-    """Remembers what there is when it is made, in a process that has imported no code under test yet."""
+    """Remembers what there is when it is made, in a process that has imported no code under test yet.
 
-    def __init__(self) -> None:
-        self._groups = [*_of_attnfuzz(), *_of_libraries()]
+    ``own``: what `of_attnfuzz` has found in the process from which this one was forked, in a tenth of a second.
+    """
+
+    def __init__(self, own: Iterable[Group] | None = None) -> None:
+        self._groups = [*(of_attnfuzz() if own is None else own), *_of_libraries()]
         self._limits = _soft_limits()
         self._again_at = 0.0
         self._found: Failure | None = None
@@ -119,11 +124,8 @@ def _soft_limits() -> dict[str, float]:
     return {name: math.inf if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
 
 
-_Group = tuple[str, tuple[str, ...], Read, list[object]]
-"""A place, names in it, how to read what they are now, and what they were."""
-
-
-def _of_attnfuzz() -> Iterator[_Group]:
+def of_attnfuzz() -> Iterator[Group]:
+    """All functions of what judges, in the modules that have been imported."""
     for name, module in sorted(sys.modules.items()):
         if name.startswith(_OWN) and not name.startswith(_NOT_JUDGING) and isinstance(module, ModuleType):
             yield from _namespace(name, vars(module))
@@ -132,7 +134,7 @@ def _of_attnfuzz() -> Iterator[_Group]:
                     yield from _namespace(f"{name}.{value.__qualname__}", vars(value))
 
 
-def _of_libraries() -> Iterator[_Group]:
+def _of_libraries() -> Iterator[Group]:
     yield from _attributes("torch", torch, _COMPARING)
     yield from _attributes("torch.Tensor", torch.Tensor, _OF_TENSORS)
     yield from _attributes("torch.cuda.Event", torch.cuda.Event, _EVENT)
@@ -142,19 +144,19 @@ def _of_libraries() -> Iterator[_Group]:
             yield from _attributes(name, importlib.import_module(name), wanted)
 
 
-def _namespace(place: str, namespace: Mapping[str, object]) -> Iterator[_Group]:
+def _namespace(place: str, namespace: Mapping[str, object]) -> Iterator[Group]:
     """What can be called in it. What is bound to something else may change: caches, counters, settings."""
     names = tuple(key for key, value in namespace.items() if _is_code(value))
     if names:
         yield _group(place, names, functools.partial(_read_items, namespace, names))
 
 
-def _attributes(place: str, owner: object, wanted: tuple[str, ...]) -> Iterator[_Group]:
+def _attributes(place: str, owner: object, wanted: tuple[str, ...]) -> Iterator[Group]:
     names = tuple(name for name in wanted if hasattr(owner, name))
     yield _group(place, names, functools.partial(_read_attributes, owner, names))
 
 
-def _group(place: str, names: tuple[str, ...], read: Read) -> _Group:
+def _group(place: str, names: tuple[str, ...], read: Read) -> Group:
     return place, names, read, read()
 
 

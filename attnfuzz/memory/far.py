@@ -25,7 +25,7 @@ from attnfuzz.memory.patterns import bits, holds_prefill, prefill_
 from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
 from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import Role, outer_gap, strided_layout
+from attnfuzz.problems.shapes import Role, strided_layout
 
 __all__ = [
     "CACHES",
@@ -94,6 +94,7 @@ _MOST_DECOYS = 1 << 24
 _MOST_MAPPED = FAR << 2
 """Elements of a cache in a GPU's memory that can all be read."""
 _ALIGNMENT = 64  # elements between strides
+_COMPILED_FOR = 16
 _WIDE = (1 << 30) + (1 << 20)
 """Elements: a stride that fits into 32 bits, with which every index but the first two passes 2^31. What wraps by 2^32
 elements or bytes comes out beside the rows that are there."""
@@ -147,7 +148,7 @@ class FarAllocator:
         if self._first.get(name):
             return self._pages(name, shape, dtype, strides, role)
         if name in self._stretched and self._near:
-            gapped = gapped_strides(shape, self._stretched[name], dtype.itemsize)
+            gapped = gapped_strides(shape, self._stretched[name])
             return self._arena.strided(name, shape, gapped, dtype, role=role)
         if name in self._stretched:
             return self._rows(name, shape, dtype, role)
@@ -330,10 +331,14 @@ def stretched_strides(
     return tuple(strides)
 
 
-def gapped_strides(shape: tuple[int, ...], axis: int, itemsize: int) -> tuple[int, ...]:
-    """Strides of a tensor that is contiguous but for a gap between entries along ``axis``, with the alignment kept."""
-    strides = list(strided_layout(shape, "contiguous", itemsize).strides)
-    strides[axis] += outer_gap(math.prod(shape[axis + 2 :]), itemsize)
+def gapped_strides(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Strides of a tensor that is contiguous but for a gap of whole entries between those along ``axis``.
+
+    The gap is a multiple of 16 elements, so that Triton has compiled what takes such strides: it makes another kernel
+    of strides that are a multiple of 16 than of others.
+    """
+    strides = list(strided_layout(shape, "contiguous", 1).strides)
+    strides[axis] += math.lcm(max(1, math.prod(shape[axis + 2 :])), _COMPILED_FOR)
     for outer in range(axis - 1, -1, -1):
         strides[outer] = strides[outer + 1] * shape[outer + 1]
     return tuple(strides)

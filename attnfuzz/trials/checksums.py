@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attnfuzz.memory.patterns import bits
@@ -27,7 +28,10 @@ def checksum(things: Iterable[Any]) -> int:
 
     A sum of their bits as integers, each tensor's times its place, in 64 bits.
     """
-    sums = (int(bits(tensor).sum()) for thing in things for tensor in _tensors(thing) if tensor.numel())
+    found: dict[torch.device, list[Tensor]] = {}
+    for tensor in (tensor for thing in things for tensor in _tensors(thing) if tensor.numel()):
+        found.setdefault(tensor.device, []).append(bits(tensor).sum())
+    sums: list[int] = [one for of_device in found.values() for one in torch.stack(of_device).tolist()]
     return sum(place * one for place, one in enumerate(sums, 1)) % (1 << 64)
 
 

@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["CompileTimes", "build_launcher", "compute_compiler_key", "prepare_compiler"]
+__all__ = ["CompileTimes", "build_launcher", "compute_compiler_key", "import_for_launches", "prepare_compiler"]
 
 _MICROSECOND = 1e-6
 
@@ -60,6 +60,8 @@ class CompileTimes:
         return self.seconds
 
 
+_FIRST_LAUNCH = "triton.experimental.gluon.nvidia.hopper"
+
 _HOMES = ("triton.runtime.cache", "triton.compiler.compiler")
 """Where `triton_key` lives, in newer and older versions."""
 
@@ -95,6 +97,13 @@ def build_launcher() -> bool:
         importlib.import_module(_NVIDIA).CudaUtils()
         return True
     return False
+
+
+def import_for_launches() -> None:
+    """What Triton imports when a process launches its first kernel, in a tenth of a second: processes that are forked
+    from this one have it then."""
+    with contextlib.suppress(ImportError):  # no Triton, or one that has it elsewhere
+        importlib.import_module(_FIRST_LAUNCH)
 
 
 def prepare_compiler() -> None:

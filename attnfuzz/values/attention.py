@@ -16,6 +16,7 @@ kernel may make one of it again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -314,7 +315,22 @@ def _rounded(numbers: Float[Tensor, "*shape"], case: AttentionCase) -> Float[Ten
         if case.kv.scales == "wide":
             scales = case.kv.head_scales(case.num_kv_heads, case.values.seed)
             largest = min(largest, 2.0 ** math.floor(math.log2(_LARGEST_FLOAT16 / max(*scales.k, *scales.v))))
-    return numbers.float().clamp(-largest, largest).to(getattr(torch, dtype)).to(numbers.dtype)
+    return _numbers(numbers.float().clamp(-largest, largest).to(getattr(torch, dtype)), numbers.dtype)
+
+
+def _numbers(cached: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """What a format of 8 bits holds, in ``dtype``. A CPU looks that up in a fifth of the time
+    that torch takes for float8_e4m3fn."""
+    if cached.is_cuda:
+        return cached.to(dtype)
+    codes = cached.contiguous().view(torch.uint8)
+    return _all_numbers(cached.dtype, dtype).index_select(0, codes.flatten().int()).view(cached.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _all_numbers(cached: torch.dtype, dtype: torch.dtype) -> Float[Tensor, "256"]:
+    """By the bits that stand for them."""
+    return torch.arange(256, dtype=torch.uint8, device="cpu").view(cached).to(dtype)
 
 
 def _scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tensor, "2 num_kv_heads"] | None:
@@ -328,5 +344,5 @@ def _scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tenso
 def _of_bits(drawn: Float[Tensor, "*shape"], dtype: KvDtype, mask: int) -> Float[Tensor, "*shape"]:
     """What the lowest 8 bits of these integers are in ``dtype``."""
     codes = (drawn.to(torch.int16) & mask).to(torch.uint8)
-    found = codes.view(getattr(torch, dtype)).float()
+    found = _numbers(codes.view(getattr(torch, dtype)), torch.float32)
     return found.where(found.isfinite(), 0.0).to(drawn.dtype)

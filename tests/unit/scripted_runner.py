@@ -28,7 +28,7 @@ class Judge(Protocol):
 def scripted(
     judge: Judge,
     *,
-    together: Callable[..., Sequence[Verdict] | None] = lambda declaration, cases, timeout_s: None,
+    together: Callable[..., Sequence[Verdict] | None] = lambda declaration, cases, timeout_s, relations: None,
     find_leak: Callable[..., Failure | None] = lambda declaration, case, timeout_s: None,
     pid: Callable[[], int | None] = lambda: None,
     lost: Failure | None = None,
@@ -83,9 +83,9 @@ class _ScriptedRunner:
         return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
 
     def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> list[Verdict] | None:
-        verdicts = self._together(declaration, cases, timeout_s=timeout_s)
+        verdicts = self._together(declaration, cases, timeout_s=timeout_s, relations=relations)
         return None if verdicts is None else list(verdicts)
 
     def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:

@@ -207,7 +207,7 @@ class FakeBatches:
         return Verdict()
 
     def together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> Sequence[Verdict] | None:
         self.limits.append(timeout_s)
         self.now += self.batch_s

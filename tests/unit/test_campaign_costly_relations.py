@@ -65,6 +65,18 @@ def test_there_is_no_turn_where_none_is_costly_or_no_case_has_passed() -> None:
     assert costly.due("kernel") is None
 
 
+def test_a_kernel_that_compiles_for_seconds_is_not_compiled_for_them_by_all_workers_at_once() -> None:
+    """Fourteen workers would each compile it for as long as judging a hundred cases takes, to ask the same three."""
+
+    def begun(compile_s: float) -> int:
+        workers = [CostlyRelations(DEFAULT_ORACLES, device="cuda", worker=i, num_workers=14) for i in range(14)]
+        for costly in workers:
+            costly.judged("kernel", CASE, 2.0, compile_s=compile_s, passed=True)
+        return sum(costly.due("kernel") is not None for costly in workers)
+
+    assert 1 <= begun(1.0) < 4 < begun(0.0)
+
+
 @dataclass
 class NarrowBench(BatchBench):
     """A kernel that only a costly relation shows to be wrong, where it is asked for."""
@@ -90,10 +102,17 @@ class NarrowBench(BatchBench):
         return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
 
     def together(
-        self, declaration: Declaration, cases: Sequence[DenseDecodeCase], *, timeout_s: float
+        self,
+        declaration: Declaration,
+        cases: Sequence[DenseDecodeCase],
+        *,
+        timeout_s: float,
+        relations: Relations = None,
     ) -> list[Verdict] | None:
         time.sleep(0.001 * len(cases))
-        return super().together(declaration, cases, timeout_s=timeout_s)
+        assert isinstance(relations, Drawn)
+        assert "page_relocation" in relations.without  # or it would be drawn by chance, whatever it takes
+        return super().together(declaration, cases, timeout_s=timeout_s, relations=relations)
 
 
 def test_what_only_a_turn_shows_is_found() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
@@ -21,22 +19,38 @@ _NOT_SOON_S = 0.3
 
 
 class OnGpu:
-    """A runner whose cases take until ``answers`` is set, and that tells which kernels it is asked about."""
+    """A runner whose cases take until ``answers`` is set, and that tells which kernels it is asked about, and which by
+    its heir."""
 
     device = "cuda"
+    is_heir_of: OnGpu | None = None
 
     def __init__(self) -> None:
         self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.inherited: list[str] = []
         self.answers: dict[str, threading.Event] = {}
 
-    @contextlib.contextmanager
-    def sibling(self) -> Iterator[OnGpu]:
-        yield self
+    def heir(self) -> OnGpu:
+        made = OnGpu()
+        made.asked, made.answers = self.asked, self.answers
+        made.is_heir_of = self
+        return made
+
+    def sibling(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        return
 
     def give_up_builds(self, when: object) -> None:
         return
 
     def judge(self, declaration: Declaration, case: object, **how: Any) -> Verdict:
+        if self.is_heir_of is not None:
+            self.is_heir_of.inherited.append(declaration.target)
         self.asked.put(declaration.target)
         assert self.answers[declaration.target].wait(_SOON_S)
         return Verdict()
@@ -62,3 +76,4 @@ def test_half_of_the_cores_ask_until_a_kernel_is_known(monkeypatch: pytest.Monke
         answer.set()
     asking.wait()
     assert {join.kernel.target for join in asking.take()} == set(runner.answers)
+    assert runner.inherited == ["mine.py:a"]  # a process that has no context of the GPU yet would have to make one

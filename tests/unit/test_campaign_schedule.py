@@ -95,6 +95,14 @@ def test_slow_cases_make_small_batches() -> None:
     assert size.size == 1
 
 
+def test_what_a_batch_takes_besides_its_cases_is_no_reason_for_small_ones() -> None:
+    """A batch of a case takes ten times as long as each of thirty: on a GPU the first ten batches would be small."""
+    size = BatchSize(32)
+    for _ in range(5):
+        size.went_well(0.05 + 0.005 * size.size, size.size)
+    assert size.size == 32
+
+
 def test_after_a_failure_cases_are_judged_alone_again() -> None:
     """A batch that dies is judged twice: where deaths are frequent, batches do not pay."""
     size = BatchSize(32)

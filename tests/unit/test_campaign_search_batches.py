@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import msgspec
@@ -74,7 +74,12 @@ class BatchBench(Bench):
         return verdict
 
     def together(
-        self, declaration: Declaration, cases: Sequence[DenseDecodeCase], *, timeout_s: float
+        self,
+        declaration: Declaration,
+        cases: Sequence[DenseDecodeCase],
+        *,
+        timeout_s: float,
+        relations: Relations = None,
     ) -> list[Verdict] | None:
         self.overlaps += not self.lock.acquire(blocking=False)
         try:
@@ -120,6 +125,16 @@ def test_cases_are_judged_in_growing_batches_and_each_is_counted_once() -> None:
     assert 16 < max(sizes) <= 64
     assert set(bench.verdicts.values()) == {1}
     assert bench.count() == len(bench.verdicts)
+
+
+def test_slow_batches_grow_with_each_that_goes_well() -> None:
+    """Half of a kernel's first second on a GPU would go by in batches of the size that the last one has proved."""
+
+    def slow(case: DenseDecodeCase) -> None:
+        time.sleep(0.02)
+
+    sizes = [len(batch) for batch in BatchBench(slow, most_cases=60).run().batches]
+    assert sizes[:3] == [2, 4, 8]
 
 
 def test_runner_is_never_used_by_two_threads_at_once() -> None:
@@ -214,7 +229,9 @@ def test_after_a_finding_batches_begin_small_again() -> None:
     bench.enough = note
     bench.run()
     (at,) = sizes
-    assert [len(batch) for batch in bench.batches[at : at + 3]] in ([2, 2, 4], [2, 4, 4])
+    first, *later = (len(batch) for batch in bench.batches[at : at + 3])
+    assert first == 2
+    assert all(size <= 2 * before for before, size in pairwise((first, *later)))
 
 
 def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() -> None:
@@ -224,12 +241,16 @@ def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() ->
     together, judge = bench.together, bench.judge
 
     def fails_together(
-        declaration: Declaration, cases: Sequence[DenseDecodeCase], *, timeout_s: float
+        declaration: Declaration,
+        cases: Sequence[DenseDecodeCase],
+        *,
+        timeout_s: float,
+        relations: Relations = None,
     ) -> list[Verdict] | None:
         if len(cases) == 8 and not cursed:
             cursed.append(cases[3])
             raise ServiceError("an oracle divided by zero")
-        return together(declaration, cases, timeout_s=timeout_s)
+        return together(declaration, cases, timeout_s=timeout_s, relations=relations)
 
     def fails_alone(
         declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
@@ -290,10 +311,18 @@ def test_with_formats_all_cases_keep_to_them_and_new_ones_are_published() -> Non
     """On a GPU a format of its own for each case is what takes the time; one that is kept to oneself helps nobody."""
     bench = FormatsBench(lambda case: None, most_cases=400).run()
     published = [message.format for message in bench.of(FormatCompiled)]
-    assert bench.setup_formats[: len(published)] == published
-    assert 0 < len(bench.setup_formats) <= len(published) + 1  # the end of the time may cut the last one off
+    _, *others = bench.setup_formats  # the first is that of the simplest case, which was run before the search
+    assert others[: len(published)] == published
+    assert 0 < len(others) <= len(published) + 1  # the end of the time may cut the last one off
     assert {format_key(format_of(case)) for case in bench.judged} <= set(map(format_key, bench.setup_formats))
     assert bench.count() == len(bench.verdicts) > len(published)
+
+
+def test_a_users_kernel_is_searched_at_once_in_the_format_that_it_was_looked_at_in() -> None:
+    """Its first case would wait for a compiler that takes a second, though another format lies in Triton's cache."""
+    others = [Format(dtype="float16", head_size=32, num_q_heads=5, num_kv_heads=1)]
+    bench = FormatsBench(lambda case: None, most_cases=1, setup_formats=others).run()
+    assert {(case.head_size, case.num_q_heads) for case in bench.judged} == {(16, 1)}
 
 
 def test_formats_that_others_have_compiled_are_drawn_from() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -260,12 +260,19 @@ def setup(device_id: str = "") -> Setup:
 
 @pytest.mark.parametrize(("device_id", "executors"), [("", 1), ("7", 2)])
 def test_warm_worker_goes_on_with_its_executor(device_id: str, executors: int, zygote: Zygote, tmp_path: Path) -> None:
-    """CUDA would be started only once kernels are imported, or again; or on another GPU than the worker is to have."""
+    """CUDA would be started only once kernels are imported, or again; or on another GPU than the worker is to have.
+    And kernels would be imported only once they have been elsewhere."""
     lending = Lending(zygote)
     worker = WorkerProcess(tmp_path)
+    imported = tmp_path / "imported"
+    (kernels := tmp_path / "mine.py").write_text(f"open({str(imported)!r}, 'w').close()\n", encoding="utf-8")
     try:
-        worker.warm("", cast(Zygote, lending))
+        worker.warm("", cast(Zygote, lending), [str(kernels)])
         assert lending.has_lent.wait(60.0)
+        until = time.monotonic() + 60.0
+        while not imported.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert imported.exists()
         worker.begin(setup(device_id), cast(Zygote, lending))
         assert worker.channel.receive(60.0) == [Ready()]
         assert lending.lent == executors
@@ -284,7 +291,7 @@ def test_workers_are_launched_as_they_were_warmed(monkeypatch: pytest.MonkeyPatc
         def __init__(self, scratch: Path) -> None:
             self.number, Noted.made = Noted.made, Noted.made + 1
 
-        def warm(self, device_id: str, zygote: Zygote) -> None:
+        def warm(self, device_id: str, zygote: Zygote, targets: Sequence[str]) -> None:
             warmed.append((self.number, device_id))
 
         def begin(self, setup: Setup, zygote: Zygote) -> None:
@@ -297,7 +304,7 @@ def test_workers_are_launched_as_they_were_warmed(monkeypatch: pytest.MonkeyPatc
     zygote = cast(Zygote, None)
     with WorkerPool(tmp_path) as pool:
         pool.prepare(4)
-        pool.warm(("a", "b"), zygote)
+        pool.warm(("a", "b"), zygote, ())
         pool.prepare(3)
         for _ in range(3):
             pool.launch(setup(), zygote)

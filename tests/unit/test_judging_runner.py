@@ -278,6 +278,19 @@ def test_too_large_a_case_of_a_batch_is_refused_here(runner: Runner, declared: d
         )
 
 
+def test_an_heir_goes_on_in_the_process_that_has_imported_the_kernels(
+    runner: Runner, declared: dict[str, Declaration]
+) -> None:
+    """The first case of a user's kernel would wait until another process has started a GPU and imported its file."""
+    with runner.sibling() as first:
+        first.judge(declared["correct"], CASE)
+        pid = first.pid
+        with first.heir() as heir:
+            assert heir.judge(declared["correct"], CASE).failure is None
+            assert heir.pid == pid != first.pid
+        assert first.judge(declared["correct"], CASE).failure is None
+
+
 def test_sibling_has_its_own_executor(runner: Runner, declared: dict[str, Declaration]) -> None:
     """A crash on one worker would cost another one its executor."""
     runner.judge(declared["correct"], CASE)

@@ -9,7 +9,7 @@ import torch
 
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.far import FAR, FarAllocator, landings, stretched_strides, wrapped
+from attnfuzz.memory.far import FAR, FarAllocator, gapped_strides, landings, stretched_strides, wrapped
 
 
 def allocator(**changes: Any) -> FarAllocator:
@@ -48,6 +48,16 @@ def test_decoys_lie_where_short_offsets_and_ids_land() -> None:
     assert len(set(cache[:3].flatten().tolist())) > 50  # 2^32 elements further down, and page id modulo 2^16
     assert cache[3:100].eq(0).all()
     assert first % (1 << 16) == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 16), (5, 3, 12), (4, 2, 1), (2, 8, 5, 128)])
+def test_small_gaps_are_compiled_for_already(shape: tuple[int, ...]) -> None:
+    """On a GPU each kernel would be compiled for them, for as long as it judges a hundred cases."""
+    contiguous = torch.empty(shape).stride()
+    for axis in range(len(shape) - 1):
+        strides = gapped_strides(shape, axis)
+        assert strides[axis] > contiguous[axis]
+        assert [stride % 16 for stride in strides] == [stride % 16 for stride in contiguous]
 
 
 def test_a_wide_stride_passes_2_31_elements_and_fits_into_32_bits() -> None:

@@ -1,7 +1,7 @@
 """When a campaign asks for relations that cost as much as hundreds of cases: in a share of each kernel's time.
 
 By chance, as others are drawn, those of a kernel that judges 30,000 cases a minute would take most of that minute, and
-a slow kernel would hardly meet any.
+a slow kernel would hardly meet any. So no case of a campaign draws one.
 """
 
 from __future__ import annotations
@@ -13,24 +13,38 @@ from typing import NamedTuple
 
 from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import Case
+from attnfuzz.verdict import Drawn, Relations
 
 __all__ = ["CostlyRelations"]
 
-_SHARES = ((1, 0.3), (3, 0.15))
+_SHARES = ((1, 0.3), (3, 0.1))
 """Of a kernel's time, until so many rounds of turns are over: a kernel that is searched for seconds has one."""
 _SHARE = 0.05
 _EXPECTED_S = 0.25
 """What one takes, before any has been seen: 0.1 s on an H200 alone, 0.4 to 0.9 s on a GPU that many share."""
+_COMPILED = 4
+"""Times that it compiles the kernel besides: wide strides do not fit into the integers of the formats that are known.
+Of those that compile for seconds workers would else all have begun with one, when none of them knew what it takes."""
 
 
 @dataclass(slots=True)
 class _Spent:
-    """On one kernel: on its ``usual_s`` on all else, and what its ``turns`` took."""
+    """On one kernel: its ``usual_s`` on all else, of which ``num_compiled`` cases took compilers ``compiled_s``, and
+    what its ``turns`` took."""
 
     usual_s: float = 0.0
+    compiled_s: float = 0.0
+    num_compiled: int = 0
     costly_s: float = 0.0
     turns: int = 0
     passed: Case | None = None
+
+    @property
+    def expected_s(self) -> float:
+        """What a turn takes."""
+        if self.turns:
+            return self.costly_s / self.turns
+        return _EXPECTED_S + _COMPILED * self.compiled_s / max(1, self.num_compiled)
 
 
 class Due(NamedTuple):
@@ -47,16 +61,21 @@ class CostlyRelations:
     """
 
     def __init__(self, oracles: Iterable[OracleName], *, device: str, worker: int = 0, num_workers: int = 1) -> None:
-        self._costly = sum(device in oracle_of(name).costly_on for name in oracles)
+        costly = tuple(name for name in oracles if device in oracle_of(name).costly_on)
+        self._costly = len(costly)
+        self.usual: Relations = Drawn(without=costly) if costly else None
+        """What judges a case along with others."""
         self._worker = worker
         self._num_workers = num_workers
         self._head_start = (worker + 1) / (num_workers + 1)
         self._spent: defaultdict[str, _Spent] = defaultdict(_Spent)
 
-    def judged(self, target: str, case: Case, seconds: float, *, passed: bool) -> None:
-        """All else has said what it has to say of a case of the kernel, which took so long."""
+    def judged(self, target: str, case: Case, seconds: float, *, compile_s: float = 0.0, passed: bool) -> None:
+        """All else has said what it has to say of a case of the kernel, which took so long, and compilers of that."""
         spent = self._spent[target]
         spent.usual_s += seconds
+        spent.compiled_s += compile_s
+        spent.num_compiled += compile_s > 0
         spent.passed = case if passed else spent.passed
 
     def due(self, target: str) -> Due | None:
@@ -64,10 +83,9 @@ class CostlyRelations:
         spent = self._spent[target]
         if not self._costly or spent.passed is None:
             return None
-        expected_s = spent.costly_s / spent.turns if spent.turns else _EXPECTED_S
         all_turns = self._worker + self._num_workers * spent.turns  # if the others have taken as many
         share = next((share for rounds, share in _SHARES if all_turns < rounds * self._costly), _SHARE)
-        if spent.costly_s + self._head_start * expected_s > share * spent.usual_s:
+        if spent.costly_s + self._head_start * spent.expected_s > share * spent.usual_s:
             return None
         case, spent.passed = spent.passed, None
         return Due(case, self._worker + spent.turns)

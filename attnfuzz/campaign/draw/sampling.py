@@ -124,11 +124,14 @@ class BatchSize:
     most: int
     size: int = 1
     _case_s: float = 0.0
+    _largest: int = 0
 
     def went_well(self, seconds: float, cases: int) -> None:
         """Learn from ``cases`` that ended by themselves, ``seconds`` in all, compilations left out."""
         newest_s = seconds / cases
-        self._case_s += (newest_s - self._case_s) * (_WEIGHT_OF_NEWEST if self._case_s else 1.0)
+        is_largest = cases > self._largest  # what a batch takes besides its cases weighs least in it
+        self._largest = max(self._largest, cases)
+        self._case_s += (newest_s - self._case_s) * (1.0 if is_largest else _WEIGHT_OF_NEWEST)
         fitting = int(_LONGEST_BATCH_S / self._case_s) if self._case_s else self.most
         self.size = max(1, min(2 * self.size if cases >= self.size else self.size, self.most, fitting))
 

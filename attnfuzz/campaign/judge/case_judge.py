@@ -235,7 +235,9 @@ class CaseJudge:
                 self._has_run(declaration, [case], [verdict])
             return verdict
 
-    def together(self, declaration: Declaration, cases: Sequence[Case]) -> Sequence[Verdict] | None:
+    def together(
+        self, declaration: Declaration, cases: Sequence[Case], *, relations: Relations = None
+    ) -> Sequence[Verdict] | None:
         """A verdict for each of ``cases``; None if each has to be judged alone to know what became of it.
 
         That is so after a crash, a hang and an error of the framework, and at the deadline.
@@ -250,7 +252,7 @@ class CaseJudge:
             self._journal.write(declaration, cases)
             limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
             try:
-                verdicts = self._judge_in_parts(declaration, cases, limit_s)
+                verdicts = self._judge_in_parts(declaration, cases, limit_s, relations)
             except DeadlinePassed:
                 return None
             except (CaseTooLarge, ProblemUnusable):  # if a case is that by itself, it is told when it is judged alone
@@ -379,12 +381,12 @@ class CaseJudge:
             self._runner.close()
 
     def _judge_in_parts(
-        self, declaration: Declaration, cases: Sequence[Case], timeout_s: float
+        self, declaration: Declaration, cases: Sequence[Case], timeout_s: float, relations: Relations
     ) -> list[Verdict] | None:
         verdicts: list[Verdict] = []
         for part in [cases] if self._memory is None else self._memory.batches(declaration, cases):
             with self._watched(declaration, part):
-                found = self._runner.judge_together(declaration, part, timeout_s=timeout_s)
+                found = self._runner.judge_together(declaration, part, timeout_s=timeout_s, relations=relations)
             if found is None:
                 return None
             verdicts += found
@@ -521,6 +523,11 @@ class Pipeline:
     def is_busy(self) -> bool:
         """Whether there is a batch to collect, now or later."""
         return self._batch is not None
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether it would take time to collect the batch."""
+        return self._thread is not None and self._thread.is_alive()
 
     def submit(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Begin to judge ``cases``. Raises RuntimeError if the last batch has not been collected."""

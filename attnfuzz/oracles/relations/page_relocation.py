@@ -503,12 +503,12 @@ def _told_of_ignored(trial: Trial, ignored: Mapping[str, int]) -> Failure | None
     """Of the first that the kernel declares to heed and no case shows; raises what the kernel raised."""
     allowed = trial.kernel.declaration.supports.strides
     for name, axis in ignored.items():
-        shape, dtype = tensor_specs(trial.case)[name][:2]
+        shape = tensor_specs(trial.case)[name].shape
         if axis == 0 or not permits_gap(allowed, name, axis, len(shape)):
             continue
         near = Far(stretched={name: axis}, near=True)
         if (seen := _wrong(trial, near)) is not None:
-            gapped = gapped_strides(shape, axis, ITEMSIZE[dtype])[axis]
+            gapped = gapped_strides(shape, axis)[axis]
             words = f"with {name}.stride({axis}) = {gapped} instead of {math.prod(shape[axis + 1 :])}"
             return _failure(
                 trial, near, seen, f"ignored stride of {name}", words, _USE_STRIDE, cause="ignored_stride", tensor=name

@@ -375,7 +375,7 @@ def test_an_ignored_stride_is_no_narrow_index() -> None:
     failure = relocated(wrapped("dense_eager", takes_heads_for_packed), case)
     assert failure is not None
     assert failure.kind == "ignored stride of q"
-    assert "with q.stride(1) = 24 instead of 16" in failure.message
+    assert "with q.stride(1) = 32 instead of 16" in failure.message
     assert not any("64" in line or "declares" in line for line in failure.details)
     assert any("with the strides of the tensor" in line for line in failure.details)
 
