@@ -349,6 +349,7 @@ class Survivors:
         self._is_finite = False
         self._borne_out: list[Shape] = []
         self._unexplained = set[Shape]()
+        self._is_telling = False
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
         self._refuted: set[Key] = set()
@@ -512,15 +513,17 @@ class Survivors:
         return () if is_doubted or self._is_contradicted else self.causes
 
     def _bear_out(self, rows: _Rows, wrong: Sequence[AveragedRow]) -> None:
-        """Runs with few keys count once for their lengths: in one token mistakes coincide, whatever the numbers are."""
-        few = all(isinstance(row, AttentionRow) and len(row.seen) < _ENOUGH_WEIGHTS for row in wrong)
-        if not (few and rows.shape in self._borne_out):
-            self._borne_out.append(rows.shape)
+        self._borne_out.append(rows.shape)
+        self._is_telling |= any(not isinstance(row, AttentionRow) or len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong)
 
     @property
     def _is_contradicted(self) -> bool:
-        """Whether more shapes are wrong in ways that none of the causes gives than bear them out."""
-        return len(self._unexplained.difference(self._borne_out)) > len(self._borne_out)
+        """Whether more shapes are wrong in ways that none of the causes gives than bear them out.
+
+        One will do if they are only borne out where rows see few keys, of which mistakes coincide whatever the numbers.
+        """
+        against = len(self._unexplained.difference(self._borne_out))
+        return against > (len(self._borne_out) if self._is_telling else 0)
 
     @property
     def doubted(self) -> tuple[str, ...]:

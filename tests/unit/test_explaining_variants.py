@@ -92,10 +92,11 @@ def sink_for(*tokens: int) -> Callable[[Any], State]:
         out, lse = right(inputs)
         group = out.shape[1] // inputs.v_cache.shape[2]
         for seq, length in enumerate(inputs.seq_lens.tolist()):
-            for token in (token for token in tokens if token < length):
+            chosen = [token for token in tokens if token < length]
+            for token in chosen:
                 page, offset = inputs.block_table[seq, token // inputs.block_size], token % inputs.block_size
                 v = inputs.v_cache[page, offset].repeat_interleave(group, 0)
-                out[seq] += (inputs.sinks - lse[seq]).exp()[:, None] * v / len(tokens)
+                out[seq] += (inputs.sinks - lse[seq]).exp()[:, None] * v / len(chosen)
         return out, lse
 
     return kernel
