@@ -288,7 +288,7 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
         for number, source, way in (
             (
                 0.0,
-                "zeros whose score of 0 is not masked to -inf, or a part without keys whose LSE is 0",
+                "K and V masked to zero, the score not to -inf; or a part without keys has LSE 0",
                 "zeros",
             ),
             (row.poison, "read from memory that holds no token", "dead memory"),
