@@ -76,11 +76,26 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
     for way, factor, words in mistakes:
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
             found.append(Predicted(*row.given(factor * row.scores), way, words))
+    if row.is_plain:
+        out, lse = row.given(row.scores / _LOG2_E)
+        words = "the weights are powers of 2, not of e, of scores less their maximum"
+        found.append(Predicted(out, lse + row.top * (1 - 1 / _LOG2_E), "base 2 beside the maximum", words))
+    found += _clipped(row)
     fitted = _best_scale(row)
     if is_written(fitted) and not any(math.isclose(fitted, factor, rel_tol=1e-3) for _, factor, _ in mistakes):
         words = f"the scores are {number(fitted)} x the right ones"
         found.append(Predicted(*row.given(fitted * row.scores), f"x {number(fitted)}", words))
     yield from family("scale", found)
+
+
+def _clipped(row: AttentionRow) -> Iterator[Predicted]:
+    """Scores that are kept within a number, one that the log-sum-exp tells or one that is usual."""
+    largest = float(row.scores.abs().max())
+    told = [] if row.got_lse is None else [float(f"{abs(row.got_lse):.4g}")]
+    for limit in dict.fromkeys((*told, *_LIMITS)):
+        if 0 < limit < largest:
+            words = f"scores beyond {number(limit)} are clipped to that"
+            yield Predicted(*row.given(row.scores.clamp(-limit, limit)), f"clipped at {number(limit)}", words)
 
 
 def is_written(factor: float) -> bool:
@@ -181,6 +196,15 @@ def rescaled_output(row: AttentionRow) -> Iterator[Family]:
     ):
         if not math.isclose(divisor, 1.0, rel_tol=1e-3):
             found.append(Predicted(divisor * row.expected, None, way, f"the output is {words} ({number(total)})"))
+    in_lse = row.got_lse is not None and row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
+    more = math.exp(row.got_lse - row.top) - total if in_lse and row.got_lse is not None else total / factor - total
+    if more > _LEAST_EPSILON * total:
+        words = f"{more:.2g} is added to the sum of the weights"
+        found.append(
+            Predicted(
+                total / (total + more) * row.expected, row.got_lse if in_lse else None, f"{more:.2g} added", words
+            )
+        )
     if is_written(factor):
         words = f"the output is {number(factor)} x the right one"
         found.append(Predicted(factor * row.expected, None, f"x {number(factor)}", words))
@@ -215,7 +239,12 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
         "lse adds a natural maximum to a logarithm of the sum in base 2, taken for a natural one": top
         + log_total / _LOG2_E,
         "lse adds a natural maximum to a logarithm of the sum in base 10": top + log_total / math.log(10),
+        "lse is multiplied by the scale": row.lse * row.case.scale,
+        "lse is the logarithm of the mean of exp(score), not of the sum": row.lse - math.log(max(len(row.seen), 1)),
     }
+    for name in ("float16", "bfloat16"):
+        rounded = torch.tensor(row.lse, dtype=torch.float64, device="cpu").to(getattr(torch, name))
+        lses[f"lse is rounded to {name}"] = float(rounded)
     if row.case.variant.has_weighty_sinks:
         lses["the LSE leaves out the sink"] = top + of_keys
     yield from lse_bases(row)
@@ -484,7 +513,10 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
 
 
 _FEWEST_BOUNDS = 64.0
-"""By which a log-sum-exp must be too large for a score to be told from it."""
+"""By which a log-sum-exp must be too large for a number to be told from it."""
+_LEAST_EPSILON = 1e-5
+_LIMITS = (10.0, 15.0, 20.0, 30.0, 50.0, 64.0, 80.0, 88.0, 100.0)
+"""At which scores may be clipped."""
 _FINITE_MASKS = (-1e4, -65504.0, -1e5, -5e4, -1e6, -1e9, -100.0, -1000.0)
 
 

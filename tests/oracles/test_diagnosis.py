@@ -319,6 +319,20 @@ FORMULAS = [
     ({"weights": lambda s: (s - s.max()).exp()}, "the output is not divided by the sum of the weights"),
     ({"average": lambda w, v: 1.01 * (w @ v)}, "the output is 1.01 x the right one"),
     ({"average": lambda w, v: v[w.argmax()]}, "the output is V of token "),
+    (
+        {
+            "weights": lambda s: (math.log(2) * s).softmax(0),
+            "lse": lambda s: s.max() + (math.log(2) * (s - s.max())).exp().sum().log(),
+        },
+        "the weights are powers of 2, not of e, of scores less their maximum",
+    ),
+    (
+        {
+            "weights": lambda s: (s - s.max()).exp() / ((s - s.max()).exp().sum() + 0.25),
+            "lse": lambda s: s.max() + ((s - s.max()).exp().sum() + 0.25).log(),
+        },
+        "0.25 is added to the sum of the weights",
+    ),
     ({"average": lambda w, v: w @ v * 0, "lse": lambda s: -math.inf}, "the sequence is treated as empty"),
 ]
 
@@ -342,12 +356,22 @@ def test_a_scale_left_out_is_not_told_as_doubled_or_halved_scores(
     assert failure_of(plant(before=leave_out), case).message.endswith("; the scale is left out")
 
 
+def test_scores_that_are_clipped_are_told_with_the_limit(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Large scores of either sign, of needles and of long sequences would be five bugs."""
+    case = msgspec.structs.replace(dense, values=Values(keys="rising", logit_exponent=6))
+    message = failure_of(plant(score=lambda s: s.clamp(-20, 20)), case).message
+    assert "scores beyond 20.0 are clipped to that" in message
+
+
 LSES = [
     (lambda s: s.logsumexp(0) / math.log(2), "lse is in base 2, not a natural logarithm"),
     (lambda s: (s - s.max()).logsumexp(0), "lse is the logarithm of the sum, without the maximum"),
     (lambda s: s.max(), "lse is the maximum of the scores alone"),
     (lambda s: s.exp().sum(), "lse is the sum of exp(score) itself, not its logarithm"),
     (lambda s: (s / 0.125).logsumexp(0), "lse is that of the scores before they are scaled"),
+    (lambda s: 0.125 * s.logsumexp(0), "lse is multiplied by the scale"),
+    (lambda s: s.logsumexp(0) - math.log(len(s)), "lse is the logarithm of the mean of exp(score), not of the sum"),
+    (lambda s: s.logsumexp(0).bfloat16().float(), "lse is rounded to bfloat16"),
 ]
 
 
