@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.families import SparseDecode
+from attnfuzz.families import LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
 from attnfuzz.problems.supports import DTYPES
 
 __all__ = [
+    "dcp_correct",
+    "dcp_exchange",
+    "dcp_exchange_lse",
     "decode_attention",
     "decode_attention_graph",
     "decode_attention_mla",
@@ -24,9 +27,15 @@ __all__ = [
     "extend_attention_mask",
     "extend_attention_tree",
     "extend_attention_unified",
+    "gated_delta",
+    "gated_delta_packed",
+    "gated_delta_sigmoid",
+    "kda_packed",
     "merge_state",
     "merge_state_v2",
     "sparse_mla_decode",
+    "suffix_merge",
+    "verify_mla",
 ]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
@@ -280,5 +289,228 @@ def sparse_mla_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
         latents, positions = i.q[..., :_LATENTS], i.q[..., _LATENTS:]
         out: Tensor = decode(latents, positions, i.kv_cache, i.indices[:, None], i.head_size**-0.5)
         return out[0]
+
+    return call
+
+
+_FLA = "sglang.kernels.ops.attention.fla.fused_recurrent"
+_BELOW_ZERO: dict[str, Any] = {"sentinel": attnfuzz.Choice((-1,))}
+_KEPT = attnfuzz.Choice(("last", "aside", "tree"))
+
+
+def _updated(i: Any, update: Any, *gates: Any, **others: Any) -> Callable[[], Tensor]:
+    """As its backends call it to decode ("last"), and to verify what a draft model proposes."""
+    if i.keeps != "last":
+        others |= {
+            "disable_state_update": True,
+            "intermediate_states_buffer": i.steps,
+            "intermediate_state_indices": i.steps_slots,
+            "cache_steps": i.steps.shape[1],
+            "retrieve_parent_token": getattr(i, "parents", None),
+        }
+
+    def call() -> Tensor:
+        out: Tensor = update(
+            *gates, q=i.q[None], k=i.k[None], v=i.v[None], scale=i.head_size**-0.5, initial_state_source=i.state,
+            initial_state_indices=i.slots, cu_seqlens=i.cu_seqlens, use_qk_l2norm_in_kernel=i.normalised, **others,
+        )  # fmt: skip
+        return out[0]
+
+    return call
+
+
+@SGLANG.kernel(
+    RecurrentDecode(
+        keeps=_KEPT, gates=attnfuzz.Choice(("given",)), per_channel=attnfuzz.Choice((False,)), **_BELOW_ZERO
+    ),
+    needs={"update": (f"{_FLA}:fused_recurrent_gated_delta_rule_update",)},
+    supports=attnfuzz.Supports(),
+)
+def gated_delta(i: Any, *, update: Any) -> Callable[[], Tensor]:
+    """Decode of a recurrent layer, `fused_recurrent_gated_delta_rule_update`."""
+    return _updated(i, update, g=i.g[None], beta=i.beta[None])
+
+
+@SGLANG.kernel(
+    RecurrentDecode(keeps=_KEPT, gates=attnfuzz.Choice(("raw",)), **_BELOW_ZERO),
+    needs={
+        "update": (
+            "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent:fused_sigmoid_gating_delta_rule_update",
+        )
+    },
+    supports=attnfuzz.Supports(),
+)
+def gated_delta_sigmoid(i: Any, *, update: Any) -> Callable[[], Tensor]:
+    """The same, which works out the gates, `fused_sigmoid_gating_delta_rule_update`."""
+    a = i.a.flatten(1)  # [tokens, heads * channels]
+    return _updated(
+        i, update, A_log=i.A_log, a=a, dt_bias=i.dt_bias, softplus_beta=1.0, softplus_threshold=20.0, b=i.b[None],
+        is_kda=i.per_channel,
+    )  # fmt: skip
+
+
+def _packed(i: Any, decode: Any) -> Callable[[], None]:
+    def call() -> None:
+        packed = torch.cat([part.flatten(1) for part in (i.q, i.k, i.v)], dim=1)
+        decode(
+            packed, i.a.flatten(1), i.b, i.A_log, i.dt_bias.flatten(), i.head_size**-0.5, i.state, i.out[:, None],
+            i.slots, use_qk_l2norm_in_kernel=i.normalised,
+        )  # fmt: skip
+
+    return call
+
+
+_PACKED: dict[str, Any] = {
+    "tokens": attnfuzz.Integers(1, 1, least=1, most=4),
+    "keeps": attnfuzz.Choice(("last",)),
+    "gates": attnfuzz.Choice(("raw",)),
+    **_BELOW_ZERO,
+}
+
+
+@SGLANG.kernel(
+    RecurrentDecode(
+        per_channel=attnfuzz.Choice((False,)),
+        beta_dtype=attnfuzz.Choice(("input",)),
+        **_PACKED,
+    ),
+    needs={"decode": (f"{_FLA}:fused_recurrent_gated_delta_rule_packed_decode",)},
+    supports=attnfuzz.Supports(),
+)
+def gated_delta_packed(i: Any, *, decode: Any) -> Callable[[], None]:
+    """One token of each sequence, q, k and v side by side, `fused_recurrent_gated_delta_rule_packed_decode`."""
+    return _packed(i, decode)
+
+
+@SGLANG.kernel(
+    RecurrentDecode(per_channel=attnfuzz.Choice((True,)), normalised=attnfuzz.Choice((False,)), **_PACKED),
+    needs={"decode": (f"{_FLA}:fused_recurrent_kda_packed_decode",)},
+    supports=attnfuzz.Supports(),
+)
+def kda_packed(i: Any, *, decode: Any) -> Callable[[], None]:
+    """The same with a gate for each channel, `fused_recurrent_kda_packed_decode`, where it does not call CUDA."""
+    return _packed(i, decode)
+
+
+_DCP = "sglang.kernels.ops.attention.dcp_kernels"
+_RANKS: dict[str, Any] = {
+    "head_size": attnfuzz.Choice((16, 64, 128, 512)),  # the kernels take a block as large as a head
+    "empty": attnfuzz.Choice(("-inf", "+inf")),
+    "parts": attnfuzz.Choice(("float32",)),
+}
+
+
+@SGLANG.kernel(
+    MergeRanks(num_ranks=attnfuzz.Choice((2, 4, 8)), **_RANKS),
+    needs={"correct": (f"{_DCP}:correct_attn_out",), "context": (f"{_DCP}:CPTritonContext",)},
+    supports=attnfuzz.Supports(),
+)
+def dcp_correct(i: Any, *, correct: Any, context: Any) -> tuple[Tensor, Tensor]:
+    """What each rank makes of its output once it has all log-sum-exps, `correct_attn_out`; these are added here."""
+    ranks = []
+    for rank, part in enumerate(i.outs):
+        corrected = part.new_empty(part.transpose(0, 1).shape, dtype=torch.float32)
+        ranks.append(correct(part, i.lses, rank, context(), corrected, is_lse_base_on_e=i.base == "e"))
+    return torch.stack([out for out, _ in ranks]).sum(0).transpose(0, 1).to(i.out.dtype), ranks[-1][1]
+
+
+_EXCHANGE: dict[str, Any] = {
+    "needs": {"pack": (f"{_DCP}:dcp_pack_a2a_send",), "combine": (f"{_DCP}:dcp_lse_combine_triton",)},
+    "supports": attnfuzz.Supports(),
+}
+_ANY_RANKS = attnfuzz.Choice((2, 3, 4, 8))
+
+
+@SGLANG.kernel(MergeRanks(num_ranks=_ANY_RANKS, lse=attnfuzz.Choice((False,)), **_RANKS), **_EXCHANGE)
+def dcp_exchange(i: Any, *, pack: Any, combine: Any) -> Tensor:
+    """All-to-all: each rank packs heads for the others, and merges those that it gets (`dcp_a2a_lse_reduce`)."""
+    return torch.cat([out for out, _ in _exchanged(i, pack, combine)], dim=1)
+
+
+@SGLANG.kernel(MergeRanks(num_ranks=_ANY_RANKS, **_RANKS), **_EXCHANGE)
+def dcp_exchange_lse(i: Any, *, pack: Any, combine: Any) -> tuple[Tensor, Tensor]:
+    """The same with the log-sum-exp."""
+    out, lse = (torch.cat(parts, dim=1) for parts in zip(*_exchanged(i, pack, combine, return_lse=True), strict=True))
+    return out, lse
+
+
+def _exchanged(i: Any, pack: Any, combine: Any, **others: Any) -> list[tuple[Tensor, Tensor]]:
+    """Outputs and log-sum-exps travel in one buffer, as its server has it."""
+    ranks, tokens, _, size = i.outs.shape
+    sent = i.outs.new_empty(ranks, ranks, tokens, i.num_heads, size + 2)
+    words = sent.view(torch.float32)
+    for rank in range(ranks):
+        pack(i.outs[rank], i.lses[rank], sent[rank, ..., :size], words[rank, ..., size // 2])
+    merged = []
+    for rank in range(ranks):
+        received = sent[:, rank].contiguous()
+        lses = received.view(torch.float32)[..., size // 2]
+        merged.append(combine(received[..., :size], lses, is_lse_base_on_e=i.base == "e", **others))
+    return merged
+
+
+@SGLANG.kernel(
+    LatentVerify(
+        contexts=attnfuzz.Integers(1, 160, likely=(1, 2, 15, 16, 17, 63, 64, 65, 128, 160), least=1, most=4),
+        ragged=attnfuzz.Choice((False,)),
+        latents=attnfuzz.Choice(("same",)),
+        lse=attnfuzz.Choice((False,)),
+    ),
+    needs={"verify": ("sglang.kernels.ops.attention.verify_mla:verify_shared_kv_fwd",)},
+    supports=attnfuzz.Supports(),
+)
+def verify_mla(i: Any, *, verify: Any) -> Callable[[], None]:
+    """Verifying draft tokens, `verify_shared_kv_fwd`: the context is in the cache, new tokens' rows lie apart."""
+    positions = torch.arange(i.block_table.shape[1] * i.block_size, device=i.q.device)
+    slots = i.block_table.long().repeat_interleave(i.block_size, 1) * i.block_size + positions % i.block_size
+    context = (i.seq_lens - i.query_len)[:, None]
+    new = i.kv_cache[slots[(positions >= context) & (positions < i.seq_lens[:, None])]]
+    indptr = torch.nn.functional.pad(context[:, 0].cumsum(0, dtype=torch.int32), (1, 0))
+    cached = slots[positions < context]
+
+    def call() -> None:
+        taken = verify(
+            i.q, new, new[..., : i.rank], i.out, i.kv_cache, i.kv_cache[..., : i.rank], i.cu_seqlens_q, indptr, cached,
+            None, i.causal, None, i.query_len, 1.0, 1.0, sm_scale=i.q.shape[-1] ** -0.5,
+        )  # fmt: skip
+        if not taken:
+            raise ValueError("verify_shared_kv_fwd says that it does not handle this case")
+
+    return call
+
+
+@SGLANG.kernel(
+    "paged_decode",
+    needs={"merge": ("sglang.kernels.ops.attention.suffix_attention_merge:merge_suffix_attention_in_place",)},
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"), layouts=("NHD", "interleaved"), lse="none", graph_replay=False
+    ),
+    options={"longest_suffix": (3, 16)},
+)
+def suffix_merge(i: Any, *, merge: Any, longest_suffix: int) -> Callable[[], Tensor]:
+    """The last few tokens of a sequence, merged with the state of those before, `merge_suffix_attention_in_place`.
+
+    That state is made by PyTorch here, in float32. A sequence may have nothing before its suffix, or no suffix.
+    """
+    suffix = i.seq_lens % (longest_suffix + 1)
+    prefix = i.seq_lens - suffix
+    k, v = _flat(i.k_cache), _flat(i.v_cache)
+    places = torch.arange(longest_suffix, device=i.q.device)
+    table = torch.zeros(len(suffix), longest_suffix, dtype=torch.int64, device=i.q.device)
+    table[places < suffix[:, None]] = _slots(i, prefix, i.seq_lens)[1]
+    starts, slots = _slots(i, torch.zeros_like(prefix), prefix)
+    out, lse = torch.zeros_like(i.q), i.q.new_empty(i.q.shape[1], len(prefix), dtype=torch.float32)
+    for n, (first, end) in enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False)):
+        keys, values = (
+            part[slots[first:end]].float().repeat_interleave(i.q.shape[1] // k.shape[1], dim=1) for part in (k, v)
+        )
+        scores = torch.einsum("hd,thd->ht", i.q[n].float(), keys) * i.scale
+        lse[:, n] = scores.logsumexp(-1)
+        if end > first:
+            out[n] = torch.einsum("ht,thd->hd", scores.softmax(-1), values)
+
+    def call() -> Tensor:
+        merged: Tensor = merge(i.q, k, v, table, suffix, out.clone(), lse, i.scale)
+        return merged
 
     return call

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.families import CacheWrite, SparseDecode
+from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
 __all__ = [
+    "dcp_correct",
+    "dcp_exchange",
     "decode_attention",
     "decode_attention_mla",
     "flash_attention_3",
@@ -23,6 +25,11 @@ __all__ = [
     "flash_attention_3_sinks",
     "flash_attn_backend",
     "flash_mla",
+    "gated_delta",
+    "gated_delta_packed",
+    "gated_delta_sigmoid",
+    "kda",
+    "kda_packed",
     "merge_attn_states",
     "merge_attn_states_cuda",
     "reshape_and_cache",
@@ -33,6 +40,7 @@ __all__ = [
     "unified_attention_full",
     "unified_attention_segments",
     "unified_attention_tree",
+    "verify_mla",
 ]
 
 VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",), settled=("0.33.0",))
@@ -568,5 +576,190 @@ def sparse_mla(i: Any, *, attend: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     def call() -> tuple[Tensor, Tensor]:
         out, _, lse = attend(i.q, i.kv_cache, indices, i.head_size**-0.5)
         return out, lse
+
+    return call
+
+
+_ONE_TOKEN = attnfuzz.Integers(1, 1, least=1, most=4)
+_FLA = "vllm.third_party.flash_linear_attention.ops"
+_NO_BLOCK: dict[str, Any] = {"sentinel": attnfuzz.Choice((0,))}
+"""Block 0 belongs to nobody (`NULL_BLOCK_ID`)."""
+
+
+def _speculative(i: Any, update: Any, *gates: Any, **others: Any) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        out, _ = update(
+            *gates, q=i.q[None], k=i.k[None], v=i.v[None], scale=i.head_size**-0.5, initial_state=i.state,
+            cu_seqlens=i.cu_seqlens, ssm_state_indices=i.slots, num_accepted_tokens=i.accepted,
+            use_qk_l2norm_in_kernel=i.normalised, **others,
+        )  # fmt: skip
+        return out[0]  # type: ignore[no-any-return]  # the engine's function has no types
+
+    return call
+
+
+@VLLM.kernel(
+    RecurrentDecode(
+        keeps=attnfuzz.Choice(("each",)),
+        gates=attnfuzz.Choice(("given",)),
+        per_channel=attnfuzz.Choice((False,)),
+        **_NO_BLOCK,
+    ),
+    needs={"update": (f"{_FLA}.fused_recurrent:fused_recurrent_gated_delta_rule",)},
+    supports=attnfuzz.Supports(),
+)
+def gated_delta(i: Any, *, update: Any) -> Callable[[], Tensor]:
+    """Speculative decoding of a recurrent layer, `fused_recurrent_gated_delta_rule`."""
+    return _speculative(i, update, g=i.g[None], beta=i.beta[None])
+
+
+@VLLM.kernel(
+    RecurrentDecode(keeps=attnfuzz.Choice(("each",)), gates=attnfuzz.Choice(("raw",)), **_NO_BLOCK),
+    needs={"update": (f"{_FLA}.fused_sigmoid_gating:fused_sigmoid_gating_delta_rule_update",)},
+    supports=attnfuzz.Supports(),
+)
+def gated_delta_sigmoid(i: Any, *, update: Any) -> Callable[[], Tensor]:
+    """The same, which works out the gates, `fused_sigmoid_gating_delta_rule_update`."""
+    return _speculative(i, update, i.A_log, i.a[None], i.b[None], i.dt_bias, is_kda=i.per_channel)
+
+
+@VLLM.kernel(
+    RecurrentDecode(
+        tokens=_ONE_TOKEN,
+        keeps=attnfuzz.Choice(("last",)),
+        gates=attnfuzz.Choice(("raw",)),
+        per_channel=attnfuzz.Choice((False,)),
+        **_NO_BLOCK,
+    ),
+    needs={"decode": (f"{_FLA}.fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode",)},
+    supports=attnfuzz.Supports(),
+)
+def gated_delta_packed(i: Any, *, decode: Any) -> Callable[[], None]:
+    """One token of each sequence, q, k and v side by side, `fused_recurrent_gated_delta_rule_packed_decode`."""
+
+    def call() -> None:
+        packed = torch.cat([part.flatten(1) for part in (i.q, i.k, i.v)], dim=1)
+        decode(
+            packed, i.a, i.b, i.A_log, i.dt_bias, i.head_size**-0.5, i.state, i.out[:, None], i.slots,
+            use_qk_l2norm_in_kernel=i.normalised,
+        )  # fmt: skip
+
+    return call
+
+
+_POWERS_OF_TWO: dict[str, Any] = {"head_size": attnfuzz.Choice((16, 64, 128, 512))}
+"""The kernels take a block as large as a head."""
+
+
+@VLLM.kernel(
+    MergeRanks(num_ranks=attnfuzz.Choice((2, 4, 8)), parts=attnfuzz.Choice(("input",)), **_POWERS_OF_TWO),
+    needs={
+        "correct": _ops("dcp:correct_attn_out"),
+        "mask": _ops("dcp:mask_dcp_empty_shards_"),
+        "context": _ops("dcp:CPTritonContext"),
+    },
+    supports=attnfuzz.Supports(),
+)
+def dcp_correct(i: Any, *, correct: Any, mask: Any, context: Any) -> tuple[Tensor, Tensor]:
+    """What each rank makes of its output once it has all log-sum-exps, `correct_attn_out`; these are added here."""
+    lses = i.lses.clone()
+    if i.empty == "unknown":
+        for lse, lens in zip(lses, i.local_lens, strict=True):
+            mask(lse, lens, i.query_start_loc)
+    ranks = [correct(part.clone(), lses, rank, context(), i.base == "e") for rank, part in enumerate(i.outs)]
+    return torch.stack([out for out, _ in ranks]).float().sum(0).to(i.out.dtype), ranks[-1][1]
+
+
+@VLLM.kernel(
+    MergeRanks(num_ranks=attnfuzz.Choice((2, 3, 4, 8)), parts=attnfuzz.Choice(("float32",)), **_POWERS_OF_TWO),
+    needs={"pack": _ops("dcp:_dcp_a2a_pack_send"), "combine": _ops("dcp:_dcp_a2a_unpack_combine")},
+    supports=attnfuzz.Supports(),
+)
+def dcp_exchange(i: Any, *, pack: Any, combine: Any) -> tuple[Tensor, Tensor]:
+    """All-to-all: each rank packs heads for the others, and merges those that it gets (`dcp_a2a_lse_reduce`)."""
+    ranks, tokens, _, size = i.outs.shape
+    sent = i.outs.new_empty(ranks, ranks, tokens, i.num_heads, size + 2)  # a float32 takes two numbers of 16 bits
+    is_unknown = i.empty == "unknown"
+    for rank in range(ranks):
+        lens = (i.local_lens[rank], i.query_start_loc) if is_unknown else (None, None)
+        pack(i.outs[rank], i.lses[rank], sent[rank], ranks, i.num_heads, size, 2, *lens)
+    merged = [combine(sent[:, rank].contiguous(), size, 2, True, i.base == "e") for rank in range(ranks)]
+    out, lse = (torch.cat(parts, dim=1) for parts in zip(*merged, strict=True))
+    return out, lse
+
+
+@VLLM.kernel(
+    LatentVerify(
+        num_heads=attnfuzz.Choice((2, 4, 6, 16, 20)),  # of one head the kernel is another one
+        rank=attnfuzz.Choice((512,)),
+        rope_size=attnfuzz.Choice((64,)),
+        latents=attnfuzz.Choice(("same",)),
+    ),
+    needs={"forward": _ops("triton_decode_attention:decode_attention_fwd")},
+    supports=attnfuzz.Supports(),
+    options={"num_kv_splits": (4, 16)},
+)
+def verify_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], None]:
+    """Several query tokens, each a row of its own with its own length, as the backend TRITON_MLA flattens them."""
+    counts = i.cu_seqlens_q.diff()
+    table = i.block_table.repeat_interleave(counts, dim=0)
+    lengths = i.seq_lens.repeat_interleave(counts)
+    if i.causal:
+        after = i.cu_seqlens_q[1:].repeat_interleave(counts) - torch.arange(len(i.q), device=i.q.device) - 1
+        lengths = (lengths - after).int()
+    partial = i.q.new_empty(len(i.q), i.num_heads, num_kv_splits, i.rank + 1, dtype=torch.float32)
+    cache = i.kv_cache.view(-1, i.block_size, 1, i.kv_cache.shape[-1])
+
+    def call() -> None:
+        forward(
+            i.q, cache, cache[..., : i.rank], i.out, i.lse, table, lengths, partial, num_kv_splits,
+            i.q.shape[-1] ** -0.5, i.block_size, is_mla=True,
+        )  # fmt: skip
+
+    return call
+
+
+_KIMI = "vllm.models.kimi_k3.nvidia.ops.third_party.kda.fused_recurrent"
+_KDA: dict[str, Any] = {
+    "values_per_key": attnfuzz.Choice((1,)),
+    "gates": attnfuzz.Choice(("raw",)),
+    "per_channel": attnfuzz.Choice((True,)),
+    "normalised": attnfuzz.Choice((True,)),
+    **_NO_BLOCK,
+}
+
+
+@VLLM.kernel(
+    RecurrentDecode(keeps=attnfuzz.Choice(("each",)), **_KDA),
+    needs={"update": (f"{_KIMI}:fused_recurrent_kda",)},
+    supports=attnfuzz.Supports(),
+)
+def kda(i: Any, *, update: Any) -> Callable[[], None]:
+    """Speculative decoding of Kimi K3's recurrent layers, `fused_recurrent_kda`: q, k and v are parts of one row."""
+    packed = torch.cat([part.flatten(1) for part in (i.q, i.k, i.v)], dim=1)[None]
+    width = i.num_heads * i.head_size
+    shape = (1, len(i.q), i.num_heads, -1)
+    q, k, v = (part.view(shape) for part in packed.tensor_split((width, 2 * width), dim=2))
+
+    def call() -> None:
+        update(
+            q, k, v, i.a[None], i.b[None], i.A_log, i.dt_bias, None, i.state, i.cu_seqlens, i.slots, i.accepted,
+            i.out[None],
+        )  # fmt: skip
+
+    return call
+
+
+@VLLM.kernel(
+    RecurrentDecode(tokens=_ONE_TOKEN, keeps=attnfuzz.Choice(("last",)), **_KDA),
+    needs={"decode": (f"{_KIMI}:fused_recurrent_kda_packed_decode",)},
+    supports=attnfuzz.Supports(),
+)
+def kda_packed(i: Any, *, decode: Any) -> Callable[[], None]:
+    """One token of each sequence, `fused_recurrent_kda_packed_decode`."""
+    packed = torch.cat([part.flatten(1) for part in (i.q, i.k, i.v)], dim=1)
+
+    def call() -> None:
+        decode(packed, i.a[None], i.b[None], i.A_log, i.dt_bias, None, i.state, i.slots, out=i.out[None])
 
     return call

@@ -65,7 +65,9 @@ def crossed(declaration: Declaration, case: Case, other: Case) -> list[Case]:
     simplest = _domain(declaration).simplest
     plain = {name: getattr(simplest, name) for name in case.__struct_fields__}
     changes = {name: getattr(other, name) for name, value in plain.items() if getattr(case, name) == value}
-    mine, its = getattr(case, "strides", {}), getattr(other, "strides", {})
+    mine, its = (getattr(one, "strides", {}) for one in (case, other))
+    if not isinstance(mine, dict):  # a field of a user's problem, which has its own way with it
+        mine = its = {}
     ways = [its, *(dict.fromkeys(its, kind) for kind in sorted(set(mine.values())))] if its else [{}]
     return _made(declaration, case, [changes | ({"strides": way | mine} if way else {}) for way in ways])
 

@@ -3,7 +3,8 @@
 The interpreter replaces the functions of `triton.language` by NumPy versions when a kernel is launched, and again at
 every call of a nested `@triton.jit` function, `tl.sum` and `tl.max` included, although they are replaced already.
 Searching the modules for what is left to replace takes about half the time of a small kernel. While a launch is under
-way, each combination of modules needs it only once.
+way, each combination of modules needs it only once. A function that a kernel's module names by itself, ``exp = tl.exp``
+as flash-linear-attention has it, is no attribute of these modules: it gets what makes it a NumPy version, for good.
 
 A fifth of the time that is left goes into two things without effect: each sum and product of integers is computed once
 more in 64 bits, for an assertion that only kernels in debug mode make, and NumPy's name of a dtype is looked up in a
@@ -13,6 +14,7 @@ table that is built for the purpose.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import os
@@ -65,6 +67,8 @@ def _is_known(interpreter: ModuleType) -> bool:
     patch, scope = getattr(interpreter, "_patch_lang", None), getattr(interpreter, "_LangPatchScope", None)
     if not inspect.isfunction(patch) or not inspect.isclass(scope) or not hasattr(scope, "restore"):
         return False
+    if not hasattr(interpreter, "interpreter_semantic"):
+        return False
     return list(inspect.signature(patch).parameters) == ["fn"] and not inspect.signature(scope).parameters
 
 
@@ -75,6 +79,7 @@ class _PatchOncePerLaunch:
         self._original: Callable[..., Any] = vars(interpreter)["_patch_lang"]
         self._scope_type: Callable[[], Any] = vars(interpreter)["_LangPatchScope"]
         self._language = importlib.import_module("triton.language")
+        self._semantic: Any = vars(interpreter)["interpreter_semantic"]
         self._patched: set[tuple[int, ...]] | None = None
         self._modules_of: dict[int, tuple[int, ...]] = {}
 
@@ -96,6 +101,9 @@ class _PatchOncePerLaunch:
         if id(names) not in self._modules_of:
             known = {id(self._language), id(self._language.core)}
             self._modules_of[id(names)] = tuple(sorted({id(value) for value in names.values()} & known))
+            for name, value in names.items():
+                if inspect.isfunction(value) and self._language.core.is_builtin(value):
+                    names[name] = functools.partial(value, _semantic=self._semantic)
         return self._modules_of[id(names)]
 
 

@@ -1,4 +1,5 @@
-"""Checked wrapper of the kernel for multi-head latent attention.
+"""Checked wrappers of the kernels for multi-head latent attention: over a paged cache, for one query token
+of each sequence or several, and over lists of slots.
 
 As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
 """
@@ -14,8 +15,10 @@ from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.common.variants import Variant, check_variant
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
+from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel
+from attnfuzz.kernels.latent.sparse_decode import sparse_decode_kernel
 
-__all__ = ["latent_decode"]
+__all__ = ["latent_decode", "latent_verify", "sparse_decode"]
 
 _MOST_HEADS = 64
 """With 512 columns their accumulator takes half of the registers of eight warps."""
@@ -108,3 +111,95 @@ def _heads_of_program(gpu: GpuLimits | None, num_seqs: int, num_q_heads: int) ->
     while heads < min(_MOST_HEADS, num_q_heads) and num_seqs * triton.cdiv(num_q_heads, heads) > gpu.processors:
         heads *= 2
     return heads
+
+
+def sparse_decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    tile: int = 32,
+    block_m: int = LEAST_FOR_DOT,
+) -> None:
+    """Attention of each query token to the slots that its list names, into ``out [tokens, num_heads, v_head_size]``.
+
+    Shapes: ``q [tokens, num_heads, head_size]``, ``kv_cache [num_slots, 1, head_size]``, both float16 or bfloat16;
+    ``indices [tokens, topk]``, int32 or int64: what is below 0 or no slot names none. A row of the cache is a key, and
+    its first ``v_head_size`` numbers the value. ``lse [tokens, num_heads]``: float32, natural logarithm, contiguous.
+    0 and -inf for a token whose list names none. ``tile``: places of a list per step. Last dimensions are contiguous.
+    Raises ValueError.
+    """
+    check_power_of_two("tile", tile)
+    check_power_of_two("block_m", block_m)
+    rows, num_heads, head_size = q.shape
+    v_head_size = out.shape[-1]
+    last = {"q": q, "kv_cache": kv_cache, "indices": indices, "out": out}
+    for name, tensor in last.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} has strides {tensor.stride()}: the last must be 1; call .contiguous() first")
+    if v_head_size > head_size:
+        raise ValueError(f"out.shape[2]={v_head_size} must be at most head_size={head_size}: values are parts of keys")
+    rope_size = head_size - v_head_size
+    block_r, block_p = (block_columns(size, block_m) for size in (v_head_size, max(1, rope_size)))
+    with on_device_of(q):
+        sparse_decode_kernel[(rows, triton.cdiv(num_heads, block_m))](
+            q, q.stride(0), q.stride(1), kv_cache, kv_cache.stride(0), indices, indices.stride(0),
+            out, out.stride(0), out.stride(1), lse, float(scale), num_heads, len(kv_cache), indices.shape[1],
+            v_head_size, rope_size, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
+            HAS_ROPE=rope_size > 0,
+        )  # fmt: skip
+
+
+_SCALED = 128
+"""Numbers of a latent vector in 8 bits that share a scale."""
+
+
+def latent_verify(
+    q: Tensor,
+    latents: Tensor,
+    ropes: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_query_len: int,
+    block_size: int,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    scales: Tensor | None = None,
+    scale: float,
+    causal: bool = True,
+    tile: int = 32,
+    block_m: int = LEAST_FOR_DOT,
+) -> None:
+    """Attention of the last ``cu_seqlens_q[i + 1] - cu_seqlens_q[i]`` tokens of each sequence to all of its tokens.
+
+    Shapes: ``q [tokens, num_heads, rank + rope_size]``, float16 or bfloat16; ``latents [num_slots, 1, rank]`` and
+    ``ropes [num_slots, 1, rope_size]``, of the same dtype and as a rule parts of the same rows; ``block_table
+    [sequences, pages]``, of ``block_size`` slots each, ``seq_lens [sequences]``, with the new tokens; ``out [tokens,
+    num_heads, rank]``, ``lse [tokens, num_heads]``, float32, natural logarithm. ``scales [num_slots, ceil(rank /
+    128)]``, float32: ``latents`` are float8 and are multiplied with these. ``max_query_len``: at least the most new
+    tokens of any sequence. ``causal``: a query token sees no later one. Last dimensions are contiguous. Raises
+    ValueError.
+    """
+    check_power_of_two("tile", tile)
+    check_power_of_two("block_m", block_m)
+    last = {"q": q, "latents": latents, "ropes": ropes, "block_table": block_table, "out": out}
+    for name, tensor in last.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} has strides {tensor.stride()}: the last must be 1; call .contiguous() first")
+    num_heads, rank, rope_size = q.shape[1], latents.shape[-1], ropes.shape[-1]
+    if q.shape[-1] != rank + rope_size:
+        raise ValueError(f"q.shape[2]={q.shape[-1]} must be {rank} + {rope_size}, those of latents and ropes")
+    grid = (len(seq_lens), triton.cdiv(max_query_len * num_heads, block_m))
+    with on_device_of(q):
+        latent_verify_kernel[grid](
+            q, q.stride(0), q.stride(1), latents, latents.stride(0), ropes, ropes.stride(0),
+            scales, 0 if scales is None else scales.stride(0), block_table, block_table.stride(0),
+            seq_lens, cu_seqlens_q, out, out.stride(0), out.stride(1), lse,
+            float(scale), num_heads, block_size, rank, rope_size, SCALED=_SCALED, IS_CAUSAL=causal, TILE=tile,
+            BLOCK_M=block_m, BLOCK_R=block_columns(rank, block_m), BLOCK_P=block_columns(rope_size, block_m),
+        )  # fmt: skip

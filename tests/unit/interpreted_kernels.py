@@ -161,3 +161,13 @@ def libdevice_kernel(p_in, p_out, TILE: tl.constexpr):
 def unknown_libdevice_kernel(p_out, TILE: tl.constexpr):
     """What is rounded towards zero."""
     tl.store(p_out + tl.arange(0, TILE), libdevice.div_rz(tl.full([TILE], 1.0, tl.float32), 3.0))
+
+
+exp = tl.exp
+
+
+@triton.jit
+def named_function_kernel(p_in, p_out, TILE: tl.constexpr):
+    """exp of 16 numbers, by a name of this module."""
+    o = tl.arange(0, TILE)
+    tl.store(p_out + o, exp(tl.load(p_in + o)))

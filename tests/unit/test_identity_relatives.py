@@ -7,14 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.heads import RATIO_NOT_POW2
 from attnfuzz.cases.features import DEAD_ROWS
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.features import aspects, case_features
-from attnfuzz.identity.relatives import alternatives, strides_swapped, without
+from attnfuzz.identity.relatives import alternatives, crossed, strides_swapped, without
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.fields import Choice, Field, Integer
 from attnfuzz.problems.masks import Mask
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from tests.unit.named_features import named, words
@@ -164,3 +167,14 @@ def test_a_mask_may_be_of_any_kind(kind: Any) -> None:
     assert same.rows_seen == case.rows_seen
     shared = case_features(kernel, same) & case_features(kernel, case)
     assert "mask" in words(shared)
+
+
+def test_a_users_field_may_be_called_strides() -> None:
+    """A search would end in an internal error at the second bug of a kernel whose problem has such a field."""
+    fields: dict[str, Field] = {"length": Integer(1, 8), "strides": Choice(("contiguous", "outer_gap"))}
+    kernel = Declaration(name="k", problem=OpenProblem(place="k.py:P", fields=fields), target="k", supports=Supports())
+    simplest = simplest_case(kernel.problem, kernel.supports, {})
+    long, gapped = changed(simplest, length=5), changed(simplest, strides="outer_gap")
+    assert long is not None
+    assert gapped is not None
+    assert crossed(kernel, long, gapped) == [changed(long, strides="outer_gap")]

@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 
+from attnfuzz.triton_compat.interpreter import install_fast_patching
 from attnfuzz.triton_compat.interpreter_libdevice import install_libdevice
 from attnfuzz.triton_compat.interpreter_objects import install_objects
 from attnfuzz.triton_compat.interpreter_rewriting import install_rewriting
@@ -19,6 +20,7 @@ from tests.unit.interpreted_kernels import (
     constexpr_kernel,
     counting_kernel,
     libdevice_kernel,
+    named_function_kernel,
     relaunched_kernel,
     tuned_kernel,
     unknown_libdevice_kernel,
@@ -110,3 +112,11 @@ def test_unknown_triton_is_left_alone(install: types.FunctionType, monkeypatch: 
     before = {name: dict(vars(one)) for name, one in vars(unknown).items() if isinstance(one, type)}
     assert not install()
     assert {name: dict(vars(one)) for name, one in vars(unknown).items() if isinstance(one, type)} == before
+
+
+def test_a_function_of_triton_under_a_name_of_the_module() -> None:
+    """A correct kernel of flash-linear-attention would be told to raise."""
+    assert install_fast_patching()
+    x, out = torch.arange(16.0), torch.zeros(16)
+    named_function_kernel[(1,)](x, out, TILE=16)
+    assert torch.allclose(out, x.exp())

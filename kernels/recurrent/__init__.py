@@ -1,0 +1,1 @@
+"""Decode of recurrent layers."""
