@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Self
@@ -350,14 +351,16 @@ class Readiness:
     def _look_now(self, declaration: Declaration) -> None:
         if self._over.is_set():
             return
-        is_ready, inferred = self._look_at(declaration)
-        if not is_ready and declaration.target not in self.never_returned:
-            to_build = _one_of_each(declaration)
-            self._building[declaration.target] = _Building(declaration, to_build, len(to_build))
-        self._told.put(_Looked(declaration.target, is_ready, inferred))
+        with ExitStack() as opened:
+            is_ready, inferred = self._look_at(declaration, opened)
+            if not is_ready and declaration.target not in self.never_returned:
+                to_build = _one_of_each(declaration)
+                self._building[declaration.target] = _Building(declaration, to_build, len(to_build))
+            # told before the process ends, which takes a quarter of a second on a GPU
+            self._told.put(_Looked(declaration.target, is_ready, inferred))
 
-    def _look_at(self, declaration: Declaration) -> tuple[bool, Inferred | None]:
-        """Whether the kernel is ready, and what it takes."""
+    def _look_at(self, declaration: Declaration, opened: ExitStack) -> tuple[bool, Inferred | None]:
+        """Whether the kernel is ready, and what it takes; ``opened`` gets the process in which it is looked at."""
         if declaration.needs_preparing:
             return False, None
 
@@ -370,36 +373,38 @@ class Readiness:
                 self._begun.set()
 
         compilers = OwnCompilers()
-        made, self._first = self._first if declaration is self._users[0] else None, None
-        with made or self._runner.sibling() as own:
-            own.give_up_builds(compilers)
-            simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
-            try:
-                first = _verdict(own, declaration, simplest)
-            except ProblemUnusable as error:
-                self.never_returned[declaration.target] = f"is not searched: {error}"
-                return True, None
-            raised = None if first is None else _raised(first)
-            if (
-                raised is not None
-                and raised.misuse
-                and not compilers.seen
-                and self._never_returns(own, declaration, raised)
-            ):
-                return True, None
-            found = None
-            if self._infers and not compilers.seen:
-                found = infer(
-                    own,
-                    declaration,
-                    is_over=lambda: compilers.seen or self._over.is_set(),
-                    verifying=self._verifying,
-                    stricter=self._asks_all,
-                    begin=begin,
-                    patience_s=self._patience_s,
-                )
-            if raised is not None and found is not None and not found.works and not compilers.seen:
-                self._never_returns(own, declaration, raised)
+        made = None
+        if declaration is self._users[0]:
+            made, self._first = self._first, None
+        own = opened.enter_context(made or self._runner.sibling())
+        own.give_up_builds(compilers)
+        simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+        try:
+            first = _verdict(own, declaration, simplest)
+        except ProblemUnusable as error:
+            self.never_returned[declaration.target] = f"is not searched: {error}"
+            return True, None
+        raised = None if first is None else _raised(first)
+        if (
+            raised is not None
+            and raised.misuse
+            and not compilers.seen
+            and self._never_returns(own, declaration, raised)
+        ):
+            return True, None
+        found = None
+        if self._infers and not compilers.seen:
+            found = infer(
+                own,
+                declaration,
+                is_over=lambda: compilers.seen or self._over.is_set(),
+                verifying=self._verifying,
+                stricter=self._asks_all,
+                begin=begin,
+                patience_s=self._patience_s,
+            )
+        if raised is not None and found is not None and not found.works and not compilers.seen:
+            self._never_returns(own, declaration, raised)
         return not compilers.seen, None if compilers.seen else found
 
     def _never_returns(self, runner: Runner, declaration: Declaration, raised: Failure) -> bool:

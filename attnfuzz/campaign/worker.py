@@ -69,6 +69,8 @@ from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Relations, Verdict, e
 __all__ = ["WorkerLoop", "main", "work"]
 
 _MOST_TOGETHER = 64
+_LEAST_OF_ROUND = 32
+"""Cases, before it makes way for another format: batches have grown by then, and what shows in any format is found."""
 _WAIT_FOR_BATCH_S = 1.0
 _MAX_DEATH_SEARCHES = 3
 _KEPT_OF_A_SYMPTOM = 4
@@ -212,6 +214,7 @@ class WorkerLoop:
             now = time.monotonic()  # a compiler may have taken more than the slice
             until = now + self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
             drawn = self._drawn[target]
+            least = self._meter.cases(target) + _LEAST_OF_ROUND
 
             def visit(case: Case) -> bool:  # asked once at least, or the slice might end before the first case is drawn
                 drawn.append(case)
@@ -226,6 +229,8 @@ class WorkerLoop:
                     del drawn[:size]
                     self._have_judged(declaration, cases)
                     self._take_costly_turns(declaration)
+                    if self._meter.cases(target) >= least and self._wants_format(declaration):
+                        return False
                 return self._goes_on() and time.monotonic() < until
 
             (roomy or self._drawing).round(declaration, visit, until=self._setup.deadline)
@@ -290,6 +295,9 @@ class WorkerLoop:
             self._have_judged(declaration, drawn)
         if not self._formats.any_for(declaration):
             self._collect()
+
+    def _wants_format(self, declaration: Declaration) -> bool:
+        return self._formats is not None and self._formats.is_scouting_due(declaration)
 
     def _goes_on(self) -> bool:
         return not self._failures.is_any_ready and not self._stopped and time.monotonic() < self._setup.deadline
@@ -510,7 +518,7 @@ def work(
             memory=MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing),
             explain=explain_in_short,
             complain=lambda text: channel.send(Trouble(message=text)),
-            interpret=(lambda: Runner(device="cpu", python=python, **settings)) if on_gpu else None,
+            interpret=(lambda: Runner(device="cpu", python=python, wait=False, **settings)) if on_gpu else None,
         )
         opened.callback(judge.close)
         runner.start_device()

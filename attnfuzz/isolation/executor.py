@@ -217,7 +217,9 @@ class Executor:
         *,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
+        wait: bool = True,
     ) -> None:
+        """With ``wait=False`` whoever calls it first waits until it has started."""
         if memory_limit_bytes is not None and memory_limit_bytes <= 0:
             raise ValueError(f"memory_limit_bytes={memory_limit_bytes!r} must be positive, or None for no limit")
         self._zygote = zygote
@@ -228,7 +230,8 @@ class Executor:
         self._num_starts = 0
         self._num_calls = 0
         self.last_idle_death: Died | None = None
-        self._start()
+        if wait:
+            self._start()
 
     @property
     def pid(self) -> int | None:

@@ -97,6 +97,7 @@ class Runner:
         meanwhile: Callable[[], None] | None = None,
         forked: Callable[[Zygote], None] | None = None,
         executor: Executor | None = None,
+        wait: bool = True,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
@@ -107,8 +108,9 @@ class Runner:
         with. `watching`: kernels fail that replace what judges or times them (`JudgeRequest.watched`).
         `import_patience_s`: how long the import of a kernel may do nothing. `meanwhile` is called while torch is
         imported where executors come from, `forked` with these once the runner has its own. `executor`: one from
-        `start_executor` with the same `environment`, in place of a fresh one. Raises `ExecutorUnavailable`, also for
-        "cuda" without a GPU.
+        `start_executor` with the same `environment`, in place of a fresh one. With `wait=False`, of "cpu", whoever
+        asks first waits until all is imported, and is told what goes wrong there. Raises `ExecutorUnavailable`, also
+        for "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'auto', 'cpu' or 'cuda'")
@@ -125,7 +127,7 @@ class Runner:
         self.zygote = zygote or self._start_zygote(likely_device(device))
         if meanwhile is not None:
             meanwhile()
-        self._executor = executor or self._new_executor()
+        self._executor = executor or self._new_executor(wait=wait)
         self._executor.memory_limit_bytes = memory_limit_bytes
         if forked is not None:
             forked(self.zygote)
@@ -418,12 +420,13 @@ class Runner:
     def _start_zygote(self, device: Device) -> Zygote:
         return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS, python=self._python, wait=False)
 
-    def _new_executor(self) -> Executor:
+    def _new_executor(self, *, wait: bool = True) -> Executor:
         try:
             return Executor(
                 self.zygote,
                 environment=self._executor_environment,
                 memory_limit_bytes=self._memory_limit_bytes,
+                wait=wait,
             )
         except BaseException:
             if self._owns_zygote:

@@ -319,7 +319,7 @@ def _is_last(reply: msgspec.Struct) -> bool:
     return False
 
 
-_TURNS = Turns(at_once=2)
+_TURNS = Turns()
 """At starting CUDA, of all executors of a zygote, which imports this module."""
 
 

@@ -29,10 +29,12 @@ class OnGpu:
         self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.inherited: list[str] = []
         self.answers: dict[str, threading.Event] = {}
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def heir(self) -> OnGpu:
         made = OnGpu()
-        made.asked, made.answers = self.asked, self.answers
+        made.asked, made.answers, made.may_end = self.asked, self.answers, self.may_end
         made.is_heir_of = self
         return made
 
@@ -43,7 +45,7 @@ class OnGpu:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        return
+        assert self.may_end.wait(_SOON_S)
 
     def give_up_builds(self, when: object) -> None:
         return
@@ -77,3 +79,22 @@ def test_half_of_the_cores_ask_until_a_kernel_is_known(monkeypatch: pytest.Monke
     asking.wait()
     assert {join.kernel.target for join in asking.take()} == set(runner.answers)
     assert runner.inherited == ["mine.py:a"]  # a process that has no context of the GPU yet would have to make one
+
+
+def test_a_kernel_is_searched_before_the_process_has_ended_that_looked_at_it() -> None:
+    """Each search would begin a quarter of a second later: a GPU takes that long to let go of a process."""
+    runner = OnGpu()
+    kernel = Declaration(name="a", problem="dense_decode", target="mine.py:a")
+    runner.answers = {kernel.target: threading.Event()}
+    runner.answers[kernel.target].set()
+    runner.may_end.clear()
+    asking = Readiness(
+        cast(Runner, runner), [kernel], make_runner=lambda: pytest.fail("nothing is built"), note=print, infers=False
+    )
+    asking.start()
+    asking.wait_for_first()
+    assert [join.kernel for join in asking.take()] == [kernel]
+    assert not runner.may_end.is_set()
+    runner.may_end.set()
+    with asking:
+        pass

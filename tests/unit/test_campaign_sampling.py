@@ -165,6 +165,21 @@ def test_half_of_the_time_goes_into_scouting_while_there_are_few_formats() -> No
     assert 0.4 < scouting / total < 0.65
 
 
+def test_a_round_makes_way_for_the_next_format_while_there_are_few() -> None:
+    """A bug that any case of the second format shows waited for three seconds of cases of the first."""
+    sets = WorkingSets(endless)
+    for number in range(1, 8):
+        assert scouted(sets) == [format_number(number)]
+        rounds_s = 0.0
+        while not sets.is_scouting_due(GPU_KERNEL):
+            sets.judged(GPU_KERNEL, case_in(1), WARM_S)
+            rounds_s += WARM_S
+        assert 0.0 < rounds_s < (0.2 if number < 3 else 3.0) * COMPILED_S
+    scouted(sets)
+    sets.judged(GPU_KERNEL, case_in(1), 100.0)
+    assert not sets.is_scouting_due(GPU_KERNEL)
+
+
 def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
     """Without it, a bug that needs another head size is never met; too much of it, and hardly any case is run."""
     sets = WorkingSets(endless)
@@ -275,6 +290,8 @@ def test_a_kernel_whose_formats_are_all_known_is_left_alone() -> None:
     assert scouted(sets) == few[1:]
     sets.judged(GPU_KERNEL, case_in(1), 100.0)
     assert sets.to_scout(GPU_KERNEL) == []
+    sets.judged(GPU_KERNEL, case_in(1), 100.0)
+    assert not sets.is_scouting_due(GPU_KERNEL)  # each round would be of one batch
 
 
 FOREVER = float("inf")

@@ -95,6 +95,16 @@ def test_slow_cases_make_small_batches() -> None:
     assert size.size == 1
 
 
+def test_the_first_case_of_a_process_is_no_reason_for_small_batches() -> None:
+    """Code is loaded for it: on a GPU it took 0.35 s, and the next ten batches were of one or two cases."""
+    size = BatchSize(32)
+    seen = []
+    for seconds in (0.35, 0.05, *(0.005 * 2**i for i in range(1, 5))):
+        seen.append(size.size)
+        size.went_well(seconds, size.size)
+    assert seen == [1, 1, 2, 4, 8, 16]
+
+
 def test_what_a_batch_takes_besides_its_cases_is_no_reason_for_small_ones() -> None:
     """A batch of a case takes ten times as long as each of thirty: on a GPU the first ten batches would be small."""
     size = BatchSize(32)

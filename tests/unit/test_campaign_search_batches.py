@@ -325,6 +325,31 @@ def test_a_users_kernel_is_searched_at_once_in_the_format_that_it_was_looked_at_
     assert {(case.head_size, case.num_q_heads) for case in bench.judged} == {(16, 1)}
 
 
+@dataclass
+class CompilingBench(FormatsBench):
+    """The first case of each format takes a while."""
+
+    def judge(self, declaration: Declaration, case: Case, **settings: Any) -> Verdict:
+        self.compile([case])
+        return super().judge(declaration, case, **settings)
+
+    def together(self, declaration: Declaration, cases: Sequence[DenseDecodeCase], **settings: Any) -> Any:
+        self.compile(cases)
+        return super().together(declaration, cases, **settings)
+
+    def compile(self, cases: Sequence[Case]) -> None:
+        known = {format_key(format_of(case)) for case in self.judged}
+        time.sleep(0.1 * len({format_key(format_of(case)) for case in cases} - known))
+
+
+def test_the_first_formats_are_compiled_before_whole_rounds_go_by() -> None:
+    """A bug that any case of the second format shows was found after two rounds of hundreds of cases."""
+    bench = CompilingBench(lambda case: None, most_cases=400).run()
+    keys = [format_key(format_of(case)) for case in bench.judged]
+    fourth = sorted(keys.index(key) for key in set(keys))[3]
+    assert 32 < fourth < 250, fourth
+
+
 def test_formats_that_others_have_compiled_are_drawn_from() -> None:
     """What one worker has waited for, the others have for nothing."""
     theirs = Format(dtype="float16", head_size=32, num_q_heads=7, num_kv_heads=7)

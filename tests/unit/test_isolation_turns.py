@@ -1,4 +1,4 @@
-"""attnfuzz.isolation.turns: a few processes at a time, and none waits for one that is gone."""
+"""attnfuzz.isolation.turns: one process at a time, and none waits for one that is gone."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def fork() -> Iterator[Callable[[Turns, str], Forked]]:
         one.end()
 
 
-def test_no_more_at_a_time(fork: Callable[[Turns, str], Forked]) -> None:
+def test_one_at_a_time(fork: Callable[[Turns, str], Forked]) -> None:
     """All processes of a campaign would start CUDA at once, and the first would be ready with the last."""
-    turns = Turns(at_once=2)
-    assert all(fork(turns, "a").has_turn(_SOON_S) for _ in range(2))
+    turns = Turns()
+    assert fork(turns, "a").has_turn(_SOON_S)
     assert not fork(turns, "a").has_turn(_NOT_SOON_S)
 
 
 def test_gpus_have_turns_of_their_own(fork: Callable[[Turns, str], Forked]) -> None:
     """A GPU that does not answer would keep processes from all others."""
-    turns = Turns(at_once=1)
+    turns = Turns()
     assert fork(turns, "a").has_turn(_SOON_S)
     assert fork(turns, "b").has_turn(_SOON_S)
 
 
 def test_killed_process_leaves_its_turn() -> None:
     """One executor that is killed while it starts CUDA would end the campaign."""
-    turns = Turns(at_once=1)
+    turns = Turns()
     first = Forked(turns, "a")
     assert first.has_turn(_SOON_S)
     second = Forked(turns, "a")
@@ -79,7 +79,7 @@ def test_killed_process_leaves_its_turn() -> None:
 
 def test_turn_ends(fork: Callable[[Turns, str], Forked]) -> None:
     """A process that has started CUDA would keep the others waiting for as long as it runs."""
-    turns = Turns(at_once=1)
+    turns = Turns()
     with turns.turn("a"):
         waiting = fork(turns, "a")
         assert not waiting.has_turn(_NOT_SOON_S)

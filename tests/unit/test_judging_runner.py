@@ -302,6 +302,14 @@ def test_sibling_has_its_own_executor(runner: Runner, declared: dict[str, Declar
     assert runner.restarts == restarts
 
 
+def test_what_nobody_waits_for_starts_in_the_background(declared: dict[str, Declaration]) -> None:
+    """The first bug of a campaign on a GPU was confirmed 1.5 s later: what may be needed to shrink it was imported."""
+    with Runner(device="cpu", wait=False) as runner:
+        assert runner.pid is None
+        assert runner.judge(declared["correct"], CASE).failure is None
+        assert runner.pid is not None
+
+
 def test_device_is_described(runner: Runner) -> None:
     """Reports would not say what the figures were taken on."""
     assert runner.device == "cpu"

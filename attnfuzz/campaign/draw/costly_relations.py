@@ -1,7 +1,7 @@
 """When a campaign asks for relations that cost as much as hundreds of cases: in a share of each kernel's time.
 
 By chance, as others are drawn, those of a kernel that judges 30,000 cases a minute would take most of that minute, and
-a slow kernel would hardly meet any. So no case of a campaign draws one.
+a slow kernel would hardly meet any. So no case of a batch draws one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ __all__ = ["CostlyRelations"]
 _SHARES = ((1, 0.3), (3, 0.1))
 """Of a kernel's time, until so many rounds of turns are over: a kernel that is searched for seconds has one."""
 _SHARE = 0.05
+_FIRST_AFTER_S = 3.0
+"""Of all workers' time with a kernel: what ordinary cases of its first formats show is found by then."""
 _EXPECTED_S = 0.25
 """What one takes, before any has been seen: 0.1 s on an H200 alone, 0.4 to 0.9 s on a GPU that many share."""
 _COMPILED = 4
@@ -81,7 +83,7 @@ class CostlyRelations:
     def due(self, target: str) -> Due | None:
         """What is to be done now, if it is time for a turn."""
         spent = self._spent[target]
-        if not self._costly or spent.passed is None:
+        if not self._costly or spent.passed is None or spent.usual_s * self._num_workers < _FIRST_AFTER_S:
             return None
         all_turns = self._worker + self._num_workers * spent.turns  # if the others have taken as many
         share = next((share for rounds, share in _SHARES if all_turns < rounds * self._costly), _SHARE)

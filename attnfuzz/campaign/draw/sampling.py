@@ -123,15 +123,19 @@ class BatchSize:
 
     most: int
     size: int = 1
-    _case_s: float = 0.0
-    _largest: int = 0
+    _case_s: float = math.inf
 
     def went_well(self, seconds: float, cases: int) -> None:
-        """Learn from ``cases`` that ended by themselves, ``seconds`` in all, compilations left out."""
+        """Learn from ``cases`` that ended by themselves, ``seconds`` in all, compilations left out.
+
+        Of those that were faster than any before it is believed at once: what a process does but once, as loading
+        code for the first case of each kind, and what a batch takes besides its cases, says nothing about the next.
+        """
         newest_s = seconds / cases
-        is_largest = cases > self._largest  # what a batch takes besides its cases weighs least in it
-        self._largest = max(self._largest, cases)
-        self._case_s += (newest_s - self._case_s) * (1.0 if is_largest else _WEIGHT_OF_NEWEST)
+        if newest_s < self._case_s:
+            self._case_s = newest_s
+        else:
+            self._case_s += (newest_s - self._case_s) * _WEIGHT_OF_NEWEST
         fitting = int(_LONGEST_BATCH_S / self._case_s) if self._case_s else self.most
         self.size = max(1, min(2 * self.size if cases >= self.size else self.size, self.most, fitting))
 
@@ -212,7 +216,8 @@ FormatSource = Callable[[Declaration], Iterator[Format]]
 @dataclass(slots=True)
 class _Formats:
     """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere; ``before``: so many
-    of them when it became known what the kernel takes. Seconds are those since.
+    of them when it became known what the kernel takes. Seconds are those since. ``has_more``: whether any was new of
+    those that came last from ``source``.
 
     ``costs_s``: what so many of these took (``num_costs``). ``turn``: see `WorkingSets`.
     """
@@ -223,6 +228,7 @@ class _Formats:
     offered: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
     known: set[bytes] = field(default_factory=set)
     before: int = 0
+    has_more: bool = True
     joining: set[bytes] = field(default_factory=set)
     seconds: float = 0.0
     compiling_s: float = 0.0
@@ -231,12 +237,17 @@ class _Formats:
     num_costs: int = 0
 
     @property
+    def is_few(self) -> bool:
+        """Whether another one shows more than hundreds of cases."""
+        return len(self.known) - self.before < _FEW
+
+    @property
     def at_once(self) -> int:
         """How many to scout now: as many as what is left of the compilers' share has room for."""
         if not self.active and not self.offered:
             return 1
         known = len(self.known) - self.before
-        share = _SHARE_AT_FIRST if known < _VERY_FEW else _SHARE_WHILE_FEW if known < _FEW else _SHARE_OF_COMPILING
+        share = _SHARE_AT_FIRST if known < _VERY_FEW else _SHARE_WHILE_FEW if self.is_few else _SHARE_OF_COMPILING
         cost_s = self.costs_s / max(1, self.num_costs)
         left_s = share * self.seconds - self.compiling_s - self.turn * cost_s
         if left_s <= 0.0:
@@ -269,7 +280,16 @@ class WorkingSets:
                 fresh[key] = candidate
             if len(fresh) == wanted:
                 break
+        if wanted:
+            formats.has_more = bool(fresh)
         return list(fresh.values())
+
+    def is_scouting_due(self, declaration: Declaration) -> bool:
+        """Whether a kernel of which few formats are compiled had better have the next now than another round."""
+        if isinstance(declaration.problem, OpenProblem):
+            return False
+        formats = self._of(declaration)
+        return formats.is_few and formats.has_more and formats.at_once > 0
 
     def any_for(self, declaration: Declaration) -> bool:
         """Whether there is anything to draw from; kernels of open problems, which have no formats, always have that."""
@@ -332,6 +352,7 @@ class WorkingSets:
         if (formats := self._kernels.get(declaration.target)) is not None:
             formats.source = self._source(declaration)
             formats.before = len(formats.known)
+            formats.has_more = True
             formats.seconds = formats.compiling_s = formats.joining_s = 0.0
 
     def _may_join(self, formats: _Formats) -> bool:
