@@ -76,11 +76,12 @@ def decide_variant(
 
 
 def decide_variant_strides(decisions: Decisions, variant: Variant, allowed: Strides) -> dict[str, StrideKind]:
-    """Tensors of ``variant`` that are not contiguous: every third, since few cases have any."""
+    """Tensors of ``variant`` that are not contiguous: half of them, most with gaps, since few cases have any."""
     found: dict[str, StrideKind] = {}
     for name in VARIANT_TENSORS:
         others = [kind for kind in stride_kinds_of(allowed, name) if kind != "contiguous"]
-        kind = decisions.pick((*[None] * 2 * max(1, len(others)), *others))
+        gaps = [kind for kind in others if kind == "every_other"]
+        kind = decisions.pick((*[None] * max(1, 2 * len(others)), *others, *gaps * 2))
         if kind is not None and name not in absent_tensors(variant):
             found[name] = kind
     return found

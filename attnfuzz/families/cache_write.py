@@ -56,13 +56,15 @@ class CacheWrite(attnfuzz.Problem):
             shape, axes = (blocks, case.block_size, heads, case.head_size), ("block", "offset", "head", "dim")
         else:
             shape, axes = (blocks, heads, case.block_size, case.head_size), ("block", "head", "offset", "dim")
-        cache = TensorSpec(shape, _FORMATS.get(case.cache, case.dtype), "in_place", case.cache_strides, axes)
+        of_slots: Any = {"named_by": "slot_mapping", "places": case.block_size}
+        dtype = _FORMATS.get(case.cache, case.dtype)
+        cache = TensorSpec(shape, dtype, "in_place", case.cache_strides, axes, **of_slots)
         found = {"key": new, "value": new, "k_cache": cache, "v_cache": cache}
         found["slot_mapping"] = TensorSpec((rows,), "int64")
         if case.cache == "fp8":
             found |= dict.fromkeys(("k_scale", "v_scale"), TensorSpec((1,), "float32"))
         elif case.cache != "same":
-            scales = TensorSpec(shape[:3], "float32", "in_place", axes=axes[:3])
+            scales = TensorSpec(shape[:3], "float32", "in_place", axes=axes[:3], **of_slots)
             found |= dict.fromkeys(("k_scales", "v_scales"), scales)
         return found
 

@@ -50,7 +50,9 @@ class SparseDecode(attnfuzz.Problem):
         axes = ("token", "head", "dim")
         found = {
             "q": TensorSpec((rows, heads, case.head_size), case.dtype, "input", case.q_strides, axes),
-            "kv_cache": TensorSpec((slots, 1, case.head_size), case.dtype, axes=("slot", *axes[1:])),
+            "kv_cache": TensorSpec(
+                (slots, 1, case.head_size), case.dtype, axes=("slot", *axes[1:]), named_by="indices"
+            ),
             "indices": TensorSpec((rows, case.topk), "int32", axes=("token", "place")),
             "out": TensorSpec((rows, heads, value_size), case.dtype, "output", axes=axes),
         }

@@ -21,7 +21,7 @@ from torch import Tensor
 from attnfuzz.isolation.memory_faults import FaultMap, GuardedRegion
 from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable
 from attnfuzz.memory.arena import Arena, span
-from attnfuzz.memory.patterns import bits, holds_prefill, prefill_
+from attnfuzz.memory.patterns import bits, prefill_
 from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
 from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.recipes import StrideKind
@@ -114,6 +114,7 @@ class FarAllocator:
     """An `Allocator`; raises `SparseUnavailable` where there is no such memory.
 
     ``first_page``: of the caches, where the case's pages begin. ``first_entry``: of the mask, where its tables do.
+    ``moved``: of other tensors, where what the case has of them begins.
     ``stretched``: the dimension of a tensor that gets a wide stride; at most `MOST_ROWS` vectors lie apart then.
     ``near``: a gap as small as can be, in place of that. All other tensors come from ``arena``. `whole` holds the whole
     caches or the whole mask, what `tensor` returns is the part of the case. Only with a ``fault_map``, which will tell
@@ -126,6 +127,7 @@ class FarAllocator:
         *,
         first_page: int = 0,
         first_entry: int = 0,
+        moved: Mapping[str, int] | None = None,
         stretched: Mapping[str, int] | None = None,
         near: bool = False,
         fault_map: FaultMap | None = None,
@@ -134,12 +136,13 @@ class FarAllocator:
         self.device = arena.device
         self.whole: dict[str, Tensor] = {}
         self._arena = arena
-        self._first = dict.fromkeys(CACHES, first_page) | {"mask": first_entry}
+        self._first = dict.fromkeys(CACHES, first_page) | {"mask": first_entry, **(moved or {})}
         self._stretched = stretched or {}
         self._near = near
         self._fault_map = fault_map
         self._on_gpu = on_gpu
         self._placed: list[_Placed] = []
+        self._before: list[Tensor] = []
 
     def tensor(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
@@ -155,8 +158,9 @@ class FarAllocator:
         return self._arena.tensor(name, shape, dtype, strides=strides, role=role)
 
     def only_changes(self, name: str, where: Tensor) -> None:
-        """As the arena's."""
-        self._arena.only_changes(name, where)
+        """As the arena's, of what lies there."""
+        if name not in self.whole:
+            self._arena.only_changes(name, where)
 
     def put_where_short_offsets_land(self) -> None:
         """Have what lives in each far tensor on the host lie there as well, in place of decoys.
@@ -167,15 +171,16 @@ class FarAllocator:
             size = dtype.itemsize
             source = buffer.opened(own[0] * size, own[1] * size)
             buffer.opened(landed * size, own[1] * size).copy_(source)
+            self._before.append(source.view(dtype).clone())
 
     def take_from_where_short_offsets_land(self) -> None:
         """Bring results that were written there, and not to their own places, to these."""
-        for buffer, dtype, own, landed, role in self._pieces():
+        for (buffer, dtype, own, landed, role), before in zip(self._pieces(), self._before, strict=True):
             if role == "output":
                 size = dtype.itemsize
-                ours = buffer.opened(own[0] * size, own[1] * size).view(dtype)
-                theirs = buffer.opened(landed * size, own[1] * size).view(dtype)
-                is_there = holds_prefill(ours, self._arena.prefill) & ~holds_prefill(theirs, self._arena.prefill)
+                ours = bits(buffer.opened(own[0] * size, own[1] * size).view(dtype))
+                theirs = bits(buffer.opened(landed * size, own[1] * size).view(dtype))
+                is_there = (ours == bits(before)) & (theirs != bits(before))
                 ours.copy_(torch.where(is_there, theirs, ours))
 
     def _pieces(self) -> Iterator[tuple[SparseBuffer, torch.dtype, tuple[int, int], int, Role]]:

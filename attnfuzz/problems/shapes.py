@@ -125,7 +125,8 @@ class TensorSpec(NamedTuple):
     """``dtype`` is a torch dtype's name, one of `ITEMSIZE`. "in_place": it holds something, and is written in part.
 
     ``strides`` and ``axes``, the names of its dimensions for messages, are those of open problems: bundled ones have
-    theirs from the case.
+    theirs from the case. ``named_by``: the tensor of integers whose numbers, from 0 on, name entries of the first
+    dimension, or ``places`` in each of them; then it is tried as a part of a tensor that is far larger.
     """
 
     shape: tuple[int, ...]
@@ -133,10 +134,13 @@ class TensorSpec(NamedTuple):
     role: Role | Literal["in_place"] = "input"
     strides: StrideKind = "contiguous"
     axes: tuple[str, ...] = ()
+    named_by: str = ""
+    places: int = 1
 
 
 Specs = dict[str, TensorSpec]
 _ROLES = ("input", "output", "in_place")
+_OF_IDS = ("int32", "int64")
 
 
 @singledispatch
@@ -184,6 +188,11 @@ def _(case: OpenCase) -> Specs:
             raise ProblemError(
                 f"{case.problem}.tensors: {name}={spec!r:.200} must be an attnfuzz.TensorSpec with a dtype of "
                 f"{', '.join(ITEMSIZE)} and a role of {', '.join(_ROLES)}"
+            )
+        if spec.named_by and (spec.named_by not in specs or specs[spec.named_by].dtype not in _OF_IDS):
+            raise ProblemError(
+                f"{case.problem}.tensors: {name} is named_by={spec.named_by!r:.80}, which must be one of its "
+                f"tensors of {' or '.join(_OF_IDS)}"
             )
     return specs
 

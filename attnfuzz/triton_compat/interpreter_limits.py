@@ -4,7 +4,8 @@ A kernel has no ``raise`` of its own, since the compiler takes none; the code th
 and whether a ``raise`` stands there:
 
 * What the interpreter itself raises, at whatever it does in the compiler's stead, is a limit, and so is the want of a
-  driver for a GPU. Not if the kernel asks for it: by an assertion, an axis that is not there, an index beyond a block.
+  driver for a GPU. Not if the kernel asks for it: by an assertion, an axis that is not there, an index beyond a block,
+  a loop whose step is 0, which never ends where it is compiled.
 * `triton.language` is the same code for both. What it raises about its arguments, the compiler raises too. What Python
   raises in it comes of what the interpreter hands over: numbers where there are constants, a builder without a method.
 * So it is in the kernel's own lines where a number, or a constant, lacks what the compiler's has.
@@ -32,6 +33,8 @@ _ASKED_FOR = frozenset({"_new_static_assert", "create_assert", "check_axis"})
 """Functions of the interpreter that raise for what a kernel says."""
 _LAUNCH = "__call__"
 """The function of the interpreter that asserts how many dimensions a grid has."""
+_LOOP = "counted"
+"""The function of ours that makes the numbers of a kernel's loop."""
 _OF_ANY_CODE = (IndexError, MemoryError, RecursionError)
 """What the numbers of a kernel can lead to anywhere."""
 _NO_METHOD = "'InterpreterBuilder' object has no attribute "
@@ -59,7 +62,8 @@ def interpreter_limit_of(error: BaseException) -> str:
     kind, said = type(error), next(iter(text_of(error).strip().splitlines()), "")
     told = said or type_name(error)
     if innermost.path.endswith(_INTERPRETER) or _OURS in innermost.path:
-        if innermost.function in _ASKED_FOR or (innermost.function == _LAUNCH and issubclass(kind, AssertionError)):
+        at_launch = innermost.function == _LAUNCH and issubclass(kind, AssertionError)
+        if innermost.function in _ASKED_FOR or at_launch or (innermost.function == _LOOP and kind is ValueError):
             return ""
         if issubclass(kind, KeyError):
             return f"it does not know {said}"

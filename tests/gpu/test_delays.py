@@ -26,6 +26,7 @@ SMALL = DenseDecodeCase(
     [
         ("cleared_by_other_programs", SMALL),
         ("launched_on_the_default_stream", SMALL),
+        ("values_copied_on_a_stream", SMALL),
     ],
 )
 def test_a_race_that_no_other_run_shows_is_found(runner: Runner, name: str, case: DenseDecodeCase) -> None:
@@ -42,6 +43,7 @@ def test_a_race_that_no_other_run_shows_is_found(runner: Runner, name: str, case
     [
         ("stored_behind_a_barrier", SMALL),
         ("stored_by_one_program", SMALL),
+        ("copied_behind_the_caller", SMALL),
         ("waits_for_all_programs", SMALL),
         ("added_by_atomics", SMALL),
     ],

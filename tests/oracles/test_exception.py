@@ -207,6 +207,7 @@ def test_what_the_interpreter_lacks_is_no_failure(name: str, lacking: str) -> No
         ("with_unknown_name", "AttributeError in unknown_name"),
         ("with_unknown_attribute", "AttributeError in unknown_attribute"),
         ("with_odd_range", "ValueError in odd_range"),
+        ("with_endless_loop", "ValueError in endless_loop"),
         ("with_static_assertion", "AssertionError in static_assertion"),
         ("with_absent_axis", "ValueError in absent_axis"),
         ("with_not_implemented", "NotImplementedError in not_implemented"),

@@ -2,7 +2,8 @@
 
 Planted bugs of each of `KINDS`, and right kernels of the same shape, are searched alone by one worker, as ``attnfuzz
 explore`` does; or else the files and kernels that are named, of which those are right whose names begin with one of
-`RIGHT`. What is a question counts as found: of a kernel that says nothing, it is for its author to say what is meant.
+`RIGHT`. A question counts as found, and the table says that it is one: of a kernel that says nothing, it is for its
+author to say what is meant. It is told when the search ends, so that its seconds are those of the whole search.
 Cases count whatever else the machine does; seconds do not. The exit status is 1 where anything is not as it should be.
 """
 
@@ -28,6 +29,7 @@ _REACHING = _TESTS / "quality" / "reaching_kernels.py"
 _PLANNING = _TESTS / "oracles" / "relations" / "planning_kernels.py"
 _KEEPING = _TESTS / "oracles" / "keeping_kernels.py"
 _RACING = _TESTS / "oracles" / "relations" / "racing_kernels.py"
+_WIDE = _TESTS / "families" / "wide_kernels.py"
 _GRAPHS = _TESTS / "gpu" / "graph_kernels.py"
 
 
@@ -50,6 +52,7 @@ KINDS = (
     Kind("sizes", _REACHING, ("sizes_*",), ("right_sizes",)),
     Kind("scales of 8-bit caches", _REACHING, ("scales_*",), ("right_scales",)),
     Kind("offsets into a mask", _REACHING, ("addresses_*",), ("right_addresses",)),
+    Kind("offsets into caches", _WIDE, ("*_narrow", "*_in_float"), ("*_wide",)),
     Kind("strides of K and V", _REACHING, ("gaps_*",), ("right_gaps",), _BOTH),
     Kind(
         "captured graphs",
@@ -68,8 +71,8 @@ KINDS = (
     Kind(
         "pace of warps and streams",
         _RACING,
-        ("stored_without*", "launched_on*"),
-        ("stored_behind*",),
+        ("stored_without*", "launched_on*", "values_copied*"),
+        ("stored_behind*", "copied_behind*"),
         ("cuda",),
     ),
     Kind("row sums in 16 bits", _REACHING, ("sums_*",), ("right_sums",)),
@@ -88,25 +91,27 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Reached:
-    """Cases of a search that ends at its first finding, when that was first seen, and what was found."""
+    """Cases of a search that ends at its first finding, when that was first seen, what was found and what is asked."""
 
     wanted: Wanted
     cases: int
     seconds: float
     told: tuple[str, ...]
+    asked: tuple[str, ...] = ()
 
     @property
     def is_as_it_should_be(self) -> bool:
-        """A bug is found, or a right kernel is not accused."""
-        return bool(self.told) is not self.wanted.is_right
+        """A bug is found or asked about, or a right kernel is neither accused nor asked."""
+        return bool(self.told or self.asked) is not self.wanted.is_right
 
     @property
     def row(self) -> str:
         """Of the table that is printed."""
         is_right = self.wanted.is_right
         name = self.wanted.target.rpartition("/")[2]
-        told = "; ".join(self.told)[:140].replace("|", "/") or ("silent" if is_right else "NOT FOUND")
-        accused = "ACCUSED: " if is_right and self.told else ""
+        asked = [f"a question: {one}" for one in self.asked]
+        told = "; ".join((*self.told, *asked))[:140].replace("|", "/") or ("silent" if is_right else "NOT FOUND")
+        accused = "" if self.is_as_it_should_be else "ACCUSED: " * is_right
         return f"| {self.wanted.kind} | {name} | {self.cases} | {self.seconds:.1f} | {accused}{told} |"
 
 
@@ -153,7 +158,8 @@ def explore(wanted: Wanted, *, budget_s: int, seed: int, device: str = "cpu") ->
     (kernel,) = told["kernels"]
     findings = kernel["findings"]
     seconds = min((one["first_seen_s"] for one in findings), default=told["elapsed_s"])
-    return Reached(wanted, kernel["cases"], seconds, tuple(one["message"] for one in findings))
+    asked = tuple(f"{one['declaration']}? {one['message']}" for one in kernel.get("questions", ()))
+    return Reached(wanted, kernel["cases"], seconds, tuple(one["message"] for one in findings), asked)
 
 
 def _named(asked: Sequence[str]) -> Iterator[Wanted]:
@@ -179,13 +185,17 @@ def main() -> None:
     print("| kind | kernel | cases | seconds | told |")
     print("|---|---|---:|---:|---|")
     missed: list[str] = []
+    questions = 0
     with ThreadPoolExecutor(options.jobs) as pool:
         known = _named(options.targets) if options.targets else wanted_on(options.device)
         wanted = [one for one in known if fnmatch.fnmatch(one.target.rpartition(":")[2], options.only)]
         for found in pool.map(lambda one: explore(one, **how), wanted):
             print(found.row, flush=True)
+            questions += found.is_as_it_should_be and not found.told and bool(found.asked)
             missed += [] if found.is_as_it_should_be else [found.wanted.target]
-    print(f"\n{len(wanted) - len(missed)} of {len(wanted)} as they should be; not so: {', '.join(missed) or 'none'}")
+    right = len(wanted) - len(missed)
+    print(f"\n{right} of {len(wanted)} as they should be, {questions} of them by a question; ", end="")
+    print(f"not so: {', '.join(missed) or 'none'}")
     sys.exit(bool(missed))
 
 

@@ -53,6 +53,13 @@ def odd_range(p, TILE: tl.constexpr):
     tl.store(p + tl.arange(0, TILE - 1), 0.0)
 
 
+@triton.jit
+def endless_loop(p, TILE: tl.constexpr):
+    step = (tl.load(p) * 0.0).to(tl.int32)
+    for start in range(0, TILE, step):
+        tl.store(p + start, 0.0)
+
+
 def needs(mistake, *, only_longer_than=-1):
     """An eager kernel that launches ``mistake``, or calls it, for cases with a sequence that is long enough."""
 
@@ -100,6 +107,7 @@ with_absent_axis = declared("with_absent_axis", needs(absent_axis))
 with_unknown_name = declared("with_unknown_name", needs(unknown_name))
 with_unknown_attribute = declared("with_unknown_attribute", needs(unknown_attribute))
 with_odd_range = declared("with_odd_range", needs(odd_range))
+with_endless_loop = declared("with_endless_loop", needs(endless_loop))
 with_not_implemented = declared("with_not_implemented", needs(not_implemented))
 with_pretended_limit = declared("with_pretended_limit", needs(pretended_limit))
 with_missing_key = declared("with_missing_key", needs(missing_key))

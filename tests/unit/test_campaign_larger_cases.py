@@ -97,6 +97,18 @@ def test_the_less_larger_cases_cost_the_more_of_them_there_are() -> None:
     assert 0.05 < shares[1] < 0.15
 
 
+def test_a_round_has_as_many_long_cases_as_fill_their_share() -> None:
+    """Of long rounds few would be spent on lengths that usual cases do not have, however fast a kernel is."""
+    kernel = a_kernel("paged_decode", head_sizes=(16,))
+    at_once = []
+    for case_s in (0.02, 1.0):
+        long = after_usual(kernel, 0.02)
+        long.judged(kernel, USUAL, case_s, passed=True)
+        long.round_over(kernel, roomy=False, cases=1000, seconds=20.0)
+        at_once.append(len(long.due(kernel, until=FAR)))
+    assert at_once == [16, 2]
+
+
 def test_roomy_cases_have_more_tokens_in_all() -> None:
     """What is wrong from 128 tokens on was drawn once in hundred cases."""
     usual, roomy = (draw("paged_attention", Supports(), 600, sizes=one) for one in (CPU_SIZES, roomy_sizes(CPU_SIZES)))
@@ -112,7 +124,10 @@ def test_limits_in_the_source_are_met_from_both_sides() -> None:
     for _ in range(60):
         for case in long.due(kernel, until=FAR):
             met.update(getattr(case, "seq_lens", ()))
+            long.judged(kernel, longest_sequence(case), 0.001, passed=True)
+        long.round_over(kernel, roomy=False, cases=100, seconds=0.1)
     assert met >= {699, 700, 701}
+    assert max(met) > RUNGS[0]
     far = a_kernel("paged_decode", lengths=(9000,), head_sizes=(16,))
     long = after_usual(far, 0.001)
     for tokens in RUNGS:

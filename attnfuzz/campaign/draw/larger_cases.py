@@ -46,7 +46,9 @@ _LONGEST_ROOMY_S = 0.25
 """And a roomy one: with more, there would be too few of them to say anything."""
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.3
 """Parts of a kernel's time that may go into a rung: the most where its cases cost no more than usual ones."""
-_AT_ONCE = 2
+_AT_ONCE, _MOST_AT_ONCE = 2, 16
+_FORGETTING = 0.8
+"""What a slow case says of those to come, after each one that was faster: the machine may have been busy."""
 SourceOf = Callable[[Sizes], CaseSource]
 
 
@@ -88,14 +90,18 @@ def long_sizes(tokens: int) -> Sizes:
 
 @dataclass(slots=True)
 class _Climb:
-    """How far one kernel has come. ``case_s``: what its slowest case on the last rung took.
+    """How far one kernel has come. ``case_s``: what a slow case on the last rung takes.
 
-    ``usual`` and ``roomy``: cases, and the seconds that they took.
+    ``named``: those of the ``rungs`` on which its source names a length. ``turns``: how often long cases were drawn, of
+    which so many ``cases`` took so many ``seconds`` together. ``usual`` and ``roomy``: cases, and what they took.
     """
 
     rungs: tuple[int, ...]
+    named: tuple[int, ...] = ()
     rung: int = 0
+    turns: int = 0
     case_s: float = 0.0
+    cases: int = 0
     seconds: float = 0.0
     usual: list[float] = field(default_factory=lambda: [0.0, 0.0])
     roomy: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -105,8 +111,9 @@ class LargerCases:
     """Says when it is time for larger cases of a kernel, and draws them from what ``source_of`` makes for sizes.
 
     A kernel begins on the first long rung, if its usual cases let one expect that it is fast enough, and climbs when it
-    has passed there fast enough for the next. ``max_seq_len``: a user asks for sequences as long as that, no longer.
-    ``on_gpu``: none but those that a user asks for are larger than usual ones.
+    has passed there fast enough for the next. Every second time it goes back to a rung below on which its source names
+    a length: a few cases there say little of the one length that matters. ``max_seq_len``: a user asks for sequences
+    as long as that, no longer. ``on_gpu``: none but those that a user asks for are larger than usual ones.
     """
 
     def __init__(
@@ -154,19 +161,24 @@ class LargerCases:
             return []
         usual_s, tokens = seconds / cases, climb.rungs[climb.rung]
         expected_s = climb.case_s or usual_s * tokens / _USUAL_TOKENS
-        if climb.case_s and climb.seconds > _share(usual_s, climb.case_s) * (seconds + climb.roomy[1]):
+        long_s = climb.seconds / climb.cases if climb.cases else expected_s
+        left_s = _share(usual_s, long_s) * (seconds + climb.roomy[1]) - climb.seconds
+        if climb.cases and left_s < 0:
             return []
         if expected_s > self._longest_s(tokens):
             return []
         if self._clock() + _AT_ONCE * expected_s > until:
             return []
-        return self._drawn(declaration, climb, until)
+        count = max(_AT_ONCE, min(_MOST_AT_ONCE, int(left_s / expected_s))) if climb.cases else _AT_ONCE
+        return self._drawn(declaration, climb, count, until)
 
     def judged(self, declaration: Declaration, longest: int, seconds: float, *, passed: bool) -> None:
         """A case whose longest sequence has so many tokens took ``seconds``."""
         climb = self._climb(declaration)
+        climb.cases += 1
         climb.seconds += seconds
-        climb.case_s = max(climb.case_s, seconds)
+        is_shorter = longest <= self._below(climb, climb.rung)
+        climb.case_s = max(seconds, climb.case_s if is_shorter else _FORGETTING * climb.case_s)
         if passed and climb.rung + 1 < len(climb.rungs) and 2 * longest > climb.rungs[climb.rung]:
             next_tokens = climb.rungs[climb.rung + 1]
             further_s = seconds * next_tokens / longest
@@ -181,7 +193,16 @@ class LargerCases:
         climb = self._climbs[declaration.target]
         if not climb.rungs:
             climb.rungs = self._rungs(declaration)
+            climb.named = tuple(
+                tokens
+                for index, tokens in enumerate(climb.rungs)
+                if any(self._below(climb, index) < number <= tokens for number in declaration.lengths)
+            )
         return climb
+
+    def _below(self, climb: _Climb, index: int) -> int:
+        """Tokens that a long case of that rung has more than."""
+        return climb.rungs[index - 1] if index else self._usual.max_seq_len
 
     def _rungs(self, declaration: Declaration) -> tuple[int, ...]:
         """Those that are more than usual cases have, and one past each limit in the source that they do not reach."""
@@ -191,9 +212,13 @@ class LargerCases:
         asked = {most} if most is not None else set()
         return tuple(sorted(tokens for tokens in within | asked if tokens > self._usual.max_seq_len))
 
-    def _drawn(self, declaration: Declaration, climb: _Climb, until: float) -> list[Case]:
+    def _drawn(self, declaration: Declaration, climb: _Climb, count: int, until: float) -> list[Case]:
         tokens = climb.rungs[climb.rung]
-        least = self._usual.max_seq_len if climb.rung == 0 else climb.rungs[climb.rung - 1]
+        again = [named for named in climb.named if named < tokens]
+        climb.turns += 1
+        if again and climb.turns % 2 == 0:
+            tokens = again[climb.turns // 2 % len(again)]
+        least = self._below(climb, climb.rungs.index(tokens))
         if tokens not in self._long:
             self._long[tokens] = self._source_of(long_sizes(tokens))
         found: list[Case] = []
@@ -201,7 +226,7 @@ class LargerCases:
         def keep(case: Case) -> bool:
             if longest_sequence(case) > least:
                 found.append(case)
-            return len(found) < _AT_ONCE
+            return len(found) < count
 
         self._long[tokens].round(declaration, keep, until=until)
         return found

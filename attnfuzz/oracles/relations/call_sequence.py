@@ -45,6 +45,7 @@ from attnfuzz.oracles.relations.relation import (
     unequal_bits,
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
+from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.open_cases import OpenCase
@@ -59,6 +60,8 @@ __all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
 _MOST_MORE = 64
 """Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""
 _OTHER_SEED = 0x5EED
+_SEVERAL_TILES = 32
+"""Tokens, from which on it shows in the bits how a sequence is cut into splits."""
 _ROOM = ("extra_rows", "query_slack", "seq_slack", "padding_tokens")
 
 
@@ -151,6 +154,14 @@ _CAUSE = Cause(mistake=KEPT_BETWEEN_CALLS, words="the result depends on an earli
 def _applies(declaration: Declaration, case: Case) -> bool:
     del case
     return declaration.supports.deterministic
+
+
+def _weight(declaration: Declaration, case: Case) -> int:
+    """How long splits are may be planned once for calls that are unlike, which short cases hardly ever show."""
+    del declaration
+    if not isinstance(case, AttentionCase) or num_splits_of(case) == 1:
+        return 1
+    return 4 if max(case.seq_lens) > _SEVERAL_TILES else 1
 
 
 _FEW_TWINS = 4
@@ -408,6 +419,7 @@ CALL_SEQUENCE = Relation(
     registry.CALL_SEQUENCE,
     _applies,
     _check,
+    weight=_weight,
     further=_further,
     alone_on=("cpu",),
     of_any_problem=True,

@@ -40,7 +40,8 @@ def drawn(
 ) -> Relation | None:
     """The one that `case` draws among those applicable: the same case draws the same anywhere and always.
 
-    `turn`: the one among those that are costly there whose turn it is, see `Drawn`.
+    `turn`: the one among those that are costly there whose turn it is, see `Drawn`; first those of what the kernel has
+    promised by name.
     """
     number = zlib.crc32(encode_case(case))
     if turn is None and number % _ONE_IN[device]:
@@ -51,6 +52,7 @@ def drawn(
     )
     if turn is not None:
         costly = [one for one in costly if one.applies(declaration, case)]
+        costly.sort(key=lambda one: not one.is_promised(declaration))  # a kernel that is searched for seconds has few
         return costly[turn % len(costly)] if costly else None
     if others and number // _ONE_IN[device] % _COSTLY_ONE_IN:
         costly = []

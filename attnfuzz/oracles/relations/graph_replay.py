@@ -419,4 +419,4 @@ def _seen(trial: Trial, results: Tensors) -> Observation:
     return Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
 
 
-GRAPH_REPLAY = Relation(registry.GRAPH_REPLAY, _applies, _check, under_a_mask=False)
+GRAPH_REPLAY = Relation(registry.GRAPH_REPLAY, _applies, _check, under_a_mask=False, promise="graph_replay")

@@ -21,6 +21,10 @@ fits, and all else in it lies past 2^31 elements. A kernel that is wrong with ta
 narrow index, and is left alone: it knows without `mask_indptr` where they lie, or reads there where the last one ends,
 which does not fit.
 
+A user's problem says which of its tensors are parts of larger ones, whose entries a tensor of integers names
+(`TensorSpec.named_by`). There as well all entries begin far away, and what names them is moved along. Such a kernel is
+left alone if it is wrong with entries that begin a few further on: the problem may not have told all that names them.
+
 Up to five runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
 decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
 wrong size among them. In two others, the tokens of a page or the heads of a cache are as far apart. In the last, the
@@ -31,16 +35,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.inputs.layouts import with_both_caches
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation.memory_faults import installed
@@ -53,10 +58,12 @@ from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.problems.block_table import num_blocks, used_blocks
-from attnfuzz.problems.cases import BundledCase, Case, MaskedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lies_as_served, lying_alike, permits_gap, strided_tensors_of
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.masks import table_starts
+from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strided_layout, strides_of, tensor_specs
 from attnfuzz.problems.supports import Layout
 from attnfuzz.problems.wording import element, number, ratio
@@ -299,8 +306,8 @@ _OUT_OF_MEMORY = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """What lies far away: pages from id ``first_page`` on, a mask's tables from ``first_entry`` on, and what has high
-    indices along an axis of a tensor.
+    """What lies far away: pages from id ``first_page`` on, a mask's tables from ``first_entry`` on, what a case has of
+    ``moved`` tensors, each from an entry on, and what has high indices along an axis of a tensor.
 
     ``near``: of the latter, not far, but merely further away than in a contiguous tensor. ``wrapped``: all of it lies
     also where offsets of 32 bits look for it.
@@ -308,6 +315,7 @@ class Far:
 
     first_page: int = 0
     first_entry: int = 0
+    moved: Mapping[str, int] = field(default_factory=dict)
     stretched: Mapping[str, int] = field(default_factory=dict)
     near: bool = False
     wrapped: bool = False
@@ -329,6 +337,7 @@ def run_far(trial: Trial, far: Far) -> Observation | None:
                 arena,
                 first_page=far.first_page,
                 first_entry=far.first_entry,
+                moved=far.moved,
                 stretched=far.stretched,
                 near=far.near,
                 fault_map=fault_map,
@@ -354,7 +363,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
         if far.first_entry and (table := far_table(case)) is not None:
             starts.clamp_(max=table.start).add_(far.first_entry)  # where the last one ends may not fit into 32 bits
 
-    edits = {"block_table": move_ids, "mask_indptr": move_tables}
+    edits = {"block_table": move_ids, "mask_indptr": move_tables} | _moves_of_names(case, far.moved)
     if trial.device == "cpu":
         inputs = problem_of(case).build(case, memory, supports, trial.reference.values_on("cpu"))
         for name, edit in edits.items():
@@ -362,7 +371,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
                 edit(getattr(inputs, name))
     else:
         inputs = build_through_host(case, memory, supports, edit=edits)
-    if memory.whole:
+    if memory.whole and not far.moved:
         for name, whole in with_both_caches(case, memory.whole).items():
             setattr(inputs, name, whole.view(getattr(inputs, name).dtype))  # a mask's bytes are truth values
     return inputs
@@ -375,7 +384,8 @@ def _run(trial: Trial, far: Far, inputs: Any, memory: FarAllocator) -> Observati
     try:
         # A GPU's memory has a limit of its own, and its driver takes more addresses than that.
         with at_most_more(_ROOM_BYTES) if trial.device == "cpu" else nullcontext():
-            results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
+            kernel = _given(trial.kernel, memory, wrapped=far.wrapped) if far.moved else trial.kernel
+            results = call(kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
         if context_lost(raised.error) is None and _refuses(raised):
             return None
@@ -383,7 +393,7 @@ def _run(trial: Trial, far: Far, inputs: Any, memory: FarAllocator) -> Observati
         if not far.near and context_lost(raised.error) is not None:
             raised.maybe = (NARROW_OFFSETS,)
         raise
-    if far.wrapped:
+    if far.wrapped and not far.moved:
         memory.take_from_where_short_offsets_land()
     nothing = Arena(trial.device, poison="nan", prefill="nan")
     seen = Observation("nan", "nan", None, given=nothing, allocated=nothing)
@@ -391,6 +401,34 @@ def _run(trial: Trial, far: Far, inputs: Any, memory: FarAllocator) -> Observati
     seen.kernel_s = time.perf_counter() - started
     trial.observations.append(seen)
     return seen
+
+
+def _given(kernel: Kernel, memory: FarAllocator, *, wrapped: bool) -> Kernel:
+    """``kernel``, called on the whole of far tensors; results are looked for in that part of them that it is given."""
+
+    def function(inputs: Any, **options: Any) -> Any:
+        returned = kernel.function(SimpleNamespace(**{**vars(inputs), **memory.whole}), **options)
+        if wrapped:  # before a copy is made of what is changed in place
+            memory.take_from_where_short_offsets_land()
+        return returned
+
+    return Kernel(function, kernel.declaration)
+
+
+def _moves_of_names(case: Any, moved: Mapping[str, int]) -> dict[str, Callable[[Tensor], None]]:
+    """By tensor, what has its numbers name the same entries of ``moved`` tensors.
+
+    A number that names none, and is the first to do so, still is.
+    """
+    found: dict[str, Callable[[Tensor], None]] = {}
+    for name, first in moved.items():
+        spec = tensor_specs(case)[name]
+
+        def move(names: Tensor, least: int = first * spec.places, end: int = spec.shape[0] * spec.places) -> None:
+            names += ((names >= 0) & (names <= end)) * least
+
+        found[spec.named_by] = move
+    return found
 
 
 def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
@@ -413,10 +451,19 @@ def _words_of(case: Case, far: Far) -> str:
     moved = [f"page ids from {far.first_page} on"] if far.first_page else []
     if far.first_entry:
         moved.append(f"mask_indptr from {far.first_entry} on")
+    if far.moved:
+        moved.append(_words_of_moved(case, far.moved))
     if far.stretched:
         strides = "gaps" if far.near else "strides past 2^31 elements"
         moved.append(f"{strides} in {', '.join(sorted(far.stretched))}")
     return f"with {' and '.join(moved)}"
+
+
+def _words_of_moved(case: Case, moved: Mapping[str, int]) -> str:
+    """What names entries that begin further on."""
+    specs = tensor_specs(case)
+    firsts = {specs[name].named_by: first * specs[name].places for name, first in moved.items()}
+    return " and ".join(f"what {name} names from {first} on" for name, first in firsts.items())
 
 
 _MOST_NBYTES = 4 << 20
@@ -425,6 +472,8 @@ _MOST_NBYTES = 4 << 20
 _RUNS = 2
 _KIND = "page ids"
 """Whatever the limit: where two of them are reached with the same page, which it is cannot be told."""
+
+_KIND_OF_NAMES = "named entries"
 
 _USE_STRIDE = "compute offsets with the strides of the tensor: its shape does not tell them"
 _WIDER_OFFSETS = "convert an index to 64 bits before it is multiplied with a stride (`.to(tl.int64)`, `int64_t`)"
@@ -444,23 +493,29 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return tensor_nbytes(case) <= _MOST_NBYTES and any(True for _ in _placements(declaration, case))
 
 
-def _weight(declaration: Declaration, case: BundledCase) -> int:
+def _weight(declaration: Declaration, case: Case) -> int:
     """A narrow index shows nowhere else, and only where its dimension has three indices.
 
     For that of a sequence that is one case in three, in which batch_invariance is drawn as well; and that into a mask's
     tables in cases that hold one, of which interpreted kernels have few, since each takes long.
     """
     del declaration
+    if isinstance(case, OpenCase):
+        return 3
     return 6 if (case.part_noun == "sequence" and case.num_parts > 2) or far_table(case) is not None else 3
 
 
 def _check(trial: Trial) -> Failure | None:
+    if isinstance(trial.case, OpenCase) and trial.device != "cpu":
+        return None  # what writes astray on a GPU would change decoys, which later runs have too
     most_rows = MOST_ROWS if trial.device == "cpu" else MOST_ROWS_ON_GPU
     for far in _placements(trial.kernel.declaration, trial.case, most_rows):
         if far.first_entry and not _is_right(trial, Far(first_entry=_NEAR_ENTRY)):
             continue  # before the far run, which ends the process of a kernel that is astray by more than it wraps
         if trial.device == "cpu" and _is_right(trial, far):
             continue
+        if far.moved:
+            return _explained_by_names(trial, far)
         if far.first_page and not _heeds_page_strides(trial):
             far = Far(stretched=far.stretched)
         ignored = _ignored(trial, far)
@@ -541,6 +596,9 @@ def _is_right(trial: Trial, far: Far) -> bool:
 
 
 def _placements(declaration: Declaration, case: Any, most_rows: int = MOST_ROWS) -> Iterator[Far]:
+    if isinstance(case, OpenCase):
+        yield from (Far(moved=moved) for least in (FAR, _HALF) if (moved := _moved(case, least)))
+        return
     pages = far_pages(case) if case.page_size and used_blocks(case) else []
     for turn in range(_RUNS):
         axes = stretched_axes(declaration, case, turn, most_rows=most_rows)
@@ -552,6 +610,29 @@ def _placements(declaration: Declaration, case: Any, most_rows: int = MOST_ROWS)
             yield Far(stretched=axes)
     if (table := far_table(case)) is not None:
         yield Far(first_entry=_HALF - 1 - table.start)
+
+
+def _moved(case: OpenCase, least: int) -> dict[str, int]:
+    """Where tensors begin that something names, so that the largest of them has offsets past ``least`` elements.
+
+    Those that the same tensor names begin at the same entry, with all as aligned as before. Those are left out of which
+    names would not fit into 31 bits, and those of one entry's places told in two ways.
+    """
+    found: dict[str, int] = {}
+    groups: dict[str, dict[str, TensorSpec]] = {}
+    for name, spec in tensor_specs(case).items():
+        if spec.named_by and spec.shape[0]:
+            groups.setdefault(spec.named_by, {})[name] = spec
+    for group in groups.values():
+        entries = {name: strided_layout(*_lies(spec)).strides[0] for name, spec in group.items()}
+        steps = (entries[name] * ITEMSIZE[spec.dtype] for name, spec in group.items())
+        step = math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, size) for size in steps))
+        first = -(-least // max(entries.values()) // step) * step if max(entries.values()) else 0
+        ((_, spec), *others) = group.items()
+        most = (first + spec.shape[0]) * spec.places
+        if first and most < _MOST_IDS and all(other.places == spec.places for _, other in others):
+            found |= dict.fromkeys(group, first)
+    return found
 
 
 def _wrong(trial: Trial, far: Far) -> Observation | None:
@@ -673,6 +754,28 @@ def _explained_by_tables(trial: Trial, far: Far, seen: Observation) -> Failure |
     return _failure(trial, far, seen, "offsets into mask", words, where, advice, cause=cause, tensor="mask")
 
 
+def _explained_by_names(trial: Trial, far: Far) -> Failure | None:
+    """None where entries need not begin far away for that, and where bits come and go."""
+    case: Any = trial.case
+    near = Far(moved=_moved(case, 1))
+    if near.moved.keys() != far.moved.keys() or not _is_right(trial, near) or _comes_and_goes(trial):
+        return None
+    if (seen := _wrong(trial, far)) is None:
+        return None
+    cause, advice = _if_wrapped(trial, far, _WIDER_OFFSETS)
+    specs = tensor_specs(case)
+    offsets = (
+        f"{name} begins {first * strided_layout(*_lies(specs[name])).strides[0]} elements into a larger tensor"
+        for name, first in far.moved.items()
+    )
+    return _failure(trial, far, seen, _KIND_OF_NAMES, _words_of(case, far), *offsets, advice, cause=cause)
+
+
+def _lies(spec: TensorSpec) -> tuple[tuple[int, ...], StrideKind, int]:
+    """What `strided_layout` asks for."""
+    return spec.shape, spec.strides, ITEMSIZE[spec.dtype]
+
+
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
     for name, stride in page_strides(case).items():
         offset = page * stride
@@ -722,4 +825,5 @@ PAGE_RELOCATION = Relation(
     _applies,
     _check,
     weight=_weight,
+    of_any_problem=True,
 )

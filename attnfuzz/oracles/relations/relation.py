@@ -183,8 +183,9 @@ class Relation:
     `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which it is not, since
     `check` does more than that. `of_any_problem`: it is no law of attention, and holds for problems that users define
     too. `cases`: the type of those that it says something of, so that its functions get no others; `under_a_mask`: of
-    masked ones, too. `closer`: in place of `check` where the relation is asked for by name, as for a failure that
-    somebody looks into: it takes more runs, and tells more; `closer_further` likewise in place of `further`.
+    masked ones, too. `promise`: the field of `Supports` that is True of a kernel that says that it holds. `closer`: in
+    place of `check` where the relation is asked for by name, as for a failure that somebody looks into: it takes more
+    runs, and tells more; `closer_further` likewise in place of `further`.
     """
 
     oracle: Oracle
@@ -197,12 +198,17 @@ class Relation:
     of_any_problem: bool = False
     cases: type = object
     under_a_mask: bool = True
+    promise: str = ""
     closer: Callable[[Trial], Failure | None] | None = None
     closer_further: Further | None = None
 
     def looking_closer(self) -> Relation:
         """The relation as it judges a failure that somebody looks into."""
         return replace(self, check=self.closer or self.check, further=self.closer_further or self.further)
+
+    def is_promised(self, declaration: Declaration) -> bool:
+        """Whether the kernel says of itself that the relation holds."""
+        return bool(self.promise) and getattr(declaration.supports, self.promise) is True
 
     @property
     def name(self) -> OracleName:

@@ -1,6 +1,8 @@
 """Decode kernels whose programs meet in memory, and that are right where programs run one after the other."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import copy
+import functools
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ __all__ = [
     "added_by_atomics",
     "added_without_atomics",
     "cleared_by_other_programs",
+    "copied_behind_the_caller",
     "counts_before_it_stores",
     "last_program_reads_partials",
     "last_to_arrive_reads_partials",
@@ -20,6 +23,7 @@ __all__ = [
     "stored_behind_a_barrier",
     "stored_by_one_program",
     "stored_without_a_barrier",
+    "values_copied_on_a_stream",
     "waits_for_all_programs",
     "zeroed_by_the_first_program",
 ]
@@ -161,6 +165,36 @@ def _cleared(i: Any, *, clears: bool) -> None:
         i.q, i.k, i.v, i.seq_lens, i.out, i.lse, i.k.stride(0), i.k.stride(1), float(i.scale),
         HEADS=heads, D=size, CLEARS=clears,
     )  # fmt: skip
+
+
+@functools.cache
+def _stream() -> Any:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+def _with_copied_values(i: Any, *, waits: bool) -> None:
+    """V is copied on a stream of its own, for which the caller's waits; ``waits``: and it for the caller's."""
+    if i.q.is_cuda:
+        current, i = torch.cuda.current_stream(), copy.copy(i)
+        if waits:
+            _stream().wait_stream(current)
+        with torch.cuda.stream(_stream()):
+            i.v = i.v.clone()
+        i.v.record_stream(current)
+        current.wait_stream(_stream())
+    _merged(i, "counts")
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))
+def values_copied_on_a_stream(i):
+    """On a GPU V is copied on a stream that does not wait for what the caller has given to do."""
+    _with_copied_values(i, waits=False)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))
+def copied_behind_the_caller(i):
+    """The same as it has to be."""
+    _with_copied_values(i, waits=True)
 
 
 @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))

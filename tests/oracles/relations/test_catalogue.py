@@ -15,6 +15,7 @@ from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, KNOWN, ORACLES, oracle_of
 from attnfuzz.oracles.relations import catalogue
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
@@ -112,6 +113,14 @@ def test_wider_tables_are_drawn_more_often_where_splits_may_follow_them(plant: A
     assert weights(BLOCK_TABLE_SLACK, plant("paged_decode").declaration, *split) == [1, 1]
 
 
+def test_calls_before_are_drawn_more_often_where_they_may_plan_splits(plant: Any, paged: PagedDecodeCase) -> None:
+    """A plan of an earlier call that is used again showed in one of 300 cases."""
+    splits = [msgspec.structs.replace(paged, options={"num_splits": count}) for count in (1, 2)]
+    long = [msgspec.structs.replace(one, **one.with_seq_lens((33,))) for one in splits]
+    short = [msgspec.structs.replace(one, **one.with_seq_lens((32,))) for one in splits]
+    assert weights(CALL_SEQUENCE, plant("paged_decode").declaration, *long, *short) == [1, 4, 1, 1]
+
+
 def test_what_compares_by_bounds_judges_if_named(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
     """Each bug that accuracy sees would be found once more under another name; or a saved finding never seen again."""
     declaration = plant("paged_decode").declaration
@@ -165,6 +174,16 @@ def test_those_that_are_costly_have_turns(plant: Any, paged: PagedDecodeCase) ->
     assert names(0) == names(len(costly))
     assert "guard_page" not in names(*range(len(costly)), without=("guard_page",))
     assert chosen(declaration, paged, DEFAULT_ORACLES, Drawn(turn=0), device="cpu") == []
+
+
+@pytest.mark.parametrize(("promised", "first"), [(True, "graph_replay"), (None, "page_relocation")])
+def test_what_a_kernel_promises_has_the_first_turn(
+    plant: Any, paged: PagedDecodeCase, promised: bool | None, first: str
+) -> None:
+    """A kernel that is searched for seconds would not be asked for what it says of itself."""
+    declaration = plant("paged_decode", supports=attnfuzz.Supports(graph_replay=promised)).declaration
+    (one,) = chosen(declaration, paged, DEFAULT_ORACLES, Drawn(turn=0), device="cuda")
+    assert one.name == first
 
 
 def test_what_cannot_judge_on_a_device_is_not_drawn_there(plant: Any, paged: PagedDecodeCase) -> None:

@@ -1,0 +1,29 @@
+"""Entries that lists of a user's problem name are tried past 2^31 elements: narrow offsets are told, others are not."""
+
+from __future__ import annotations
+
+import pytest
+
+import attnfuzz
+from tests.families import wide_kernels as kernels
+
+
+@pytest.mark.parametrize("name", ["write", "attend"])
+def test_offsets_of_32_bits_are_found_in_larger_tensors(name: str) -> None:
+    """What wraps would be seen by whoever serves with a cache of gigabytes first."""
+
+    @attnfuzz.fuzz(getattr(kernels, f"{name}_narrow"), max_examples=60, device="cpu")
+    def search() -> None:
+        pass
+
+    with pytest.raises(attnfuzz.KernelFailure) as caught:
+        search()
+    failure = caught.value.failure
+    assert (failure.oracle, failure.cause) == ("page_relocation", "narrow_offsets")
+    assert {"write": "slot_mapping", "attend": "indices"}[name] in failure.message
+
+
+@pytest.mark.parametrize("name", ["write", "attend"])
+def test_right_kernels_are_silent_however_large_the_tensors_are(name: str) -> None:
+    """Memory far away, or what names it, would be wrong itself."""
+    attnfuzz.fuzz(getattr(kernels, f"{name}_wide"), max_examples=30, device="cpu")(lambda: None)()
