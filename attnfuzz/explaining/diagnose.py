@@ -347,6 +347,7 @@ class Survivors:
         self._rows = rows
         self._is_near = False
         self._is_finite = False
+        self._is_general = True
         self._borne_out: list[Shape] = []
         self._unexplained = set[Shape]()
         self._is_telling = False
@@ -398,6 +399,7 @@ class Survivors:
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
             if not kept:
                 self._unexplained.add(rows.shape)
+                self._is_general &= not any(map(_has_numbers, wrong))
                 return
             self._bear_out(rows, wrong)
             self._is_finite |= any(map(_has_numbers, wrong))
@@ -534,12 +536,13 @@ class Survivors:
     def told(self) -> str:
         """The cause, if it is the only one left and has been borne out; else what may be it, or nothing.
 
-        What right rows speak against is so in some rows alone, whatever decides in which.
+        A rule, which says what is wrong in any case, is told if it gives the wrong rows of all runs. What right rows
+        speak against is so in some rows alone, whatever decides in which.
         """
         is_sure = self._borne_out and not self._is_near and self._is_finite
         believed = () if self._is_contradicted else self.causes
         is_partial = any(_key(one) in self._refuted for one in believed)
-        if is_partial or not self._borne_out:
+        if is_partial or not self._borne_out or not self._is_general:
             believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)
         mistakes = {one.mistake for one in believed}
         said = in_words(believed) or (IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else "")

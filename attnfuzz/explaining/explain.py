@@ -21,7 +21,7 @@ from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow, in_words
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from
-from attnfuzz.explaining.merges import MeasuredMerge, read_merged_row
+from attnfuzz.explaining.merges import read_merged_row
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, written_elsewhere
 from attnfuzz.explaining.places import Places
@@ -246,7 +246,7 @@ class _Explaining:
         if isinstance(self.reruns.case, OpenCase):
             return None
         if isinstance(self.reruns.case, MergeStatesCase):
-            return read_merged_row(MeasuredMerge(self.reruns.case, self.places, weights, self._values, row))
+            return read_merged_row(self.reruns.case, self.places, weights, self._values, row)
         query, (values, keys) = Query.numbered(self.reruns.case, row), self._read_from
         measured = MeasuredRow(**vars(query), places=self.places, weights=weights, values=values, keys=keys)
         self._measured[row] = measured

@@ -17,17 +17,16 @@ from attnfuzz.explaining.formulas import lse_bases
 from attnfuzz.explaining.measured_row import Reading
 from attnfuzz.explaining.mistakes import Family, Maker, Predicted, family
 from attnfuzz.explaining.places import SIDES, Places
+from attnfuzz.explaining.reading import lse_alone
 from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
 from attnfuzz.problems.cases import MergeStatesCase
-from attnfuzz.problems.wording import number
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
 __all__ = [
     "OF_MERGES",
-    "MeasuredMerge",
     "MergedRow",
     "both_sides_empty",
     "empty_sides",
@@ -182,78 +181,34 @@ OF_MERGES: tuple[Maker, ...] = (
 """The list of mistakes in a merge, the likeliest first."""
 
 
-@dataclass(frozen=True)
-class MeasuredMerge:
-    """A row of a merge whose weights were measured. `states`: of the case, on the host."""
-
-    case: MergeStatesCase
-    places: Places
-    weights: Weights
-    states: LogicalStates
-    number: int
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """Token and head."""
-        return divmod(self.number, self.case.num_q_heads)
-
-    @property
-    def own(self) -> list[int]:
-        """The places of its prefix and its suffix."""
-        return [self.places.number(side, *self.at) for side in range(2)]
-
-    @property
-    def sides(self) -> Float64[Tensor, "2"]:
-        """Weights of prefix and suffix."""
-        return self.weights.got[self.number][self.own]
-
-
-def read_merged_row(row: MeasuredMerge) -> Reading | None:
-    """What is wrong with a row; None if its weights and its LSE are right."""
-    weights, number_of = row.weights, row.number
-    got, bound = weights.got[number_of], weights.bound[number_of]
-    both_empty = len(empty_sides(row.states, *row.at)) == 2
-    lse_is_right = not bool(weights.wrong_lse[number_of])
-    is_right = not bool(weights.wrong[number_of].any())
-    if both_empty and not (is_right and lse_is_right and bool((weights.constant[number_of] == 0).all())):
+def read_merged_row(
+    case: MergeStatesCase, places: Places, weights: Weights, states: LogicalStates, row: int
+) -> Reading | None:
+    """What is wrong with a row; None if its weights and its LSE are right. ``states``: of the case, on the host."""
+    at = divmod(row, case.num_q_heads)
+    got, expected, bound = (part[row] for part in (weights.got, weights.expected, weights.bound))
+    own = [places.number(side, *at) for side in range(2)]
+    empty = {side: f"the {side} is empty (lse = {lse:+})" for side, lse in empty_sides(states, *at).items()}
+    wrong_lse, is_right = lse_alone(weights, row), not bool(weights.wrong[row].any())
+    is_zero = bool((weights.constant[row] == 0).all())
+    if len(empty) == 2 and not (is_right and wrong_lse is None and is_zero):
         return Reading("both sides are empty: expected 0 and -inf", "empty")
     if not bool(got.isfinite().all()):
-        beside = [
-            f"the {side} is empty (lse = {lse:+}), and " for side, lse in empty_sides(row.states, *row.at).items()
-        ]
-        return Reading(f"{''.join(beside[:1])}weights are NaN or infinite", "nan")
+        beside = "".join(f"{words}, and " for words in list(empty.values())[:1])
+        return Reading(f"{beside}weights are NaN or infinite", "nan")
     if is_right:
-        return None if lse_is_right else _lse_alone(row)
-    others = ((got > bound) & (weights.expected[number_of] == 0)).nonzero()[:, 0].tolist()
-    foreign = [place for place in others if place not in row.own]
-    return _another_state(row, foreign) if foreign else _other_weights(row)
-
-
-def _another_state(row: MeasuredMerge, foreign: list[int]) -> Reading:
-    got = row.weights.got[row.number]
-    texts = []
-    for place in foreign[:2]:
-        side = row.places.coordinates(place)[0]
-        lost = not bool(got[row.own[side]].abs() > row.weights.bound[row.number][row.own[side]])
-        own = f"token {row.at[0]}, head {row.at[1]}"
-        instead = f", in place of {own}" if lost else f", besides {own}"
-        texts.append(f"{row.places.name(place)} is read with weight {weight(got[place])}{instead}")
-    return Reading("; ".join(texts), "tokens")
-
-
-def _other_weights(row: MeasuredMerge) -> Reading:
-    got, expected = row.sides, row.weights.expected[row.number][row.own]
-    shown = " and ".join(
-        f"{side} {weight(a)} (expected {weight(b)})" for side, a, b in zip(SIDES, got, expected, strict=True)
-    )
-    for side, lse in empty_sides(row.states, *row.at).items():
-        if float(row.sides[SIDES.index(side)]) != 0:
-            return Reading(f"weights are {shown}: the {side} is empty (lse = {lse:+}), but has weight", "empty")
-    return Reading(f"weights are {shown}", "scores")
-
-
-def _lse_alone(row: MeasuredMerge) -> Reading:
-    lse = row.weights.lse
-    got = math.nan if lse is None else float(lse[row.number])
-    expected = float(row.weights.expected_lse[row.number])
-    return Reading(f"the weights are right, but lse = {number(got)}, expected {number(expected)}", "lse")
+        return wrong_lse
+    if foreign := [place for place in ((got > bound) & (expected == 0)).nonzero()[:, 0].tolist() if place not in own]:
+        texts = []
+        for place in foreign[:2]:
+            mine = own[places.coordinates(place)[0]]
+            instead = "besides" if bool(got[mine].abs() > bound[mine]) else "in place of"
+            read = f"{places.name(place)} is read with weight {weight(got[place])}"
+            texts.append(f"{read}, {instead} token {at[0]}, head {at[1]}")
+        return Reading("; ".join(texts), "tokens")
+    pairs = ((side, weight(got[place]), weight(expected[place])) for side, place in zip(SIDES, own, strict=True))
+    shown = f"weights are {' and '.join(f'{side} {a} (expected {b})' for side, a, b in pairs)}"
+    for side, words in empty.items():
+        if float(got[own[SIDES.index(side)]]) != 0:
+            return Reading(f"{shown}: {words}, but has weight", "empty")
+    return Reading(shown, "scores")

@@ -39,6 +39,9 @@ _BOUNDS = 8.0
 _UNEXPLAINED = 0.25
 """And by at most this part of the error it is to explain."""
 
+_OF_SCORES = 2.0**-22
+"""Of the largest score: by how much a weight may be off, the score being kept in float32."""
+
 REFUTED = 4.0
 """Bounds by which a mistake misses a right row, and so is none that the kernel makes there."""
 
@@ -220,7 +223,7 @@ def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:
 def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
     """Whether each result gives what came out, and explains what is wrong with that."""
     beside = replay.beside(row)
-    roundoff = torch.finfo(row.dtype).eps
+    roundoff = torch.finfo(row.dtype).eps + _OF_SCORES * float(row.scores.abs().amax().nan_to_num(0.0, posinf=0.0))
     # Numbers of either sign that cancel round as their terms do, for which the largest result stands.
     largest = beside.replayed[:, : len(row.got)].abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
     tolerance = _BOUNDS * beside.bound + roundoff * (largest + beside.expected.abs().nan_to_num(0.0, posinf=0.0))

@@ -39,6 +39,8 @@ _MORE_THAN_A_TILE = 37
 """Keys: what is left of a window without its first tile tells which one that was."""
 _TILES = 64
 """Keys before a window that begins with a tile, of whatever size up to that."""
+_SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
+"""Page sizes, one of which is another than the case's."""
 _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
@@ -60,6 +62,7 @@ def _of_attention(case: AttentionCase) -> Iterator[AttentionCase]:
     seen = {encode_case(case)}
     for one in (
         *_told_by_numbers(case),
+        _of_other_pages(case),
         *_of_another_window(case),
         *_of_more_queries(case),
         *_of_other_lengths(case),
@@ -78,6 +81,19 @@ def _told_by_numbers(case: AttentionCase) -> Iterator[AttentionCase | None]:
     for exponent in (case.values.logit_exponent - 1, case.values.logit_exponent - 3):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _of_other_pages(case: AttentionCase) -> AttentionCase | None:
+    """More than two pages of another size: what is about a page is not about a token, nor about a tile of that size."""
+    page = case.page_size
+    if not page:
+        return None
+    other, beside = _SMALL_PAGES if page < _LARGE_PAGES[0] else _LARGE_PAGES
+    if page == other:
+        other = beside
+    longer = with_lengths(case, tuple(max(length, 2 * other + 3) if length else 0 for length in case.seq_lens))
+    values = None if longer is None else plain_values(longer, (case.values.seed + _SEEDS[0]) % (1 << 32))
+    return None if longer is None else changed(longer, block_size=other, values=values)
 
 
 def _of_more_queries(case: AttentionCase) -> Iterator[AttentionCase | None]:

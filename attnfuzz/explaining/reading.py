@@ -14,10 +14,11 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, clearly_wrong
+from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
 from attnfuzz.problems.wording import number
 
-__all__ = ["read_row", "split_mistakes"]
+__all__ = ["lse_alone", "read_row", "split_mistakes"]
 
 _SHOWN = 3
 _LEAST = 2.0**-12
@@ -33,7 +34,7 @@ def read_row(row: MeasuredRow) -> Reading | None:
     if not bool(row.got.isfinite().all()):
         return Reading("weights are NaN or infinite", "nan")
     if not bool(row.weights.wrong[row.number].any()):
-        return _lse_alone(row)
+        return lse_alone(row.weights, row.number)
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
     texts = [*_gained(row), *_lost(row)]
@@ -118,10 +119,11 @@ def _is_of_no_token(row: MeasuredRow, lse: float) -> bool:
     return math.isclose(lse, sink, rel_tol=1e-4, abs_tol=1e-4)
 
 
-def _lse_alone(row: MeasuredRow) -> Reading | None:
-    if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
+def lse_alone(weights: Weights, row: int) -> Reading | None:
+    """What is wrong with the log-sum-exp of a row whose weights are right; None if nothing is."""
+    if weights.lse is None or not bool(weights.wrong_lse[row]):
         return None
-    got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
+    got, expected = (number(float(part[row])) for part in (weights.lse, weights.expected_lse))
     return Reading(f"the weights are right, but lse = {got}, expected {expected}", "lse")
 
 

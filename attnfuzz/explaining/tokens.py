@@ -72,12 +72,12 @@ class _Unit(NamedTuple):
 def _units(case: AttentionCase, length: int) -> Iterator[_Unit]:
     """Also those longer than that: the first of them lies in the row as well."""
     page = max(case.page_size, 1)
-    if page > 1:
+    if case.page_size:
         yield _Unit(page, "page", range(page))
     for tile in TILES_OF_KEYS:
         if tile != page:
             yield _Unit(tile, f"tile of {tile}", range(tile))
-    for parts in _PARTS:
+    for parts in sorted({*_PARTS, case.partial_states} - {0, 1}):
         equal, of_pages = -(-length // parts), -(-length // page // parts) * page
         for size, name in {of_pages: f"part of {parts}, in whole pages", equal: f"part of {parts}"}.items():
             yield _Unit(size, name, sorted({0, size - 1}))
@@ -138,7 +138,7 @@ def _of_unit(every: range, of: _Unit) -> Iterator[tuple[str, Positions]]:
         yield f"the last {unit}, where that is full", tuple(every[last:])
     yield f"the {unit} before the last", tuple(every[last - size : last])
     yield f"the first {unit}", tuple(every[:size])
-    for number in range(1, min(last // size, _MOST_UNITS)):
+    for number in range(1, min(last // size + 1, _MOST_UNITS)):
         yield f"{unit} number {number}", tuple(every[number * size : (number + 1) * size])
     yield f"every {unit} but the first", tuple(every[size:])
     yield f"every {unit} but the last", tuple(every[:last])
@@ -630,9 +630,11 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
 
 
 def _other_queries(row: AttentionRow) -> Iterator[Query]:
-    """Those of rows near by, and of other heads in the same row and in its neighbours."""
+    """Those of rows near by, and of other heads in the same row and in its neighbours, if far ones by a rule."""
+    near = range(max(0, row.head - _NEAR), min(row.case.num_q_heads, row.head + _NEAR + 1))
+    heads = sorted({*near, *(head for _, head in row.other_heads())})
     for other in range(max(0, row.row - _NEAR), min(row.case.num_rows, row.row + _NEAR + 1)):
-        for head in range(max(0, row.head - _NEAR), min(row.case.num_q_heads, row.head + _NEAR + 1)):
+        for head in heads:
             if (other, head) != (row.row, row.head) and (head == row.head or abs(other - row.row) <= 1):
                 yield Query(case=row.case, row=other, head=head)
 

@@ -24,7 +24,6 @@ from attnfuzz.identity.features import (
     NEEDS_PRECEDING,
     aspects,
     case_features,
-    certain,
     has_essentials,
     is_about,
     of_last_digits,
@@ -337,6 +336,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         return self.kind == LEAK
 
     @property
+    def is_of_lse(self) -> bool:
+        """Whether it spoils a log-sum-exp alone."""
+        return _is_of_lse(self.results)
+
+    @property
     def is_rounding(self) -> bool:
         """Whether it is known to round, or to have offsets that are too narrow."""
         return bool(self.mistakes) and all(map(_is_everywhere, self.mistakes))
@@ -461,8 +465,6 @@ def are_one(a: HasBug, b: HasBug) -> bool:
         return False
     if one.predicts(other) or other.predicts(one):
         return True
-    if one.flaky and other.flaky:  # what a case needs that fails now and then is known too roughly to tell them apart
-        return ends_process(one) == ends_process(other)
     if one.rough and other.rough and one.symptom == other.symptom and not one.is_told_apart_from(other):
         return True  # nothing tells them apart, since the campaign ended too early
     if not (one.mistakes and other.mistakes) and any(map(_is_everywhere, one.perhaps & other.perhaps)):
@@ -475,8 +477,6 @@ def _includes(less: Bug, more: Bug) -> bool:
 
     Where that is nothing but lengths and pages, it says something only of a bug that is about nothing else either.
     """
-    if more.rough:  # nobody has asked for another value
-        less = msgspec.structs.replace(less, features=certain(less.features))
     if less.rough or more.is_of_luck or not less.may_be_behind(more):
         return False
     if _concern_others(less, more):
@@ -510,6 +510,15 @@ class KnownBugs:
         bugs = self._bugs.setdefault(bug.kernel, [])
         if bug not in bugs:
             bugs.append(bug)
+
+    def forget(self, findings: Iterable[str]) -> None:
+        """Presume nothing any more to be these findings, by tag."""
+        self._bugs = self.without(findings)._bugs
+
+    def without(self, findings: Iterable[str]) -> KnownBugs:
+        """What is known of other findings than these, by tag."""
+        gone = set(findings)
+        return KnownBugs(bug for bugs in self._bugs.values() for bug in bugs if bug.finding not in gone)
 
     def predicting(self, failing: FailingCase, *, flaky: bool = False) -> Bug | None:
         """The bug that a failing case is taken for. ``flaky``: some runs of it pass."""

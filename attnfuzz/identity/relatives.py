@@ -11,12 +11,14 @@ from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase
 from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.repeated import repeated
 
 __all__ = [
     "alternatives",
     "crossed",
+    "in_other_formats",
     "nearest_permitted",
     "simpler_in_one_respect",
     "strides_swapped",
@@ -88,6 +90,12 @@ def alternatives(declaration: Declaration, case: Case) -> list[Case]:
     domain = _domain(declaration)
     ways = (facet.alternatives(case, domain) for facet in facets_of(type(case)))
     return _made(declaration, case, itertools.chain.from_iterable(ways))
+
+
+def in_other_formats(declaration: Declaration, case: Case) -> list[Case]:
+    """``case`` in each other dtype."""
+    has_one = hasattr(case, "dtype")
+    return _made(declaration, case, ({"dtype": dtype} for dtype in dtypes_of(declaration.supports) if has_one))
 
 
 def _simpler(declaration: Declaration, case: Case) -> Iterator[Changes]:

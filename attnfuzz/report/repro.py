@@ -1,4 +1,7 @@
-"""A saved case as one short Python file that needs no attnfuzz: the tensors, the call, and what should come of it.
+"""A saved case as one short Python file: the tensors, the call, and what should come of it.
+
+It needs no attnfuzz, but where Triton's interpreter, which is what runs without a GPU, has to be repaired: it rounds
+bfloat16 and 8 bits wrongly. The repairs are a thousand lines, so a script imports them, and says why.
 
 Of an engine's kernel the engine's own function is called, as its adapter calls it (`attnfuzz.trials.engine_calls`). Any
 other kernel's source is in the script: as it is where it is one file, else as files that the script writes. The kernel
@@ -13,12 +16,10 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import attnfuzz
 from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -42,8 +43,12 @@ from attnfuzz.verdict import where_to_look
 __all__ = ["repro_script"]
 
 _WIDTH = 116
+_MOST_LINES = 40
+"""Of an engine's kernel, whose source is not in the script; the tensors of longer ones are packed."""
 _FEW_ELEMENTS = 64
 """Of a result that is compared whole; of a larger one, the rows that an oracle pointed to."""
+_MOST_SAID = 3
+"""Lines of what the oracle said; the saved case has all of it."""
 _HANGS_S = 120
 """Seconds after which a script gives up, and says where the kernel was."""
 
@@ -62,7 +67,10 @@ def repro_script(regression: Regression, declaration: Declaration, *, follow: Fo
     else:
         _check_size(cases)
         runs = _followed(regression, declaration, cases, follow) or _from_source(regression, declaration, cases)
-    return "\n".join(_lines(regression, declaration, runs)) + "\n"
+    lines = list(_lines(regression, declaration, runs))
+    if runs.is_engine and len(lines) > _MOST_LINES and all(run.together for run in runs.each):
+        lines = list(_lines(regression, declaration, runs, together=True))
+    return "\n".join(lines) + "\n"
 
 
 def _check_size(cases: Sequence[Case]) -> None:
@@ -77,14 +85,16 @@ def _check_size(cases: Sequence[Case]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """``tensors``: lines that define ``names``. ``calls``: lines that run the kernel on them. ``results``: expressions
-    for what it gives. ``checks``: lines that compare these, where a user's problem has said with what."""
+    """``tensors``: lines that define ``names``; ``together`` is one line for all, if known. ``calls``: lines that run
+    the kernel on them. ``results``: expressions for what it gives. ``checks``: lines that compare these, where a user's
+    problem has said with what."""
 
     tensors: list[str]
     names: list[str]
     calls: list[str]
     results: list[str]
     checks: list[str] = field(default_factory=list)
+    together: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +125,7 @@ def _followed(
 def _of_engine(regression: Regression, told: Sequence[ScriptPart]) -> _Runs:
     """What calls an engine's functions."""
     return _Runs(
-        kernel=[
-            *(_repaired(_interpreter_files(regression.case)) if told[-1].interpreted else ()),
-            *dict.fromkeys(line for one in told for line in one.imports),
-        ],
+        kernel=list(dict.fromkeys(line for one in told for line in one.imports)),
         each=list(map(_run_of, told)),
         is_triton=told[-1].interpreted,
         is_engine=True,
@@ -126,7 +133,9 @@ def _of_engine(regression: Regression, told: Sequence[ScriptPart]) -> _Runs:
 
 
 def _run_of(part: ScriptPart) -> _Run:
-    return _Run(list(part.tensors), list(part.names), list(part.calls), list(part.results), list(part.checks))
+    return _Run(
+        list(part.tensors), list(part.names), list(part.calls), list(part.results), list(part.checks), part.together
+    )
 
 
 def _of_open_problem(regression: Regression, cases: Sequence[Case], follow: Follow | None) -> _Runs:
@@ -176,12 +185,11 @@ def _source(regression: Regression, *, is_engine: bool = False) -> _Source:
     inline = None if is_engine else inlined(sources)  # an engine's functions reach an adapter as it is declared
     texts = [inline.text] if inline is not None else list(sources.files.values())
     is_triton = any("triton" in text for text in texts) or is_engine
-    repairs = _interpreter_files(regression.case) if is_triton else {}
     attributes = {name for text in texts for name in _attributes(text)}
     if inline is None:
-        return _Source(_imported(sources, repairs), "kernel", (), is_triton, attributes)
+        return _Source(_imported(sources), "kernel", (), is_triton, attributes)
     given = {"import torch", "import sys", "import os"}
-    lines = [*_repaired(repairs), *(line for line in inline.text.splitlines() if line not in given)]
+    lines = [line for line in inline.text.splitlines() if line not in given]
     return _Source(lines, inline.name, inline.before_all, is_triton, attributes)
 
 
@@ -205,46 +213,17 @@ def _written(files: Mapping[str, str]) -> list[str]:
     return [*lines, *_WRITTEN_ENDS]
 
 
-def _imported(sources: KernelSources, interpreter: Mapping[str, str]) -> list[str]:
-    """Lines that write the files of a kernel that has several, with what stands in for attnfuzz and the files of a
-    repaired ``interpreter``, and import it."""
+def _imported(sources: KernelSources) -> list[str]:
+    """Lines that write the files of a kernel that has several, with what stands in for attnfuzz, and import it."""
     module = sources.entry.removesuffix(".py").replace("/", ".")
     is_name = all(part.isidentifier() for part in module.split("."))
     files = {
         (path if is_name or path != sources.entry else "kernel_file.py"): text for path, text in sources.files.items()
     }
     return [
-        *_written({**_stub(), **interpreter, **files}),
-        *(_REPAIRING if interpreter else ()),
+        *_written({"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8"), **files}),
         f"from {module if is_name else 'kernel_file'} import {sources.attribute} as kernel",
     ]
-
-
-def _repaired(interpreter: Mapping[str, str]) -> list[str]:
-    """Lines that write the files of a repaired ``interpreter`` and use it, if there are any."""
-    return [*_written({**_stub(), **interpreter}), *_REPAIRING] if interpreter else []
-
-
-def _stub() -> dict[str, str]:
-    """What stands in for attnfuzz."""
-    return {"attnfuzz/__init__.py": (TEMPLATES / _STUB).read_text(encoding="utf-8")}
-
-
-def _interpreter_files(case: Case) -> dict[str, str]:
-    """Files that repair Triton's interpreter where it computes wrongly, which is with the narrowest formats."""
-    kv = getattr(case, "kv", None)
-    if {getattr(case, "dtype", "float32"), *([] if kv is None else [kv.dtype])} <= {"float16", "float32"}:
-        return {}
-    parts = ("", "_libdevice", "_objects", "_repairs", "_rewriting", "_types")
-    names = [f"triton_compat/interpreter{part}.py" for part in parts]
-    return {f"attnfuzz/{name}": (_PACKAGE / name).read_text(encoding="utf-8") for name in names}
-
-
-_REPAIRING = (
-    'if DEVICE == "cpu":',
-    "    from attnfuzz.triton_compat.interpreter import set_up_interpreter",
-    "    set_up_interpreter()",
-)
 
 
 def _text_literal(text: str) -> str:
@@ -278,16 +257,19 @@ def _run_from_source(declaration: Declaration, case: Case, kernel: str, used: se
     return _Run(definitions(tensors), list(tensors), calls, list(results))
 
 
-def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Iterator[str]:
+def _lines(regression: Regression, declaration: Declaration, runs: _Runs, *, together: bool = False) -> Iterator[str]:
+    """``together``: all tensors of a run in one line, of their bytes."""
     finding = regression.finding
     leaks, guards = is_leak(finding), finding.oracle == GUARD_PAGE.name
     needs_gpu = guards and not runs.is_triton and runs.is_engine  # what is no Triton kernel runs on a GPU alone
     guards = guards and not needs_gpu
     *before, last = runs.each
     body = [
-        line for number, run in enumerate(before, start=1) for line in _run_before(run, f"{number} of {len(before)}")
+        line
+        for number, run in enumerate(before, start=1)
+        for line in _run_before(run, f"{number} of {len(before)}", together=together)
     ]
-    body += last.tensors if guards else ["with torch.device(DEVICE):", *(f"    {line}" for line in last.tensors)]
+    body += _defined(last, together=together, on_device=not guards)
     helpers, more = _judged(regression, declaration, last, guards=guards, leaks=leaks)
     body += more
     named = names_used(body)
@@ -298,22 +280,25 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     yield from runs.before_all
     is_written = _WRITTEN_BEGINS in runs.kernel
     modules = {
-        "base64": "unpack" in named, "ctypes": guards, "faulthandler": dies, "mmap": guards,
+        "base64": together or "unpack" in named, "ctypes": guards, "faulthandler": dies, "io": together, "mmap": guards,
         "os": runs.is_triton or leaks, "pathlib": is_written,
-        "subprocess": is_written, "sys": True, "tempfile": is_written, "zlib": "unpack" in named,
+        "subprocess": is_written, "sys": True, "tempfile": is_written, "torch": True,
+        "zlib": together or "unpack" in named,
     }  # fmt: skip
     yield f"import {', '.join(name for name, used in modules.items() if used)}"
     if numbers := [name for name in named if name != "unpack"]:
         yield f"from math import {', '.join(numbers)}"
     if any("SimpleNamespace" in line for line in body):
         yield "from types import SimpleNamespace"
-    yield "import torch"
     if _ALLOCATING[0] in helpers:
         yield "from torch.utils._python_dispatch import TorchDispatchMode"
     yield 'DEVICE = "cpu"' if guards else 'DEVICE = "cuda" if torch.cuda.is_available() else "cpu"'
     if runs.is_triton:
         setting = f'{{"TRITON_INTERPRET": "1"{_HIDDEN if runs.is_engine else ""}}}'
         yield f"os.environ |= {setting if guards else f'{{}} if DEVICE == {chr(34)}cuda{chr(34)} else {setting}'}"
+    if runs.is_triton and any(name in line for line in last.tensors for name in _NARROW):
+        yield from _REPAIRED
+        yield from _FORGOTTEN if is_written else ()
     yield from runs.kernel
     if not guards:
         yield "torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is filled with NaN"
@@ -337,16 +322,32 @@ def _lines(regression: Regression, declaration: Declaration, runs: _Runs) -> Ite
     yield "sys.exit(failed)"
 
 
+_NARROW = ("bfloat16", "float8", "torch.int8")
+_REPAIRED = (
+    'if DEVICE == "cpu":  # attnfuzz repairs how Triton\'s interpreter rounds bfloat16 and 8 bits: no GPU needs that',
+    "    from attnfuzz.triton_compat.interpreter import set_up_interpreter",
+    "    set_up_interpreter()",
+)
+_FORGOTTEN = (
+    'for name in [name for name in sys.modules if name.partition(".")[0] == "attnfuzz"]:',
+    "    del sys.modules[name]  # the files below bring what stands in for it",
+)
 _HIDDEN = ', "CUDA_VISIBLE_DEVICES": ""'
 """vLLM does without Triton where it finds no GPU and none is hidden."""
 
 
-def _run_before(run: _Run, number: str) -> list[str]:
+def _defined(run: _Run, *, together: bool, on_device: bool = True) -> list[str]:
+    """Lines that define its tensors."""
+    if together:
+        return [run.together]
+    return ["with torch.device(DEVICE):", *(f"    {line}" for line in run.tensors)] if on_device else run.tensors
+
+
+def _run_before(run: _Run, number: str, *, together: bool) -> list[str]:
     """A case that has to run before, as often as attnfuzz runs each."""
     return [
         f"# case {number} that run before, in the same process",
-        "with torch.device(DEVICE):",
-        *(f"    {line}" for line in run.tensors),
+        *_defined(run, together=together),
         "for _ in range(2):",
         *(f"    {line}" for line in _called(run)),
     ]
@@ -427,15 +428,16 @@ def _docstring(regression: Regression, declaration: Declaration, *, needs_gpu: b
     finding = regression.finding
     versions = {"torch": regression.environment.versions.get("torch", torch.__version__), **declaration.versions}
     used = " and ".join(f"{name} {version}" for name, version in versions.items())
-    lines = [
-        f"{regression.kernel} fails {finding.oracle}: {finding.message}",
-        *where_to_look(finding.sources),
-        f"{one_line(regression.case)}; {used}",
-    ]
+    said = _plain(f"{regression.kernel} fails {finding.oracle}: {finding.message}")
+    lines = textwrap.wrap(said, _WIDTH, break_long_words=False, max_lines=_MOST_SAID, placeholder=" ...")
+    facts = [*where_to_look(finding.sources), f"{one_line(regression.case)}; {used}"]
     if needs_gpu:
-        lines.append("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 python THIS_FILE shows it")
-    text = "\n".join("\n".join(textwrap.wrap(_plain(line), _WIDTH, break_long_words=False)) for line in lines)
-    yield from f'"""{text}\n"""'.splitlines()
+        facts.append("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 python THIS_FILE shows it")
+    for fact in facts:
+        lines += textwrap.wrap(_plain(fact), _WIDTH, break_long_words=False)
+    yield f'"""{lines[0]}'
+    yield from lines[1:-1]
+    yield f'{lines[-1]}"""'
 
 
 def _plain(text: str) -> str:
@@ -484,7 +486,6 @@ def _checked(name: str, result: str, should_be: Tensor, within: Tensor, rows: It
 
 
 _STUB = "attnfuzz_stub.py.jinja"
-_PACKAGE = Path(attnfuzz.__file__).parent
 _WRITTEN_BEGINS = "FILES = {"
 _WRITTEN_ENDS = """
 }
@@ -516,8 +517,7 @@ _LOCKED = """
 def beside(tensor):  # a copy that ends, or begins, at a page that nobody may touch: who does ends the process
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
     page, size = mmap.PAGESIZE, span * tensor.element_size()
-    room = -(-size // page) * page
-    area = mmap.mmap(-1, room + 2 * page)
+    area = mmap.mmap(-1, 2 * page + (room := size + -size % page))
     start = ctypes.addressof(ctypes.c_char.from_buffer(area))
     for locked in (start, start + page + room) if tensor.numel() else ():
         ctypes.CDLL(None).mprotect(ctypes.c_void_p(locked), ctypes.c_size_t(page), 0)

@@ -7,6 +7,7 @@ script has: ``torch``, and those that `NAMES` says how to get.
 from __future__ import annotations
 
 import base64
+import io
 import itertools
 import math
 import re
@@ -19,7 +20,18 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-__all__ = ["NAMES", "UNPACK", "compared", "definitions", "listed", "names_used", "number_text", "packed", "placed"]
+__all__ = [
+    "NAMES",
+    "UNPACK",
+    "compared",
+    "definitions",
+    "listed",
+    "names_used",
+    "number_text",
+    "packed",
+    "packed_together",
+    "placed",
+]
 
 NAMES = ("inf", "nan", "unpack")
 """What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
@@ -34,7 +46,7 @@ _MOST_NUMBERS = 128
 """That are written out."""
 _MOST_LINES = (4, 2, 1)
 """Of numbers of a tensor, whose bytes are packed if they take more; fewer where all tensors take too many."""
-_ROOM = 14
+_ROOM = 11
 """Lines for all tensors of a case."""
 _FEW_LINES = 3
 """Of numbers to compare with; more are packed."""
@@ -280,3 +292,15 @@ def packed(tensor: Shaped[Tensor, "..."]) -> str:
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     text = base64.b64encode(zlib.compress(data, 9)).decode()
     return f'unpack("{text}", {tensor.dtype}, {", ".join(map(str, tensor.shape)) or "()"})'
+
+
+def packed_together(tensors: Mapping[str, Shaped[Tensor, "..."]]) -> str:
+    """One line that makes all of ``tensors`` of their bytes, sharing memory as they do.
+
+    It takes the modules ``base64``, ``io`` and ``zlib``, and ``DEVICE``.
+    """
+    file = io.BytesIO()
+    torch.save(list(tensors.values()), file)
+    text = base64.b64encode(zlib.compress(file.getvalue(), 9)).decode()
+    made = f'torch.load(io.BytesIO(zlib.decompress(base64.b64decode("{text}"))), DEVICE)'
+    return f"{', '.join(tensors)}{',' if len(tensors) == 1 else ''} = {made}"

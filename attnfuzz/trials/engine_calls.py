@@ -21,7 +21,7 @@ from attnfuzz.inputs.registry import problem_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.trials.as_code import definitions, number_text, placed
+from attnfuzz.trials.as_code import definitions, number_text, packed_together, placed
 from attnfuzz.trials.observation import call_options
 from attnfuzz.trials.script_part import ScriptPart
 
@@ -223,6 +223,7 @@ class _Notes:
         return ScriptPart(
             imports=tuple(self._imports),
             tensors=tuple(definitions(given)),
+            together=packed_together(given),
             names=tuple(given),
             calls=tuple(self._lines),
             results=tuple(told),

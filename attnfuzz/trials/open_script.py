@@ -13,7 +13,7 @@ from attnfuzz.inputs.allocation import PlainAllocator
 from attnfuzz.inputs.open_module import OpenValues, build, changed_names, returned_names, values
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.trials.as_code import compared, definitions
+from attnfuzz.trials.as_code import compared, definitions, packed_together
 from attnfuzz.trials.engine_calls import engine_calls
 from attnfuzz.trials.observation import call_options
 from attnfuzz.trials.script_part import ScriptPart
@@ -45,6 +45,7 @@ def open_script_part(kernel: Kernel, case: OpenCase, *, device: str) -> ScriptPa
         ]
     return ScriptPart(
         tensors=tuple(definitions(tensors)),
+        together=packed_together(tensors),
         names=tuple(tensors),
         calls=tuple(calls),
         results=(*outputs, *changed),

@@ -11,8 +11,9 @@ MAX_TENSOR_BYTES = 4 << 20
 
 
 class ScriptPart(msgspec.Struct, frozen=True, kw_only=True):
-    """``tensors``: lines that define what the kernel is given, which ``names`` lists. ``calls``: lines that call it.
-    ``results``: what it gives, as expressions in their order; none where it does not get so far.
+    """``tensors``: lines that define what the kernel is given, which ``names`` lists; ``together`` is one line for all,
+    of their bytes. ``calls``: lines that call it. ``results``: what it gives, as expressions in their order; none where
+    it does not get so far.
 
     Of an engine's kernel ``imports`` are lines that import the engine's functions, which are called as its adapter
     calls them; ``interpreted``: they may be Triton's, which run on a CPU too. Of a problem of a user's ``calls`` call
@@ -21,6 +22,7 @@ class ScriptPart(msgspec.Struct, frozen=True, kw_only=True):
 
     imports: tuple[str, ...] = ()
     tensors: tuple[str, ...]
+    together: str
     names: tuple[str, ...]
     calls: tuple[str, ...]
     results: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -20,10 +21,18 @@ from attnfuzz.identity.bug import Bug
 from attnfuzz.inputs.layouts import token_views
 from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import PAST_THE_END, mistake_of
-from attnfuzz.problems.cases import Case, DenseDecodeCase, LatentDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import (
+    Case,
+    DenseDecodeCase,
+    LatentDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure
+from tests.oracles.conftest import paged_tokens
 from tests.quality.reaching_kernels import gaps_of_k_for_v
 
 
@@ -92,7 +101,12 @@ def test_the_last_token_where_errors_are_small(
 def test_overlapping_tiles(plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
     """A step one token short of the tile, which doubles a token per tile, would be shown as numbers only."""
     case = msgspec.structs.replace(long_paged, seq_lens=(50,))
-    message = failure_of(plant("paged_decode", score=doubled(15, 30, 45)), case).message
+
+    def overlapping(scores: Tensor) -> Tensor:
+        added: Tensor = doubled(*range(15, len(scores), 15))(scores)
+        return added
+
+    message = failure_of(plant("paged_decode", score=overlapping), case).message
     assert "(the first token of each 15 but the first)" in message
 
 
@@ -110,6 +124,7 @@ def without_all(scores: Tensor, chosen: list[int]) -> Tensor:
     return scores.index_fill(0, torch.tensor(chosen, dtype=torch.int64), -torch.inf)
 
 
+PAGES_OF_8 = attnfuzz.Supports(block_sizes=(8,))
 BY_RULES = [
     (lambda n: range(8, n, 8), "(the first token of each page but the first)"),
     (lambda n: range(3, n, 8), "(token 3 of each page)"),
@@ -128,9 +143,39 @@ def test_the_rule_is_told_by_which_several_tokens_are_dropped(
 ) -> None:
     """A bug in the step from page to page would be told by the tokens of one case, as another bug in the next."""
     case = msgspec.structs.replace(long_paged, seq_lens=(43, 5))
-    message = failure_of(plant("paged_decode", score=unseen(tokens_of)), case).message
+    message = failure_of(plant("paged_decode", score=unseen(tokens_of), supports=PAGES_OF_8), case).message
     assert "dropped" in message
     assert rule in message
+
+
+def test_a_rule_about_pages_is_not_told_of_what_goes_by_other_steps(
+    plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """A bug in tiles of 8 would be told as one in pages, which have as many tokens in this case alone."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(43, 5))
+    message = failure_of(plant("paged_decode", score=unseen(lambda n: range(3, n, 8))), case).message
+    assert "dropped" in message
+    assert "page)" not in message
+
+
+def test_where_the_result_is_nan_pages_of_other_sizes_tell(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """With pages of one token, one of which is left with none, any mistake would do, and one about tokens be told."""
+    page: list[int] = []
+
+    def without_one(scores: Tensor) -> Tensor:
+        last = (len(scores) - 1) // page[-1] * page[-1]
+        if not last:
+            return scores
+        masked = without_all(scores, [last - 1])
+        return masked * math.nan if page[-1] == 1 and len(scores) < 4 else masked
+
+    kernel = plant("paged_decode", before=lambda inputs: page.append(inputs.block_size), score=without_one)
+    case = msgspec.structs.replace(paged, seq_lens=(2,), block_size=1)
+    message = failure_of(kernel, case).message
+    assert " = nan, expected " in message
+    assert message.endswith(
+        "token 0 (page 0, offset 0) of sequence 0 is dropped (the last token of the page before the last)"
+    )
 
 
 def test_a_last_page_of_one_token_is_told_by_that_rule(
@@ -166,7 +211,8 @@ def test_rows_that_fill_pages_up_to_a_tile_are_told_as_that(
     def lse(scores: Tensor) -> Tensor:
         return torch.cat((scores, scores.new_zeros(-(-len(scores) // 8) * 8))).logsumexp(0)
 
-    message = failure_of(plant("paged_decode", weights=diluted, lse=lse), long_paged).message
+    kernel = plant("paged_decode", weights=diluted, lse=lse, supports=PAGES_OF_8)
+    message = failure_of(kernel, long_paged).message
     assert message.endswith("24 rows of zeros take weight: those that fill each page of 8 up to 16")
 
 
@@ -263,6 +309,56 @@ def test_another_kv_head_for_one_tensor(
     case = msgspec.structs.replace(dense, num_q_heads=4, seq_lens=(21,))
     message = failure_of(plant(tokens=tokens), case).message
     assert words in message or words.replace("head 2", "head 3", 1) in message
+
+
+def test_a_mistake_is_seen_beside_the_errors_of_large_scores(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """A bug that is known would be told again of float32: a score of 1,000 is off by more than what it multiplies."""
+
+    def exchanged(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        return inputs.k[seq, :n, kv_head], inputs.k[seq, :n, kv_head]
+
+    recipe = Values(keys="normal", values="small", logit_exponent=6, seed=4)
+    case = msgspec.structs.replace(dense, seq_lens=(21,), values=recipe, dtype="float32")
+    kernel = plant(tokens=exchanged, weights=lambda scores: (scores - scores.logsumexp(0)).exp())
+    assert "K is read in place of V" in failure_of(kernel, case).message
+
+
+def test_another_head_of_many_is_named_wherever_it_lies(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """The last of 12 would be told as weighing partial states wrongly, which gives the same in parts of a token."""
+
+    def last_as_first(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        if out.shape[1] % 3 == 0:
+            out[:, -1] = out[:, 0]
+        return out, lse
+
+    case = msgspec.structs.replace(paged, num_q_heads=12, num_kv_heads=1, seq_lens=(1, 2))
+    failure = failure_of(plant("paged_decode", after=last_as_first), case)
+    assert "another_row" in {one.mistake for one in failure.causes}
+
+
+def test_tokens_that_two_of_many_splits_have_are_named(paged: PagedDecodeCase, failure_of: Any) -> None:
+    """With as many splits as a case may have they would be nameless, and a known bug be told again."""
+
+    @attnfuzz.kernel("split_decode")
+    def overlapping(inputs: Any) -> Any:
+        out, lse = inputs.partial_out.clone(), inputs.partial_lse.clone()
+        group = inputs.q.shape[1] // token_views(inputs.k_cache, inputs.v_cache, inputs.layout).k.shape[2]
+        for seq, n in enumerate(inputs.seq_lens.tolist()):
+            size = max(1, -(-n // inputs.num_splits))
+            for head, number in itertools.product(range(inputs.q.shape[1]), range(inputs.num_splits)):
+                k, v = paged_tokens(inputs, seq, n, head // group) if n else (torch.zeros(0, 8), torch.zeros(0, 8))
+                part = slice(max(0, number * size - 1) if number * size < n else n, (number + 1) * size)
+                scores = k[part].float() @ inputs.q[seq, head].float() * inputs.scale
+                lse[seq, head, number] = scores.logsumexp(0)
+                out[seq, head, number] = scores.softmax(0) @ v[part].float()
+        return out, lse
+
+    fields = {name: getattr(paged, name) for name in paged.__struct_fields__}
+    case = SplitDecodeCase(**{**fields, "seq_lens": (32,)}, num_splits=16)
+    message = failure_of(overlapping, case).message
+    assert message.endswith("are counted twice (the last token of each part of 16 but the last)")
 
 
 def test_another_sequence(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:

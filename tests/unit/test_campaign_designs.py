@@ -10,14 +10,20 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.declaration_inference import with_declared
-from attnfuzz.campaign.messages import Adopted, Found, Join, WorkerProgress
+from attnfuzz.campaign.judge.case_judge import CaseJudge
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.messages import Adopted, Found, Join, Minimised, Withdrawn, WorkerProgress
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.identity.bug import tag_of
+from attnfuzz.judging.runner import Runner
+from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Cause, Failure, Relations, Verdict
+from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_workers import FAILURE, Worker, campaign, closes, finds, raw, waits
 from tests.unit.scripted_workers import KERNEL as CAMPAIGNS
-from tests.unit.scripted_workers import Worker, campaign, finds, waits
 from tests.unit.search_bench import KERNEL, Bench, after
 
 ROUNDED = Failure(
@@ -95,6 +101,39 @@ def test_what_one_path_rounds_is_a_finding(path: Callable[[DenseDecodeCase], boo
     assert (bench.of(Adopted), len(bench.of(Found))) == ([], 1)
 
 
+@dataclass
+class ToldByOtherRuns(RoundsQueries):
+    """Runs on other cases leave these of the mistakes that may be behind what it rounds."""
+
+    left: tuple[Cause, ...] = ()
+
+    def timed(self, deadline: float) -> CaseJudge:
+        def explain(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+            return Explanation(told=msgspec.structs.replace(failure, causes=self.left))
+
+        return CaseJudge(
+            scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None), explain=explain
+        )
+
+
+@pytest.mark.parametrize(
+    ("left", "is_adopted"),
+    [
+        (ROUNDED.causes, True),
+        ((), False),
+        ((ROUNDED.causes[0], Cause(mistake="scores_rounded", way="products")), False),
+    ],
+    ids=["designs", "nothing", "a mistake as well"],
+)
+def test_a_rounding_is_a_design_if_runs_on_other_cases_leave_nothing_else(
+    left: tuple[Cause, ...], is_adopted: bool
+) -> None:
+    """A mistake that gives the same numbers in one case would be declared away."""
+    bench = ToldByOtherRuns(lambda case: None, adopting=True, left=left, most_cases=400).run()
+    assert bool(bench.of(Adopted)) is is_adopted
+    assert bool(bench.of(Found)) is not is_adopted
+
+
 @pytest.mark.parametrize(
     ("kernel", "adopting"),
     [
@@ -129,5 +168,90 @@ def test_a_design_is_told_to_all_workers_and_the_finding_that_it_was_is_dropped(
     result = campaign(tmp_path, adopts, hears, budget_s=1.0)
     assert [join.kernel.numerics for join in heard] == [Numerics(query="scaled")]
     assert heard[0].kernel.assumed == ("query",)
+    assert result.findings == ()
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+LSE_WRONG = Failure(
+    oracle="accuracy",
+    kind="lse:value",
+    message="lse is wrong; it is a logarithm to base 2",
+    tensor="lse",
+    causes=(Cause(mistake="lse_base2", way="base 2"),),
+)
+UNNAMED = Failure(oracle="accuracy", kind="out:value", message="out is wrong", tensor="out")
+
+
+@dataclass
+class RoundsBesideABug(RoundsQueries):
+    """Its log-sum-exp is wrong from a length on, and replays give what is rounded of the output alone."""
+
+    errs_from: int = 1
+    errs_beside: bool = False
+    """Whether heads of 32 elements are wrong with the declaration of what is rounded, too."""
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        assert isinstance(case, DenseDecodeCase)
+        self.note([case])
+        has_lse = declaration.supports.lse != "none"
+        if case.head_size == 32 and (declaration.numerics.query == "float32" or self.errs_beside):
+            return Verdict(failure=UNNAMED if has_lse else ROUNDED, error_ratio=2.0)
+        return Verdict(failure=LSE_WRONG if has_lse and max(case.seq_lens) >= self.errs_from else None, error_ratio=2.0)
+
+
+@pytest.mark.parametrize(("errs_from", "is_first"), [(1, True), (48, False)])
+def test_a_design_beside_another_bug_is_adopted_and_what_was_told_of_it_withdrawn(
+    errs_from: int, is_first: bool
+) -> None:
+    """A kernel with one bug would have two findings: replays of a rounding give no result that is wrong otherwise.
+
+    ``is_first``: the other bug is known by then; else what is rounded has been told.
+    """
+    bench = RoundsBesideABug(
+        lambda case: None, adopting=True, enough=after(Adopted), most_cases=4000, errs_from=errs_from
+    ).run()
+    (adopted,) = bench.of(Adopted)
+    assert adopted.numerics == {"query": "scaled"}
+    told = {one.finding for minimised in bench.of(Minimised) for one in minimised.bugs if one.kind == "out:value"}
+    assert set(adopted.ends) == told
+    assert bool(told) is not is_first
+    assert {one.kind for minimised in bench.of(Minimised) for one in minimised.bugs} >= {"lse:value"}
+
+
+def test_a_second_bug_is_no_design() -> None:
+    """It would be declared away as soon as the first one is known, which all the cases show that are tried."""
+    bench = RoundsBesideABug(lambda case: None, adopting=True, errs_beside=True, most_cases=1500).run()
+    assert bench.of(Adopted) == []
+    kinds = {one.kind for minimised in bench.of(Minimised) for one in minimised.bugs}
+    assert kinds == {"out:value", "lse:value"}
+
+
+def test_an_earlier_finding_that_a_design_ends_is_dropped_everywhere(tmp_path: Path) -> None:
+    """A campaign would tell of what it holds to be no bug, and other workers take other failures for it."""
+    heard: list[Withdrawn] = []
+
+    def adopts(worker: Worker) -> None:
+        finds(worker, 9, "0-1")
+        closes(worker, "0-1")
+        finding = tag_of(CAMPAIGNS.target, decode_case("dense_decode", bytes(raw(9))), FAILURE)
+        worker.say(Adopted(kernel=CAMPAIGNS.target, numerics={"query": "scaled"}, failure=ROUNDED, ends=(finding,)))
+        waits(worker)
+
+    def hears(worker: Worker) -> None:
+        said = worker.hear(Withdrawn)
+        assert isinstance(said, Withdrawn)
+        heard.append(said)
+        waits(worker)
+
+    result = campaign(tmp_path, adopts, hears, budget_s=1.0)
+    assert len(heard[0].findings) == 1
     assert result.findings == ()
     assert list(tmp_path.rglob("*.json")) == []

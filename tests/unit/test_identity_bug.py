@@ -66,6 +66,13 @@ def test_a_rounding_does_not_predict_large_errors() -> None:
     assert known.predicts(a_bug(maybe=("scores_rounded",)))
 
 
+def test_errors_that_no_time_was_left_for_may_be_a_rounding_that_is_known() -> None:
+    """A large case, in which no replay gives a rounding, would be told beside it whenever a campaign ends too early."""
+    known, unnamed = a_bug(cause="weights_rounded"), a_bug("seq_len>1")
+    assert not msgspec.structs.replace(unnamed, rough=True).is_told_apart_from(known)
+    assert unnamed.is_told_apart_from(known)
+
+
 def test_where_any_case_fails_a_cause_of_some_says_nothing() -> None:
     """Padding that takes weight in every case was told a second time, as TF32, for a case that TF32 happens to fit."""
     assert a_bug(cause="past_the_end").predicts(a_bug("head_size>16", cause="tf32"))

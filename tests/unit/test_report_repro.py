@@ -34,6 +34,8 @@ import importlib.util, runpy, sys
 sys.path[:] = [folder for folder in sys.path if folder != {str(ROOT)!r}]
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
 assert importlib.util.find_spec("attnfuzz") is None
+if {{importable}}:
+    sys.path.append({str(ROOT)!r})
 before = set(sys.modules)
 for path in sys.argv[1:]:
     print("SCRIPT")
@@ -82,7 +84,8 @@ def declaration_of(target: str) -> Declaration:
 
 
 def run(scripts: list[str], folder: Path) -> list[str]:
-    """What each script prints and ends with, all in one process, where attnfuzz cannot be imported.
+    """What each script prints and ends with; all in one process, where attnfuzz cannot be imported, but those that take
+    its repairs of Triton's interpreter, which have another one.
 
     None of them may leave a temporary folder behind; torch makes one for its caches.
     """
@@ -91,14 +94,25 @@ def run(scripts: list[str], folder: Path) -> list[str]:
     paths = [folder / f"repro{i}.py" for i in range(len(scripts))]
     for path, script in zip(paths, scripts, strict=True):
         path.write_text(script, encoding="utf-8")
-    command = [sys.executable, "-I", "-c", WITHOUT_ATTNFUZZ, *map(str, paths)]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    repaired = [path for path in paths if "from attnfuzz" in path.read_text(encoding="utf-8")]
+    outputs: dict[Path, str] = {}
+    for some, code in (
+        ([path for path in paths if path not in repaired], WITHOUT_ATTNFUZZ.format(importable=False)),
+        (repaired, WITHOUT_ATTNFUZZ.format(importable=True)),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", code, *map(str, some)],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(temporary)},
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.update(zip(some, done.stdout.split("SCRIPT\n")[1:], strict=True))
     assert list(temporary.glob("repro-*")) == []
-    return done.stdout.split("SCRIPT\n")[1:]
+    return [outputs[path] for path in paths]
 
 
 def user_script(folder: Path, change: str, oracle: OracleName = "accuracy") -> str:
@@ -577,12 +591,47 @@ def test_of_a_users_problem_an_engines_own_function_is_called(tmp_path: Path, mo
         assert done.returncode == status, done.stderr
 
 
-def test_a_script_holds_all_that_the_interpreters_repairs_import() -> None:
-    """With the narrow formats, whose numbers the interpreter has to be repaired for, it would end in an import."""
-    case = case_from_builtins("dense_decode", {**DENSE, "dtype": "bfloat16"})
-    files = repro._interpreter_files(case)
-    names = {name.removesuffix(".py").replace("/", ".") for name in files}
-    imported = {
-        line.split()[1] for text in files.values() for line in text.splitlines() if line.startswith("from attnfuzz.")
-    }
-    assert imported <= names
+TRITON_ENGINE = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def attend(Q, K, V, O, D: tl.constexpr):
+    d = tl.arange(0, D)
+    score = tl.sum(tl.load(Q + d).to(tl.float32) * tl.load(K + d).to(tl.float32))
+    tl.store(O + d, ({factor} * tl.load(V + d).to(tl.float32) * (score / score)).to(O.dtype.element_ty))
+
+def decode(query, cache, values, out, *workspaces):
+    attend[(1,)](query, cache, values, out, query.shape[-1])
+"""
+
+
+@pytest.mark.parametrize("workspaces", [1, 12])
+def test_with_narrow_formats_a_script_takes_the_repairs_of_the_interpreter_from_attnfuzz(
+    workspaces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand lines of repairs would be pasted by nobody; without repairs a right kernel would be called wrong."""
+    engine_file = tmp_path / "triton_engine_of_a_test.py"
+    engine_file.write_text(TRITON_ENGINE.format(factor="1.25"))
+    monkeypatch.syspath_prepend(tmp_path)
+    supports = attnfuzz.Supports(lse="none", dtypes=("bfloat16",))
+
+    def adapter(i: Any, *, decode: Any) -> Any:
+        return lambda: decode(i.q, i.k, i.v, i.out, *(i.q.new_empty(n) for n in range(1, workspaces + 1)))
+
+    needs = {"decode": ("triton_engine_of_a_test:decode",)}
+    kernel = attnfuzz.Engine("torch", tried=("1",)).kernel("dense_decode", supports=supports, needs=needs)(adapter)
+    assert isinstance(kernel, Kernel)
+    case = {**HEADS, "num_q_heads": 1, "seq_lens": [1], "dtype": "bfloat16", "values": {"values": "normal"}}
+    saved = regression("dense_decode", "other:adapter", case)
+    script = repro_script(saved, kernel.declaration, follow=functools.partial(_followed, kernel))
+    assert len(script.splitlines()) <= 40
+    assert script.count("attnfuzz") == 2  # why, and the import
+    for factor, status in (("1.25", 1), ("1.0", 0), ("0.9999", 0)):  # 0.9999 x V is V, unless what is beyond is cut off
+        engine_file.write_text(TRITON_ENGINE.format(factor=factor))
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        folders = f"{tmp_path}{os.pathsep}{ROOT}"
+        environment = {**os.environ, "PYTHONPATH": folders, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert done.returncode == status, done.stderr

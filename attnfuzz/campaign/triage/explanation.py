@@ -78,8 +78,7 @@ def explain_failure(
     if isinstance(case, OpenCase):
         found = msgspec.structs.replace(found, told=_with_causes(told, found.causes or ()))
     else:
-        decided = _by_weights(told, failure, found.causes)
-        found = msgspec.structs.replace(found, told=decided, lines=_without_candidates(found, decided))
+        found = msgspec.structs.replace(found, told=told, lines=_without_candidates(found, told))
 
     def fails(changed: Case) -> bool | None:
         """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
@@ -136,15 +135,6 @@ def _with_causes(told: Failure, causes: tuple[Cause, ...]) -> Failure:
         return told
     words = dict.fromkeys(one.words for one in causes)
     return msgspec.structs.replace(told, message="; ".join((told.message, *words)), causes=causes)
-
-
-def _by_weights(told: Failure, plain: Failure, measured: tuple[Cause, ...] | None) -> Failure:
-    """``told`` as far as measured weights bear it out, else ``plain``: they are what the kernel did."""
-    if measured is None or not told.causes or any(one.rounding for one in told.causes):
-        return told
-    given = {(one.mistake, one.way) for one in measured}
-    kept = tuple(one for one in told.causes if (one.mistake, one.way) in given)
-    return msgspec.structs.replace(told, causes=kept) if kept else msgspec.structs.replace(plain, causes=())
 
 
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:

@@ -6,7 +6,8 @@ import bisect
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, is_leak, is_refusal, tag_of
 from attnfuzz.identity.differences import differing, with_fields_of
 from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
-from attnfuzz.identity.relatives import nearest_permitted, with_other_numbers
+from attnfuzz.identity.relatives import in_other_formats, nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RESIDUALS, UNWRITTEN
 from attnfuzz.problems.cases import Case, encode_case
@@ -90,7 +91,7 @@ class Investigation:
     ``known`` learns what it is, ``deaths`` which cases crash or hang of it.
 
     ``adopting``: whether the kernel may turn out to round on purpose what it does not declare. Then that is
-    ``adopted``, and there is no finding.
+    ``adopted``, and there is no finding. ``numerics``: what kernels have turned out to round, by target.
 
     ``is_over`` is asked before each case of shrinking whether the campaign has ended.
     """
@@ -107,9 +108,13 @@ class Investigation:
         is_over: Callable[[], bool],
         deadline: float,
         adopting: bool = False,
+        numerics: Mapping[str, Numerics] = MappingProxyType({}),
     ) -> None:
+        self.target = failing.declaration.target
         self.adopted: Numerics | None = None
         self._adopting = adopting
+        self._numerics = numerics
+        self._asked_for_designs: tuple[object, ...] = ()
         self._first = self._now = failing
         self._is_flaky = False
         self._same_as = ""
@@ -138,7 +143,7 @@ class Investigation:
         if self._is_known_to_need_others():
             return True
         now = self._now
-        if self._is_design():
+        if self.is_design():
             return True
         fields = written(now.case, now.failure, now.preceding)
         self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
@@ -157,36 +162,118 @@ class Investigation:
         except _SameBug as same:
             self._close_as_known(same.bug)
         else:
-            if self._now.failure.designs != self._first.failure.designs and self._is_design(self._finding):
+            if self.is_design(self._finding):
                 return True
             self._close_as_new()
         return True
 
-    def _is_design(self, finding: str = "") -> bool:
+    def is_design(self, finding: str = "", *, ends: tuple[str, ...] = ()) -> bool:
         """Whether the case, by itself, only shows what the kernel rounds on purpose, though it does not say so; tell.
 
         With the declaration of that, the case passes, with other numbers as well, and so do those that tell roundings.
-        And it rounds so whatever the shape: what only some of its paths do, nobody has decided.
+        And it rounds so whatever the shape: what only some of its paths do, nobody has decided. Another bug of the
+        kernel may show in all of these, once it is known. ``finding``: what has been told of the case; ``ends``: tags
+        of what was told of it earlier.
         """
         now = self._now
-        if not self._adopting or self._is_flaky or not now.failure.designs:
+        if not self._adopting or self._is_flaky or now.preceding or now.failure.oracle != ACCURACY.name:
             return False
+        asked = now.failure.designs, len(self._known.of_sort(now.symptom)), self._numerics.get(now.declaration.target)
+        if asked == self._asked_for_designs:
+            return False
+        self._asked_for_designs = asked
         before = now.declaration.numerics
         try:
-            alone = self._failure_of(now.declaration, now.case)
-            for numerics in designs_of(before, () if alone is None else alone.designs):
-                if self._passes_with(numerics) and self._rounds_throughout(numerics):
-                    self.adopted, target = numerics, now.declaration.target
-                    fields = {name: value for name, value in numerics.declared().items() if before.leaves_open(name)}
-                    self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding))
-                    return True
+            found = next(self._designs(), None)
         except OutOfTime:
             return False
-        return False
+        if found is None:
+            return False
+        numerics, ended = found
+        self.adopted, target, ends = numerics, now.declaration.target, (*ends, *ended)
+        fields = {name: value for name, value in numerics.declared().items() if before.leaves_open(name)}
+        self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding, ends=ends))
+        return True
 
-    def _passes_with(self, numerics: Numerics) -> bool:
+    def _designs(self) -> Iterator[tuple[Numerics, tuple[str, ...]]]:
+        """What the kernel has turned out to round on purpose, if that is all the case shows; else what replays name.
+
+        With the tags of findings told before that it ends. Where a known bug spoils the log-sum-exp alone, replays are
+        of the output. Raises OutOfTime.
+        """
+        now, before = self._now, self._now.declaration.numerics
+        since = self._numerics.get(now.declaration.target, before)
+        if since != before and self._is_content(self._declaring(since), now.case, self._known):
+            yield since, ()
+        spoilt = any(bug.is_of_lse for bug in self._known.of_sort(now.symptom))
+        shown = self._of_output(now.declaration) if spoilt else now.declaration
+        alone = self._failure_of(shown, now.case) if now.failure.designs or spoilt else now.failure
+        if alone is None:
+            return
+        named = alone.designs
+        for numerics in designs_of(before, named or self._of_matrix_units(alone)):
+            ended = self._ended_by(numerics)
+            others = self._known.without(ended)
+            is_one = self._passes_with(numerics, others) and self._rounds_throughout(numerics)
+            if is_one and (not named or self._is_told(shown, alone, others)):
+                yield numerics, ended
+
+    def _is_told(self, shown: Declaration, failure: Failure, others: KnownBugs) -> bool:
+        """Whether runs on other cases leave nothing but designs of all that may be behind a failure.
+
+        Where ``others`` show in them, too, they tell nothing; then its replay, and that cases pass with it, is enough.
+        """
+        told = self._explained(shown, self._now.case, failure).told
+        if told is None or (not told.causes and others.of_sort(self._now.symptom)):
+            return True
+        return bool(told.causes) and all(one.numerics for one in told.causes)
+
+    def _of_matrix_units(self, failure: Failure) -> tuple[dict[str, str], ...]:
+        """TF32, where a GPU's kernel errs in float32 wherever that can be told, and no mistake accounts for it.
+
+        See `attnfuzz.campaign.declaration_inference`: what TF32 can hold has to be right.
+        """
         now = self._now
-        declared = with_declared(now.declaration, Supports(), numerics)
+        if failure.causes or getattr(now.case, "dtype", "") != "float32" or not self._judge.on_gpu:
+            return ()
+        point = next(points(now.declaration), None)
+        if point is None:
+            return ()
+        kept = ProbeCases(now.declaration, msgspec.structs.replace(point, dtypes=("float32",)))
+        errs = all(self._failure_of(now.declaration, case) is not None for case in kept.permitted(kept.of_roundings()))
+        few_bits = kept.permitted(kept.of_few_bits())
+        exact = all(self._is_content(now.declaration, case, self._known) for case in few_bits)
+        return ({"matmul": "tf32"},) if errs and exact else ()
+
+    def _ended_by(self, numerics: Numerics) -> tuple[str, ...]:
+        """The findings told before, by tag, that are none with this declaration, or a bug of which the cause is known.
+
+        Raises OutOfTime.
+        """
+        now, declared = self._now, self._declaring(numerics)
+        found = []
+        for bug in self._known.of_sort(now.symptom):
+            case = None if bug.flaky or bug.oracle != ACCURACY.name else bug.smallest_case(now.case)
+            if case is None:
+                continue
+            failure = self._failure_of(declared, case)
+            if failure is None:
+                found.append(bug.finding)
+            elif not bug.mistakes:
+                other = self._known.without([bug.finding]).predicting(FailingCase(declared, case, failure))
+                found += [bug.finding] if other is not None and other.mistakes else []
+        return tuple(dict.fromkeys(found))
+
+    def _declaring(self, numerics: Numerics) -> Declaration:
+        return with_declared(self._now.declaration, Supports(), numerics)
+
+    @staticmethod
+    def _of_output(declaration: Declaration) -> Declaration:
+        """As if the kernel gave no log-sum-exp."""
+        return msgspec.structs.replace(declaration, supports=msgspec.structs.replace(declaration.supports, lse="none"))
+
+    def _passes_with(self, numerics: Numerics, others: KnownBugs) -> bool:
+        now, declared = self._now, self._declaring(numerics)
         supports = declared.supports
         telling = (
             case
@@ -196,20 +283,36 @@ class Investigation:
             for case in kept.permitted(kept.of_roundings())
         )
         cases = itertools.chain((now.case,), with_other_numbers(now), telling)
-        return all(self._is_content(declared, case) for case in cases)
+        return all(self._is_content(declared, case, others) for case in cases)
 
-    def _is_content(self, declared: Declaration, case: Case) -> bool:
-        """Whether a case passes, or only shows a bug that is known."""
+    def _is_content(self, declared: Declaration, case: Case, known: KnownBugs) -> bool:
+        """Whether a case passes, or only shows a bug that is known.
+
+        Two roundings give errors that neither gives alone: what fails alike in another format, of a known bug, is that.
+        """
         failure = self._failure_of(declared, case)
-        return failure is None or self._known.predicting(self._now.as_(case, failure)) is not None
+        if failure is None:
+            return True
+        failing = FailingCase(declared, case, failure)
+        if not known.of_sort(failing.symptom):
+            return False
+        if known.predicting(failing) is not None:
+            return True
+        for other in in_other_formats(declared, case):
+            beside = self._failure_of(declared, other)
+            if beside is None:
+                continue
+            twin = failing.as_(other, beside)
+            if twin.symptom == failing.symptom and known.predicting(twin) is not None:
+                return True
+        return False
 
     def _rounds_throughout(self, numerics: Numerics) -> bool:
         """Whether it does so in each shape in which that can be told: without the declaration some case of it fails.
 
         The values of the case are what it is asked about: kernels may be compiled for each head size by themselves.
         """
-        now = self._now
-        declared = with_declared(now.declaration, Supports(), numerics)
+        now, declared = self._now, self._declaring(numerics)
         adopted = {name for name in numerics.declared() if now.declaration.numerics.leaves_open(name)}
         point = next(points(declared), None)
         if point is None or not adopted & TOLD_ON_ALL_PATHS:
@@ -582,8 +685,11 @@ class Investigation:
         now = self._now
         if self._is_flaky or now.preceding or is_leak(now.failure):
             return Explanation()
+        return self._explained(now.declaration, now.case, now.failure)
+
+    def _explained(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
         try:
-            return self._judge.explain(now.declaration, now.case, now.failure)
+            return self._judge.explain(declaration, case, failure)
         except Unjudged:
             return Explanation()
 
@@ -642,7 +748,7 @@ class Investigation:
         In small cases of each shape, and in those that the campaign has come upon last.
         """
         natural = self._now.declaration
-        alone = msgspec.structs.replace(natural, supports=msgspec.structs.replace(natural.supports, lse="none"))
+        alone = self._of_output(natural)
         is_told = False
         ordinary = next(points(natural), None)
         if ordinary is None:

@@ -77,7 +77,6 @@ class KnownFaults:
 
 _MAX_DEATHS = 48
 _MAX_PASSED = 300
-_MAX_SURVIVORS = 100
 _ENOUGH_PASSED = 100
 """Cases that must have passed before a condition is cut down: it would keep too little out."""
 _ENOUGH_DEATHS = 3
@@ -108,14 +107,8 @@ class _Lesson:
     bugs: list[Bug] = field(default_factory=list)
     deaths: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
     passed: deque[Case] = field(default_factory=lambda: deque(maxlen=_MAX_PASSED))
-    survivors: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_SURVIVORS))
-    """Cases that passed although a condition was against them: what tells conditions apart best."""
     passed_traits: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_PASSED))
     groups: list[_Group] = field(default_factory=list)
-    broken: int = 0
-    """Conditions that a case has passed against."""
-    is_stale: bool = False
-    """Whether a case has passed since the groups were made that one of them takes in."""
     conditions: list[Traits] = field(default_factory=list)
     foretold: Counter[Traits] = field(default_factory=Counter)
     """Deaths that a condition was against before they happened."""
@@ -125,7 +118,7 @@ class _Lesson:
         """Traits of the cases that passed, found for each case once."""
         while self.passed:
             self.passed_traits.append(traits(self.passed.popleft()))
-        return [*self.survivors, *self.passed_traits]
+        return list(self.passed_traits)
 
     def is_trusted(self, condition: Traits) -> bool:
         """Whether cases are left out for ``condition``: one that was cut down has to have come true first."""
@@ -135,16 +128,11 @@ class _Lesson:
         return not is_cut or any(bug.features == condition for bug in self.bugs)
 
     def draw_conclusions(self) -> None:
-        """Make a condition of each large group, and of what a finding needs.
-
-        Each condition that was wrong makes the next ones need more deaths behind them.
-        """
+        """Make a condition of each large group, and of what a finding needs."""
         passed = self.all_passed()
         needed = [bug.features for bug in self.bugs]
-        enough = 1 + self.broken // 2
-        groups = [group for group in self.groups if group.deaths >= enough]
-        largest = sorted(groups, key=lambda group: -group.deaths)[:_MAX_CONDITIONS]
-        found = [_condition(group, needed, passed) for group in largest]
+        largest = sorted(self.groups, key=lambda group: -group.deaths)[:_MAX_CONDITIONS]
+        found = [_condition(group, passed) for group in largest]
         if len(passed) >= _ENOUGH_PASSED:
             found += [features for features in needed if features and not _any_has(passed, features)]
         self.conditions = [condition for condition in found if condition is not None]
@@ -193,25 +181,15 @@ class KnownDeaths:
         lesson.foretold.update(condition for condition in lesson.conditions if condition <= found)
         if _covers(lesson.conditions, found):
             return
-        passed = lesson.all_passed()
-        if lesson.is_stale:
-            lesson.groups.clear()
-            lesson.is_stale = False
-            for death in lesson.deaths:
-                _group(lesson.groups, death, passed)
-        else:
-            _group(lesson.groups, found, passed)
+        _group(lesson.groups, found, lesson.all_passed())
         lesson.draw_conclusions()
 
     def passed(self, declaration: Declaration, case: Case) -> None:
         """Learn from a case that did neither."""
         lesson = self._lesson(declaration.target)
         if lesson.conditions and _covers(lesson.conditions, found := self._traits(case)):
-            lesson.survivors.append(found)
-            kept = [condition for condition in lesson.conditions if not condition <= found]
-            lesson.broken += len(lesson.conditions) - len(kept)
-            lesson.conditions = kept
-            lesson.is_stale = True  # learned anew when the next one dies, which costs more than learning does
+            lesson.passed_traits.append(found)
+            lesson.conditions = [condition for condition in lesson.conditions if not condition <= found]
         else:
             lesson.passed.append(case)
 
@@ -270,8 +248,8 @@ def _any_has(passed: Sequence[Traits], condition: Traits) -> bool:
     return any(condition <= found for found in passed)
 
 
-def _condition(group: _Group, needed: Iterable[Traits], passed: Sequence[Traits]) -> Traits | None:
-    """Few of the traits of the group that together keep out all who passed: first those that a finding needs.
+def _condition(group: _Group, passed: Sequence[Traits]) -> Traits | None:
+    """Few of the traits of the group that together keep out all who passed.
 
     None if even all of them keep someone in.
     """
@@ -281,9 +259,7 @@ def _condition(group: _Group, needed: Iterable[Traits], passed: Sequence[Traits]
         return None
     if len(passed) < _ENOUGH_PASSED or group.deaths < _ENOUGH_DEATHS:
         return shared
-    fitting = sorted((features for features in needed if features <= shared), key=len)
-    chosen = set(fitting[-1]) if fitting else set[Feature]()
-    left = [traits for traits in lacking if not chosen & traits]
+    chosen, left = set[Feature](), lacking
     while left:
         counts = Counter(trait for traits in left for trait in traits)
         best = max(sorted(counts), key=lambda trait: counts[trait])
