@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from attnfuzz.adapters.engine import Engine as Engine
+    from attnfuzz.bundled.own_paged import PagedProblem as PagedProblem
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.numerics.own import attention as attention
@@ -58,6 +59,7 @@ _HOMES = {
     "Numerics": "attnfuzz.problems.declared_numerics",
     "PagedAttentionCase": "attnfuzz.problems.cases",
     "PagedDecodeCase": "attnfuzz.problems.cases",
+    "PagedProblem": "attnfuzz.bundled.own_paged",
     "Problem": "attnfuzz.problems.own",
     "Run": "attnfuzz.oracles.own",
     "Seed": "attnfuzz.problems.fields",

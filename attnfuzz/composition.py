@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnfuzz.bundled.merge_states import MergeStatesInputs
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError
-from attnfuzz.inputs.kernel_inputs import MergeStatesInputs
 
 __all__ = ["compose"]
 

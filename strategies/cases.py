@@ -11,26 +11,17 @@ from hypothesis import strategies as st
 
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.boundaries import MASKED_TILES, QUERY_TILE, query_steps, split_count, tile_sizes
-from attnfuzz.problems.cases import (
-    CASE_TYPES,
-    PROBLEMS,
-    BundledProblem,
-    Case,
-    DenseDecodeCase,
-    MergeStatesCase,
-    Problem,
-    has_query_lens,
-)
-from attnfuzz.problems.choices import lse_kinds_of, masks_of, min_seq_len, paddings_of
+from attnfuzz.problems.cases import PROBLEMS, Case
+from attnfuzz.problems.choices import masks_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.masks import Mask
+from attnfuzz.problems.module import Problem, case_type_of, has_query_lens, module_of
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
 from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
-from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
 from attnfuzz.strategies.masked_tiles import MASKED_TILES_BYTES, Placed, RowLimits, decide_placed
 from attnfuzz.strategies.masks import decide_mask, mask_bytes
 from attnfuzz.strategies.needles import Causal
@@ -39,12 +30,8 @@ from attnfuzz.strategies.queries import QueryLimits, decide_query_lens, decide_s
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
 
-__all__ = ["case_lists", "cases"]
+__all__ = ["Plan", "attention_fields", "case_lists", "cases", "decide_format_and_work", "decide_plain"]
 
-_ORDINARY_HEAD_SIZE = 256
-"""Larger ones would need more memory than a case may take, with as many tokens."""
-_TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
-_EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _FREES_PAGES = (False, True, True)
 _MOST_FORMATS = 256
 _WORK_OF_QUERIES = 6
@@ -59,7 +46,7 @@ _PARTS_BYTES = 3 + PAGES_BYTES + VALUES_BYTES + MASKED_TILES_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What can be known before the first draw; without ``formats`` one is drawn for each case.
 
     ``numbers``: of the kernel's source, which may be a size of its tiles or a limit of lengths.
@@ -130,19 +117,20 @@ def _builder(
     if isinstance(problem, OpenProblem):
         return partial(_open_case, problem, options), problem.decisions + len(options)
     check_one_of("problem", problem, PROBLEMS)
-    facets = facets_of(CASE_TYPES[problem])
+    kind = case_type_of(problem)
+    facets = facets_of(kind)
     plain = {name: choices for facet in facets for name, choices in facet.draws(supports).items()}
-    plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats), plain, numbers)
-    build = _BUILDERS.get(problem, _paged)
+    plan = Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats), plain, numbers)
+    module = module_of(problem)
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs + len(plain)
     if has_query_lens(problem):
         size += _queries_bytes(sizes.max_seqs)
-    if CASE_TYPES[problem].hides_keys:
+    if "mask" in kind.__struct_fields__:
         size += mask_bytes()
-    return lambda decisions: build(decisions, plan), size
+    return lambda decisions: module.draw(decisions, plan), size
 
 
-def _decide_format(decisions: Decisions, plan: _Plan) -> tuple[Format, int]:
+def decide_format_and_work(decisions: Decisions, plan: Plan) -> tuple[Format, int]:
     """A format, and how much work the case may be."""
     part = decisions.part(format_bytes(plan.free))
     if plan.formats:
@@ -150,44 +138,9 @@ def _decide_format(decisions: Decisions, plan: _Plan) -> tuple[Format, int]:
     return decide_format(part, plan.free)
 
 
-def _decide_plain(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
+def decide_plain(decisions: Decisions, plan: Plan) -> dict[str, Any]:
     """Fields that go with any others."""
     return {name: decisions.pick(choices) for name, choices in plan.plain.items()}
-
-
-def _dense_decode(decisions: Decisions, plan: _Plan) -> DenseDecodeCase:
-    fields = _attention(decisions, plan)
-    most = plan.supports.max_seq_len
-    longest = max(fields["seq_lens"])
-    rows = [count for count in _EXTRA_ROWS if most is None or longest + count <= most]
-    return DenseDecodeCase(extra_rows=decisions.pick(rows), **fields)
-
-
-def _paged(decisions: Decisions, plan: _Plan) -> Case:
-    return CASE_TYPES[plan.free.problem](**_attention(decisions, plan))
-
-
-def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
-    format_, work = _decide_format(decisions, plan)
-    work_of_token = format_.num_q_heads * max(1, format_.head_size // _ORDINARY_HEAD_SIZE)
-    possible = [count for count in _TOKEN_COUNTS if count * work_of_token <= work]
-    num_tokens = decisions.pick(possible or _TOKEN_COUNTS[:1])
-    return MergeStatesCase(
-        num_q_heads=format_.num_q_heads,
-        num_tokens=num_tokens,
-        head_size=format_.head_size,
-        dtype=format_.dtype,
-        **_decide_plain(decisions, plan),
-        lse_layout=plan.supports.lse_layout,
-        options=format_.options,
-        strides=format_.strides,
-        lse_pairs=decide_lse_pairs(
-            decisions.part(LSE_PAIRS_BYTES),
-            lse_kinds_of(plan.supports),
-            min_pairs=1,
-            max_pairs=min(8, num_tokens * format_.num_q_heads),
-        ),
-    )
 
 
 def _open_case(problem: OpenProblem, options: Mapping[str, tuple[OptionValue, ...]], decisions: Decisions) -> OpenCase:
@@ -196,15 +149,9 @@ def _open_case(problem: OpenProblem, options: Mapping[str, tuple[OptionValue, ..
     return problem.case_type(**fields, options={name: decisions.pick(choices) for name, choices in options.items()})
 
 
-_BUILDERS: dict[BundledProblem, Callable[[Decisions, _Plan], Case]] = {
-    "dense_decode": _dense_decode,
-    "merge_states": _merge_states,
-}
-
-
-def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
+def attention_fields(decisions: Decisions, plan: Plan) -> dict[str, Any]:
     """Fields of a case, by name; those that the problem has."""
-    format_, work = _decide_format(decisions, plan)
+    format_, work = decide_format_and_work(decisions, plan)
     num_splits = format_.num_splits or split_count(format_.options)
     scale = decide_scale(decisions, format_.head_size)
     limits = _length_limits(plan, format_, num_splits, work)
@@ -222,7 +169,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         fields["query_lens"] = query_lens
         fields["seq_slack"] = decide_slack(part, max(seq_lens), plan.supports.max_seq_len)
         fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
-    if CASE_TYPES[plan.free.problem].hides_keys:
+    if "mask" in case_type_of(plan.free.problem).__struct_fields__:
         block_size = format_.block_size or 1
         fields["mask"] = decide_mask(
             decisions.part(mask_bytes()),
@@ -234,7 +181,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
             edge=0 if placed is None else placed.edge,
             pages_of_context=(seq_lens[0] - query_lens[0]) // block_size,
         )
-    fields |= _decide_plain(decisions, plan)
+    fields |= decide_plain(decisions, plan)
     if format_.layout is not None:
         shared = 3 if len(seq_lens) > 1 else 0
         paddings = paddings_of(plan.supports)
@@ -283,17 +230,17 @@ def _gqa_ratio(format_: Format) -> int:
     return format_.num_q_heads // (format_.num_kv_heads or 1)
 
 
-def _known_tiles(plan: _Plan, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
+def _known_tiles(plan: Plan, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
     """Sizes that the kernel's tiles may have by its options, or else by the numbers in its source."""
     numbers = (number for number in plan.numbers if MASKED_TILES[0] <= number <= MASKED_TILES[-1])
     return tile_sizes(options) or tuple(numbers)
 
 
-def _query_steps(plan: _Plan, format_: Format) -> tuple[int, ...]:
+def _query_steps(plan: Plan, format_: Format) -> tuple[int, ...]:
     return query_steps(_known_tiles(plan, format_.options), _gqa_ratio(format_))
 
 
-def _row_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> RowLimits:
+def _row_limits(plan: Plan, format_: Format, lengths: LengthLimits) -> RowLimits:
     varlen = has_query_lens(plan.free.problem)
     blocks, options = _row_blocks(plan, format_)
     return RowLimits(
@@ -312,7 +259,7 @@ def _with_placed(seq_lens: tuple[int, ...], placed: Placed, limits: LengthLimits
     return (placed.seq_len, *seq_lens[1 : 1 + beside])
 
 
-def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryLimits:
+def _query_limits(plan: Plan, format_: Format, lengths: LengthLimits) -> QueryLimits:
     most_work = _MOST_WORK_OF_QUERIES * max(plan.sizes.work)
     return QueryLimits(
         steps=_query_steps(plan, format_),
@@ -323,7 +270,7 @@ def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryL
     )
 
 
-def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> LengthLimits:
+def _length_limits(plan: Plan, format_: Format, num_splits: int, work: int) -> LengthLimits:
     """A kernel may advance by its page or tile size, so short ones make the same length more work.
 
     One with a tile among its options advances by that.
@@ -351,7 +298,7 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
     )
 
 
-def _row_blocks(plan: _Plan, format_: Format) -> tuple[int, Mapping[str, OptionValue]]:
+def _row_blocks(plan: Plan, format_: Format) -> tuple[int, Mapping[str, OptionValue]]:
     """How many programs share the query heads of a sequence, and the options that may be numbers of its keys.
 
     Rows of a block are the query heads of a group, except where each sequence has several query tokens.

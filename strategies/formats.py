@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice
 
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.boundaries import QUERY_TILE, split_count, tile_sizes
-from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase, has_query_lens
 from attnfuzz.problems.choices import (
     LARGE_BLOCK_SIZES,
     LARGE_HEAD_SIZES,
@@ -28,6 +28,7 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.formats import Format, format_key
+from attnfuzz.problems.module import Problem, case_type_of, has_query_lens
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
@@ -113,7 +114,7 @@ class FormatPlan:
         cls, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]], sizes: Sizes
     ) -> FormatPlan:
         """Of one combination of ``where``, or without any."""
-        has_cache = issubclass(CASE_TYPES[problem], PagedDecodeCase)
+        has_cache = issubclass(case_type_of(problem), PagedDecodeCase)
         layouts: tuple[Layout | None, ...] = layouts_of(supports) if has_cache else (None,)
         found: dict[Dtype, dict[Layout | None, tuple[int, ...]]] = {}
         for dtype in dtypes_of(supports):
@@ -223,7 +224,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     dtype = shape.pick(tuple(plan.head_sizes))
     layout = shape.pick(tuple(plan.head_sizes[dtype]))
     strides = decide_strides(decisions.part(STRIDES_BYTES), plan.problem, plan.supports, layout)
-    if plan.problem == "merge_states":
+    if not issubclass(case_type_of(plan.problem), AttentionCase):
         num_q_heads = _pick_merge_heads(shape, plan, min(work, plan.sizes.max_heads))
         head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
         format_ = Format(dtype=dtype, num_q_heads=num_q_heads, head_size=head_size, strides=strides, options=options)
@@ -298,7 +299,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
 
 
 def _pick_splits(decisions: Decisions, plan: FormatPlan) -> int | None:
-    if not issubclass(CASE_TYPES[plan.problem], SplitDecodeCase):
+    if "num_splits" not in case_type_of(plan.problem).__struct_fields__:
         return None
     most = min(plan.sizes.max_splits, plan.supports.max_num_splits or plan.sizes.max_splits)
     permitted = split_counts_of(plan.supports)

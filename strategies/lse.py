@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from attnfuzz.problems.cases import LsePair
 from attnfuzz.problems.choices import lse_kinds_of
-from attnfuzz.problems.recipes import LseKind
+from attnfuzz.problems.recipes import LseKind, LsePair
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.arguments import check_bounds
 from attnfuzz.strategies.decisions import Decisions, decided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from attnfuzz.problems.cases import packed_width
+from attnfuzz.problems.attention import packed_width
 from attnfuzz.problems.choices import stride_kinds_of
 from attnfuzz.problems.quantised_kv import (
     KV_DTYPES,

@@ -8,8 +8,9 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from attnfuzz.problems.cases import PROBLEMS, Problem
+from attnfuzz.problems.cases import PROBLEMS
 from attnfuzz.problems.choices import kv_dtypes_of, lying_alike, stride_kinds_of, strided_tensors_of, variants_of
+from attnfuzz.problems.module import Problem
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports

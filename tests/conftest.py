@@ -14,7 +14,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 import attnfuzz
-from tests.shape_checks import check_shapes, checker
+from tests.shape_checks import check_inputs, check_shapes, checker
 
 if TYPE_CHECKING:
     from attnfuzz.judging.runner import Runner
@@ -80,6 +80,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from attnfuzz.triton_compat.interpreter import set_up_interpreter
 
         set_up_interpreter()  # as executors do: kernels that a test runs itself took twice as long
+        check_inputs()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -158,7 +159,7 @@ def _modules_with_shapes() -> Iterator[str]:
     """Only these are checked: beartype draws random numbers, which functions that strategies call may not."""
     package = Path(attnfuzz.__file__).parent
     for path in package.rglob("*.py"):
-        if "from jaxtyping import" in path.read_text(encoding="utf-8"):
+        if "\nfrom jaxtyping import" in path.read_text(encoding="utf-8"):
             yield ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
 
 

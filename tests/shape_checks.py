@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
+import jaxtyping
 from beartype import beartype
-from jaxtyping import config
+from jaxtyping import config, jaxtyped
 
-__all__ = ["check_shapes", "checker"]
+__all__ = ["check_inputs", "check_shapes", "checker"]
 
 _ONE_OF = 8
 _BY_DAY = 2_000
@@ -41,3 +43,20 @@ def check_shapes(test: str, *, by_day: bool) -> None:
     global _left
     _left = _BY_DAY if by_day else 0
     config.update("jaxtyping_disable", by_day and zlib.crc32(test.encode()) % _ONE_OF != 0)
+
+
+def check_inputs() -> None:
+    """Have what kernels of bundled problems get checked when it is made, in files that import no torch themselves."""
+    import torch
+
+    from attnfuzz.problems.cases import PROBLEMS
+    from attnfuzz.problems.module import module_of
+
+    for problem in PROBLEMS:
+        kind = module_of(problem).inputs_type
+        names = {
+            "Tensor": torch.Tensor,
+            **{name: getattr(jaxtyping, name) for name in ("Bool", "Float", "Float32", "Int32")},
+        }
+        vars(sys.modules[kind.__module__]).update(names)
+        jaxtyped(kind, typechecker=checker)

@@ -7,9 +7,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from attnfuzz.cases.facets import Axis, Domain, facets_of
-from attnfuzz.problems.cases import Case, Problem, case_type_of
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.combinations import narrowed
 from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.module import Problem, case_type_of
 from attnfuzz.problems.supports import OptionValue, Supports
 
 __all__ = ["CaseLevels", "InputSpace", "levels_of", "pair_number"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import singledispatch
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -16,28 +15,17 @@ import msgspec
 from attnfuzz.cases.facets.facet import Changes, Options, changed
 from attnfuzz.cases.facets.storage import with_strides
 from attnfuzz.cases.supported import supports_case
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase, VarlenCase
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
-from attnfuzz.problems.cases import (
-    AttentionCase,
-    Case,
-    DenseDecodeCase,
-    MaskedAttentionCase,
-    MergeStatesCase,
-    PagedAttentionCase,
-    PagedDecodeCase,
-    VarlenCase,
-    has_query_lens,
-)
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import (
     caches_of,
     dtypes_of,
-    lse_kinds_of,
     lying_alike,
-    masks_of,
     stride_kinds_of,
     variants_of,
 )
-from attnfuzz.problems.masks import Mask
+from attnfuzz.problems.module import has_query_lens, module_of
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import tensor_specs
@@ -95,12 +83,8 @@ def _said(case: Any, supports: Supports, options: Options) -> Iterator[Twin]:
     dtype = next((dtype for dtype in reversed(dtypes_of(supports)) if dtype != case.dtype), None)
     if dtype is not None:
         yield from _with(case, f"dtype={dtype}", {"dtype": dtype})
-    if isinstance(case, PagedAttentionCase) and supports.non_causal:
-        yield from _with(case, f"causal={not case.causal}", {"causal": not case.causal})
-    if isinstance(case, MaskedAttentionCase):
-        kind = next((kind for kind in masks_of(supports) if kind != case.mask.kind), None)
-        if kind is not None:
-            yield from _with(case, f"mask.kind={kind}", {"mask": Mask(kind=kind)})
+    for words, changes in module_of(case.problem).told_otherwise(case, supports):
+        yield from _with(case, words, changes)
     for name, choices in options.items():
         other = next((choice for choice in choices if choice != case.options.get(name)), None)
         if other is not None:
@@ -152,37 +136,13 @@ def _lying_otherwise(case: Any, supports: Supports) -> Iterator[Twin]:
                 yield from _with(case, f"strides.{present[0]}={kind}", with_strides(case, present, kind))
 
 
-@singledispatch
-def other_contents(case: Case, supports: Supports) -> list[Twin]:
+def other_contents(case: Any, supports: Supports) -> list[Twin]:
     """With the same strides and the same numbers beside the tensors: other lengths, pages and numbers in these."""
-    del supports
-    raise TypeError(f"no other contents are known for a case of {case.problem}")
-
-
-@other_contents.register
-def _(case: AttentionCase, supports: Supports) -> list[Twin]:
-    return [*_lengths(case, supports)]
-
-
-@other_contents.register
-def _(case: PagedDecodeCase, supports: Supports) -> list[Twin]:
-    return [*_lengths(case, supports), *_pages(case)]
-
-
-@other_contents.register
-def _(case: VarlenCase, supports: Supports) -> list[Twin]:
-    return [*_lengths(case, supports), *_queries(case, supports), *_pages(case)]
-
-
-@other_contents.register
-def _(case: MergeStatesCase, supports: Supports) -> list[Twin]:
-    swapped = tuple((suffix, prefix) for prefix, suffix in case.lse_pairs)
-    seed = case.seed ^ _OTHER_SEEDS[0]
-    others = [Twin(msgspec.structs.replace(case, lse_pairs=swapped, seed=seed), "with other states")]
-    if "-inf" in lse_kinds_of(supports):
-        empty = msgspec.structs.replace(case, lse_pairs=(("-inf", "-inf"),), seed=case.seed ^ _OTHER_SEEDS[1])
-        others.append(Twin(empty, "with both states of every row empty"))
-    return others
+    if not isinstance(case, AttentionCase):
+        return [Twin(other, words) for other, words in module_of(case.problem).other_contents(case, supports)]
+    queries = _queries(case, supports) if isinstance(case, VarlenCase) else ()
+    pages = _pages(case) if isinstance(case, PagedDecodeCase) else ()
+    return [*_lengths(case, supports), *queries, *pages]
 
 
 def _longer(case: AttentionCase, supports: Supports) -> tuple[int, ...]:
@@ -192,28 +152,13 @@ def _longer(case: AttentionCase, supports: Supports) -> tuple[int, ...]:
     return tuple(grown if most is None else (min(length, most) for length in grown))
 
 
-@singledispatch
 def with_room(case: Any, supports: Supports) -> Any:
     """``case`` in tensors that have room for longer sequences."""
-    del supports
-    return case
-
-
-@with_room.register
-def _(case: DenseDecodeCase, supports: Supports) -> DenseDecodeCase:
-    rows = max(case.max_seq_len, *_longer(case, supports)) - max(case.seq_lens)
-    return msgspec.structs.replace(case, extra_rows=rows)
-
-
-@with_room.register
-def _(case: VarlenCase, supports: Supports) -> VarlenCase:
-    roomy: VarlenCase = with_room.dispatch(PagedDecodeCase)(case, supports)
-    longest = max(roomy.max_seq_len, *_longer(case, supports))
-    return msgspec.structs.replace(roomy, seq_slack=longest - max(roomy.seq_lens))
-
-
-@with_room.register
-def _(case: PagedDecodeCase, supports: Supports) -> PagedDecodeCase:
+    if not isinstance(case, AttentionCase):
+        return case
+    longest = max(case.max_seq_len, *_longer(case, supports)) - max(case.seq_lens)
+    if not isinstance(case, PagedDecodeCase):
+        return msgspec.structs.replace(case, extra_rows=longest)
     longer = _bare(case, _longer(case, supports))
     columns = max(case.max_blocks_per_seq, *map(longer.blocks_of, range(case.num_seqs)))
     blocks = max(num_blocks(case), used_blocks(longer)) + 1  # one that is free lets all pages move
@@ -222,7 +167,8 @@ def _(case: PagedDecodeCase, supports: Supports) -> PagedDecodeCase:
         extra_columns=min(columns - max(map(case.blocks_of, range(case.num_seqs))), _MOST_COLUMNS),
         spare_blocks=min(blocks - used_blocks(case), _MOST_SPARE),
     )
-    return msgspec.structs.replace(case, pages=pages)
+    bounds = {"seq_slack": longest} if isinstance(case, VarlenCase) else {}
+    return msgspec.structs.replace(case, pages=pages, **bounds)
 
 
 def _lengths(case: AttentionCase, supports: Supports) -> Iterator[Twin]:

@@ -9,19 +9,11 @@ import msgspec
 
 from attnfuzz.cases.facets import Domain, facets_of
 from attnfuzz.cases.facets.storage import wrong_strides
-from attnfuzz.problems.cases import (
-    CASE_TYPES,
-    BundledCase,
-    BundledProblem,
-    Case,
-    Problem,
-    has_query_lens,
-    packed_width,
-)
+from attnfuzz.problems.attention import AttentionCase, CaseBase, PagedDecodeCase, packed_width
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import (
     block_sizes_of,
     layouts_of,
-    lse_kinds_of,
     lying_alike,
     offers,
     paddings_of,
@@ -29,6 +21,7 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.combinations import fits, narrowed, value_in
 from attnfuzz.problems.masks import CAUSAL_MASK
+from attnfuzz.problems.module import CASE_TYPES, Problem, has_query_lens, module_of
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import named_in_strides
@@ -42,7 +35,6 @@ C = TypeVar("C", bound=Case)
 _PAGE = 16
 """Of the pages into which a dense K and V are put, where the kernel takes it."""
 _SAME_TENSOR = {"k": "k_cache", "v": "v_cache", "k_cache": "k", "v_cache": "v"}
-_EMPTY = ("-inf", "+inf")
 
 
 def supports_case(supports: Supports, options: Options, case: Case) -> bool:
@@ -88,7 +80,7 @@ def translate(case: Case, problem: Problem, supports: Supports, options: Options
         return None
     names = CASE_TYPES[problem].__struct_fields__
     fields = {name: value for name, value in fields.items() if name in names}
-    changes += _merged_alike(supports, fields) if problem == "merge_states" else _cached_alike(supports, fields)
+    changes += [*module_of(problem).as_supported(fields, supports), *_cached_alike(supports, fields)]
     fields["strides"] = _strides_in(problem, case, fields.get("layout"))
     made = adapt_options(CASE_TYPES[problem](**fields), options)
     plain, left_out = _permitted_strides(supports, made)
@@ -106,44 +98,30 @@ def _as_now(case: Case, problem: Problem, options: Options) -> Translated | None
     return Translated(adapt_options(made, options), ())
 
 
-def _convert(case: Any, problem: BundledProblem, supports: Supports, fields: dict[str, Any]) -> bool:
+def _convert(case: Any, problem: str, supports: Supports, fields: dict[str, Any]) -> bool:
     """Make ``fields`` those of ``problem``; False where that has no such case."""
-    if "merge_states" in (case.problem, problem):
+    kind = CASE_TYPES[problem]
+    if not isinstance(case, AttentionCase) or not issubclass(kind, AttentionCase):
         return False
-    if case.values_in_keys or CASE_TYPES[problem].values_in_keys:
+    if case.values_in_keys or kind.values_in_keys:
         return False
-    if problem == "dense_decode" and case.kv is not None:
+    if case.kv is not None and not issubclass(kind, PagedDecodeCase):
         return False
-    if not {*case.variant.names} <= {*CASE_TYPES[problem].variant_names}:
+    if not {*case.variant.names} <= {*kind.variant_names}:
         return False
     if getattr(case, "mask", CAUSAL_MASK) != CAUSAL_MASK:
         return False
-    if has_query_lens(case.problem) and case.query_lens != tuple(min(1, keys) for keys in case.seq_lens):
+    if has_query_lens(case.problem) and case.query_counts != tuple(min(1, keys) for keys in case.seq_lens):
         return False
-    if case.problem == "dense_decode":
+    if not case.page_size:
         sizes = block_sizes_of(supports)
         fields.update(block_size=_PAGE if _PAGE in sizes or not sizes else sizes[0])
     if has_query_lens(problem):
         fields.update(query_lens=tuple(min(1, keys) for keys in case.seq_lens))
         return any(case.seq_lens)
-    if problem == "split_decode":
+    if "num_splits" in kind.__struct_fields__:
         fields.update(num_splits=min((count for count in split_counts_of(supports) if count > 1), default=1))
     return True
-
-
-def _merged_alike(supports: Supports, fields: dict[str, Any]) -> Iterator[str]:
-    if fields["lse_layout"] != supports.lse_layout:
-        fields["lse_layout"] = supports.lse_layout
-        yield f"LSE as {supports.lse_layout}"
-    kinds = lse_kinds_of(supports)
-    empty = next((kind for kind in kinds if kind in _EMPTY), None)
-    pairs = tuple(
-        tuple(empty if kind in _EMPTY and kind not in kinds and empty else kind for kind in pair)
-        for pair in fields["lse_pairs"]
-    )
-    if pairs != tuple(fields["lse_pairs"]):
-        fields["lse_pairs"] = pairs
-        yield f"empty states as {empty}"
 
 
 def _cached_alike(supports: Supports, fields: dict[str, Any]) -> Iterator[str]:
@@ -159,7 +137,7 @@ def _cached_alike(supports: Supports, fields: dict[str, Any]) -> Iterator[str]:
         yield f"unused table entries {fields['pages'].padding}"
 
 
-def _strides_in(problem: BundledProblem, case: BundledCase, layout: str | None) -> dict[str, StrideKind]:
+def _strides_in(problem: str, case: CaseBase, layout: str | None) -> dict[str, StrideKind]:
     """The strides of ``case`` by what ``problem`` calls its tensors; in the interleaved layout V lies as K does."""
     given = dict(case.strides)
     if getattr(case, "layout", None) == "interleaved" and "k_cache" in given:
@@ -171,7 +149,7 @@ def _strides_in(problem: BundledProblem, case: BundledCase, layout: str | None) 
     return {name: kind for name, kind in renamed.items() if name in names}
 
 
-def _permitted_strides(supports: Supports, case: BundledCase) -> tuple[BundledCase, tuple[str, ...]]:
+def _permitted_strides(supports: Supports, case: CaseBase) -> tuple[CaseBase, tuple[str, ...]]:
     """``case`` with those tensors contiguous that must be, and their names."""
     left_out: list[str] = []
     while (culprit := next(wrong_strides(supports, case), None)) is not None:

@@ -67,7 +67,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class _OpenEnvelope(_Envelope, forbid_unknown_fields=True, kw_only=True):
     """Of a problem that a user's file defines, which is not loaded: what its cases have stands in the file."""
 
-    problem: str  # type: ignore[assignment]  # where the class is, in place of a bundled problem's name
+    problem: str  # where the class is, in place of a bundled problem's name
     fields: dict[str, Field]
 
 

@@ -716,7 +716,7 @@ def past_the_end_within_bounds(
 ) -> Diagnosis | None:
     """Tokens past the end that take weight in row ``index``, which is within its bounds, but nearer to that."""
     case = reference.case
-    if isinstance(case, MergeStatesCase | OpenCase):
+    if not isinstance(case, AttentionCase):
         return None
     number, head = index[:2]
     if case.row_lens[number] == 0:

@@ -243,10 +243,10 @@ class _Explaining:
         return ": the error shows only with the numbers that the case has in place of the unit vectors"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
-        if isinstance(self.reruns.case, OpenCase):
-            return None
         if isinstance(self.reruns.case, MergeStatesCase):
             return read_merged_row(self.reruns.case, self.places, weights, self._values, row)
+        if not isinstance(self.reruns.case, AttentionCase):
+            return None
         query, (values, keys) = Query.numbered(self.reruns.case, row), self._read_from
         measured = MeasuredRow(**vars(query), places=self.places, weights=weights, values=values, keys=keys)
         self._measured[row] = measured

@@ -54,7 +54,7 @@ def neighbours(case: Case) -> Iterator[Case]:
         yield from _of_attention(case)
     elif isinstance(case, MergeStatesCase):
         yield from _of_merge(case)
-    else:
+    elif isinstance(case, OpenCase):
         yield from _of_own_problem(case)
 
 

@@ -96,8 +96,8 @@ def probe(
 def unit_of_rows(reruns: Reruns) -> Float64[Tensor, "rows 1"]:
     """What each row has of a place with weight 1: in an 8-bit cache `_ONE` stands for its product with V's scale."""
     case = reruns.case
-    if isinstance(case, MergeStatesCase):
-        return torch.full((case.num_tokens * case.num_q_heads, 1), _ONE, dtype=torch.float64, device="cpu")
+    if not isinstance(case, AttentionCase):
+        return torch.full((case.num_rows * case.num_q_heads, 1), _ONE, dtype=torch.float64, device="cpu")
     of_head = torch.ones(case.num_kv_heads, dtype=torch.float64, device="cpu")
     if reruns.values.kv_scales is not None:
         of_head = reruns.values.kv_scales[1].cpu()

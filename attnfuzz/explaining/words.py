@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase
-from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.wording import number, ranges, row_words
 
 __all__ = ["joined", "row_name", "scope", "weight"]
@@ -26,7 +25,7 @@ def joined(parts: Sequence[str]) -> str:
 def row_name(case: Case | AttentionCase, row: int) -> str:
     """`sequence 0, query head 3`."""
     first, head = divmod(row, case.num_q_heads)
-    name = f"token {first}" if isinstance(case, MergeStatesCase | OpenCase) else row_words(case, first)
+    name = row_words(case, first) if isinstance(case, AttentionCase) else f"token {first}"
     return f"{name}, query head {head}"
 
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from attnfuzz.bundled.merge_states import ONE_EMPTY, SIDES_EMPTY
 from attnfuzz.cases.facets.sequences import RAGGED, SEVERAL_SEQUENCES
-from attnfuzz.cases.facets.states import ONE_EMPTY, SIDES_EMPTY
 from attnfuzz.cases.facets.storage import EXTRA_COLUMNS, strided
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.declaration import Declaration

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
+from attnfuzz.bundled.merge_states import BOTH_EMPTY, FAR_APART, ONE_EMPTY, PAIR, SIDES_EMPTY, SOME
 from attnfuzz.cases.facets.heads import GROUPED, RATIO_NOT_POW2, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import SEVERAL_TOKENS
-from attnfuzz.cases.facets.states import BOTH_EMPTY, FAR_APART, ONE_EMPTY, PAIR, SIDES_EMPTY, SOME
 from attnfuzz.cases.facets.storage import (
     FULL_PAGE,
     PARTIAL_PAGE,

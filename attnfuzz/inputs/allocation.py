@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.module import Case
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role, TensorSpec, strided_layout, strides_of, tensor_specs
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from attnfuzz.problems.cases import BundledCase
+from attnfuzz.problems.attention import CaseBase
 from attnfuzz.problems.supports import Layout, LseLayout
 
 __all__ = ["TokenViews", "split_interleaved", "token_views", "tokens_first", "with_both_caches"]
@@ -42,7 +42,7 @@ def split_interleaved(
     return kv_cache.select(-4, 0), kv_cache.select(-4, 1)
 
 
-def with_both_caches(case: BundledCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_both_caches(case: CaseBase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """``tensors`` with K and V in place of the one cache of the interleaved layout, or beside that of latent_decode."""
     if "kv_cache" not in tensors:
         return tensors

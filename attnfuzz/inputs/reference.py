@@ -6,7 +6,6 @@ take their references from `attnfuzz.trials.expectations`, many cases at once, w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,16 +15,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.values.attention import LogicalAttention
-from attnfuzz.values.states import LogicalStates
 from attnfuzz.values.tokens import on_device
 
 __all__ = [
     "ExactResult",
     "attention_reference",
     "merge_all",
-    "merge_reference",
     "row_log_weights",
     "row_weights",
     "unmasked",
@@ -71,15 +68,6 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> ExactR
         out[row] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
         lse[row] = torch.logsumexp(scores, dim=-1).flatten()
     return ExactResult(out, lse)
-
-
-def merge_reference(case: MergeStatesCase, values: LogicalStates) -> ExactResult:
-    """The merged state in float64, axes ``[num_tokens num_q_heads]``; both empty: ``out = 0``, ``lse = -inf``."""
-    del case  # everything is in the states
-    unit = math.log(2) if values.lse_base2 else 1.0
-    lse = torch.stack((values.prefix_lse, values.suffix_lse), dim=-1).double() * unit
-    out = torch.stack((values.prefix_output, values.suffix_output), dim=-2)
-    return ExactResult(*merge_all(out, torch.where(lse == float("inf"), float("-inf"), lse)))
 
 
 def unmasked(case: AttentionCase, values: LogicalAttention) -> tuple[AttentionCase, LogicalAttention]:

@@ -14,21 +14,17 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from attnfuzz.inputs.layouts import token_views, tokens_first, with_both_caches
+from attnfuzz.inputs.layouts import token_views, with_both_caches
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.block_table import block_table_rows, freed_tokens
-from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.masks import table_starts
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.values.attention import LogicalAttention
-from attnfuzz.values.states import LogicalStates
 from attnfuzz.values.tokens import TokenTable, on_device
 
 __all__ = [
     "Placement",
     "placements",
-    "write_dense",
     "write_pages",
-    "write_states",
 ]
 
 
@@ -94,18 +90,6 @@ def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[T
     return tables, (page, tokens.position - block * block_size)
 
 
-def write_dense(
-    case: DenseDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement
-) -> None:
-    """K and V of each sequence in rows of its own."""
-    del case
-    tensors["q"].copy_(values.q)
-    tensors["seq_lens"].copy_(placement.seq_lens)
-    seqs, rows = placement.slots
-    tensors["k"][:, seqs, rows] = values.k
-    tensors["v"][:, seqs, rows] = values.v
-
-
 def write_pages(
     case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement
 ) -> None:
@@ -121,8 +105,6 @@ def write_pages(
     if values.kv_scales is not None:
         for name, scales in zip(KV_SCALE_TENSORS, values.kv_scales, strict=True):
             tensors[name].copy_(scales[: tensors[name].shape[-1]])
-    if case.rows_seen is not None:
-        _write_mask(case, case.rows_seen, tensors)
     tensors["q"][:, : case.num_rows].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
     (pages, offsets), k, v = placement.slots, values.k, values.v
@@ -137,13 +119,6 @@ def write_pages(
         v_slots.view(torch.uint8)[:, pages, offsets] = v.to(v_slots.dtype).view(torch.uint8)
 
 
-def _write_mask(case: PagedDecodeCase, rows_seen: tuple[bytes, ...], tensors: dict[str, Tensor]) -> None:
-    if table := bytearray(b"".join(rows_seen)):
-        tensors["mask"].copy_(torch.frombuffer(table, dtype=torch.uint8))
-    starts = table_starts(case.query_counts, case.seq_lens)
-    tensors["mask_indptr"].copy_(torch.tensor(starts, dtype=torch.int32, device="cpu"))
-
-
 def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tensor, " kept"] | None:
     """Those whose pages have not been freed; None for all of them. A page that another sequence keeps is written."""
     freed = freed_tokens(case)
@@ -154,19 +129,3 @@ def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tenso
         for start, first, length in zip(values.starts[:-1], freed, case.seq_lens, strict=True)
     ]
     return on_device(torch.cat(kept), values.k.device)
-
-
-def write_states(
-    case: MergeStatesCase, tensors: dict[str, Tensor], values: LogicalStates, placement: None = None
-) -> None:
-    """The states that are not dead."""
-    del placement  # a state's place is its row
-    for name, source, live in (
-        ("prefix_output", values.prefix_output, values.prefix_live),
-        ("suffix_output", values.suffix_output, values.suffix_live),
-    ):
-        target = tensors[name]
-        empty = torch.zeros_like(source) if values.empty_are_zeros else target
-        target.copy_(torch.where(live[..., None], source, empty))
-    tokens_first(tensors["prefix_lse"], case.lse_layout).copy_(values.prefix_lse)
-    tokens_first(tensors["suffix_lse"], case.lse_layout).copy_(values.suffix_lse)

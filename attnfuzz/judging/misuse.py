@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.inputs import kernel_inputs
-from attnfuzz.problems.cases import CASE_TYPES, Problem
+from attnfuzz.problems.cases import PROBLEMS
+from attnfuzz.problems.module import CASE_TYPES, Problem, module_of
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.trials.observation import WrongDeviceError
 from attnfuzz.untrusted_text import text_of
 
 __all__ = ["misuse_of"]
 
-_INPUTS: tuple[type, ...] = tuple(kind for name, kind in vars(kernel_inputs).items() if name.endswith("Inputs"))
+_INPUTS: tuple[type, ...] = tuple(module_of(problem).inputs_type for problem in PROBLEMS)
 _WRONG_DEVICE = (
     "cpu tensor?",  # Triton, of a pointer to host memory
     "to be on the same device",  # torch

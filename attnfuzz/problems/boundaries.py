@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.supports import OptionValue
 
 __all__ = [

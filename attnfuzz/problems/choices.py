@@ -10,8 +10,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
+from attnfuzz.problems.attention import packed_width
 from attnfuzz.problems.masks import MASK_KINDS, MaskKind
+from attnfuzz.problems.module import Problem, module_of
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
@@ -245,7 +246,7 @@ def paddings_of(supports: Supports) -> tuple[Padding, ...]:
 
 def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]:
     """Variants that a case of ``problem`` may ask for."""
-    names = () if isinstance(problem, OpenProblem) else CASE_TYPES[problem].variant_names
+    names = () if isinstance(problem, OpenProblem) else module_of(problem).case_type.variant_names
     return tuple(name for name in supports.variants if name in names)
 
 
@@ -258,7 +259,7 @@ def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
     """8-bit formats that the cache of a case of ``problem`` may have: none where no scales go with it."""
     if isinstance(problem, OpenProblem):
         return ()
-    has_cache = set(KV_SCALE_TENSORS) <= set(CASE_TYPES[problem].tensor_names)
+    has_cache = set(KV_SCALE_TENSORS) <= set(module_of(problem).case_type.tensor_names)
     found = _values(supports, "kv_dtype", supports.kv_dtypes)
     return tuple(dtype for dtype in KV_DTYPES if dtype in found) if has_cache else ()
 
@@ -284,7 +285,7 @@ def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | No
     unused = set(_RETURNED_LSE if supports.lse == "none" else ())
     unused |= {name for name, variant in VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
     unused |= set(() if kv_dtypes_of(problem, supports) else KV_SCALE_TENSORS)
-    names = () if isinstance(problem, OpenProblem) else CASE_TYPES[problem].tensor_names
+    names = () if isinstance(problem, OpenProblem) else module_of(problem).case_type.tensor_names
     return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from attnfuzz.problems.cases import CASE_TYPES, AttentionCase, Case, PagedDecodeCase, Problem, SplitDecodeCase
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import (
     HEAD_SIZES,
     KV_HEADS,
@@ -35,6 +35,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.module import Case, Problem, case_type_of, module_of
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.supports import (
@@ -78,13 +79,13 @@ def fields_of(problem: Problem) -> tuple[str, ...]:
     """What a combination may name beside options."""
     if isinstance(problem, OpenProblem):
         return tuple(problem.fields)
-    kind = CASE_TYPES[problem]
+    kind = case_type_of(problem)
     names = ["dtype", "head_size", "num_q_heads"]
     if issubclass(kind, AttentionCase):
         names += ["num_kv_heads", "gqa_ratio", "v_head_size"]
     if issubclass(kind, PagedDecodeCase):
         names += ["block_size", "layout", "kv_dtype"]
-    return (*names, "num_splits") if issubclass(kind, SplitDecodeCase) else tuple(names)
+    return (*names, "num_splits") if "num_splits" in kind.__struct_fields__ else tuple(names)
 
 
 def fits(case: Case, combination: Combination) -> bool:
@@ -130,7 +131,7 @@ def settled(problem: Problem, supports: Supports, options: Options) -> Supports:
     """
     if callable(supports.where):
         function = supports.where
-        if CASE_TYPES[problem].values_in_keys and supports.v_head_sizes == "equal":
+        if module_of(problem).case_type.values_in_keys and supports.v_head_sizes == "equal":
             supports = msgspec.structs.replace(supports, v_head_sizes="any")
         table = _table_of(function, problem, supports, options)
         return settled(problem, msgspec.structs.replace(supports, where=table), options)
@@ -146,7 +147,7 @@ def narrowed(problem: Problem, supports: Supports) -> Supports:
     Of latent_decode that is several KV heads, values larger than keys, and layouts. Unless sizes of V are declared,
     they are smaller than those of K. Raises ValueError where nothing is left.
     """
-    if isinstance(problem, OpenProblem) or not CASE_TYPES[problem].values_in_keys or _is_narrow(supports):
+    if isinstance(problem, OpenProblem) or not module_of(problem).case_type.values_in_keys or _is_narrow(supports):
         return supports
     table: list[Combination] = []
     for combination in supports.combinations or ({},):

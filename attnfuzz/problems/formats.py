@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.module import Case
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue

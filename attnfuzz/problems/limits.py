@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import singledispatch
 
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.block_table import used_blocks
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.module import Case, module_of
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
 
@@ -16,6 +16,7 @@ __all__ = [
     "HASH_CHUNK_ELEMENTS",
     "LIST_LIMIT_BYTES",
     "CaseTooLarge",
+    "attention_nbytes",
     "case_nbytes",
     "check_lists",
     "check_size",
@@ -51,54 +52,32 @@ def tensor_nbytes(case: Case) -> int:
     return total
 
 
-@singledispatch
 def case_nbytes(case: Case) -> int:
     """Bytes for ``case``: inputs and outputs, logical values, and float64 work of the reference and of the error bound.
 
-    Tensors are exact, the work is what was measured, within a factor of 2. Copies that oracles keep come on top.
+    Tensors are exact, the work is what was measured, within a factor of 2. Copies that oracles keep come on top. Of an
+    open problem nothing is known where it is not imported: executors find out.
     """
-    raise TypeError(f"the memory that {case.problem} takes is not known")
-
-
-@case_nbytes.register
-def _(case: OpenCase) -> int:
-    """Nothing is known where its problem is not imported: executors find out."""
+    if not isinstance(case, OpenCase):
+        return tensor_nbytes(case) + module_of(case.problem).nbytes(case)
     return 0 if implementation_of(case.problem) is None else _COPIES_OF_OPEN * tensor_nbytes(case)
 
 
-@case_nbytes.register
-def _(case: MergeStatesCase) -> int:
-    return tensor_nbytes(case) + _merge_work(case)
-
-
-@case_nbytes.register
-def _(case: AttentionCase) -> int:
-    return tensor_nbytes(case) + list_nbytes(case) + _logical_values(case) + _attention_work(case)
-
-
-@singledispatch
 def list_nbytes(case: Case) -> int:
     """Bytes for what is no tensor at first: lengths, rows, pages in their order, the block table.
 
     An entry of a list takes 8 bytes, and a number that is not small 32 of its own. The block table is held twice: row
     by row, and as one list on its way into a tensor.
     """
-    del case
-    return 0
-
-
-@list_nbytes.register
-def _(case: AttentionCase) -> int:
-    return 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows)
-
-
-@list_nbytes.register
-def _(case: PagedDecodeCase) -> int:
-    pages = used_blocks(case)
-    if case.pages.order == "shuffled":  # spare ones too, with a key for each
-        pages = 2 * (pages + case.pages.spare_blocks)
-    entry = 16 if case.pages.padding != "wrong_page" else 16 + _LISTED_NUMBER
-    table = entry * case.num_seqs * case.max_blocks_per_seq
+    if not isinstance(case, AttentionCase):
+        return 0
+    pages = table = 0
+    if isinstance(case, PagedDecodeCase):
+        pages = used_blocks(case)
+        if case.pages.order == "shuffled":  # spare ones too, with a key for each
+            pages = 2 * (pages + case.pages.spare_blocks)
+        entry = 16 if case.pages.padding != "wrong_page" else 16 + _LISTED_NUMBER
+        table = entry * case.num_seqs * case.max_blocks_per_seq
     return 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows + pages) + table
 
 
@@ -123,6 +102,11 @@ def check_lists(cases: Iterable[Case]) -> None:
         )
 
 
+def attention_nbytes(case: AttentionCase) -> int:
+    """Bytes of an attention case beside those of its tensors."""
+    return list_nbytes(case) + _logical_values(case) + _attention_work(case)
+
+
 def _logical_values(case: AttentionCase) -> int:
     queries = case.num_rows * case.num_q_heads * case.head_size
     token = case.num_kv_heads * max(case.head_size, case.value_size)
@@ -140,13 +124,6 @@ def _attention_work(case: AttentionCase) -> int:
     reference = 2 * case.num_kv_heads * head + 6 * case.num_q_heads * longest
     bound = 6 * min(case.num_q_heads * head, max(head, BOUND_CHUNK_ELEMENTS))
     return 8 * (expected + reference + bound)
-
-
-def _merge_work(case: MergeStatesCase) -> int:
-    """Both states, hash words, and float64 intermediates of their size: mostly the error bound's."""
-    elements = case.num_tokens * case.num_q_heads * (case.head_size + 2)
-    hash_words = 3 * 8 * max(case.num_q_heads * case.head_size, min(elements, HASH_CHUNK_ELEMENTS))
-    return 2 * elements * ITEMSIZE[case.dtype] + hash_words + 20 * 8 * elements
 
 
 def _readable(nbytes: int) -> str:

@@ -39,6 +39,7 @@ DRAWN_KEYS: tuple[KeyRecipe, ...] = ("integers", "normal", "fine")
 VALUE_RECIPES: tuple[str, ...] = get_args(ValueRecipe)
 STATE_RECIPES: tuple[StateRecipe, ...] = get_args(StateRecipe)
 LSE_KINDS: tuple[str, ...] = get_args(LseKind)
+LsePair = tuple[LseKind, LseKind]
 STRIDE_KINDS: tuple[StrideKind, ...] = get_args(StrideKind)
 
 MIN_LOGIT_EXPONENT, MAX_LOGIT_EXPONENT = -6, 8

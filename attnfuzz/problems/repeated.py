@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, NORMAL_EXPONENT, Values
 
 __all__ = ["plain_values", "repeated", "telling_rows", "visible_keys"]

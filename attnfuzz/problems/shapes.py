@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache, singledispatch
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from attnfuzz.problems.block_table import num_blocks
-from attnfuzz.problems.cases import (
-    AttentionCase,
-    Case,
-    DenseDecodeCase,
-    MergeStatesCase,
-    PagedDecodeCase,
-    packed_width,
-)
-from attnfuzz.problems.masks import table_starts
+from attnfuzz.problems.module import Case, module_of
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
-from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 
 __all__ = [
@@ -143,25 +133,12 @@ _ROLES = ("input", "output", "in_place")
 _OF_IDS = ("int32", "int64")
 
 
-@singledispatch
 def tensor_specs(case: Case) -> Specs:
     """The tensors of ``case`` by name, in the order in which they are allocated.
 
     The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``, as latent_decode does.
     """
-    raise TypeError(f"the tensors of {case.problem} are not known")
-
-
-@tensor_specs.register
-def _(case: DenseDecodeCase) -> Specs:
-    return _query(case) | _dense_kv(case) | _result(case)
-
-
-@tensor_specs.register
-def _(case: PagedDecodeCase) -> Specs:
-    results = _partials(case) if case.partial_states else _result(case)
-    starts = _query_starts(case) if "cu_seqlens_q" in case.tensor_names else {}
-    return _query(case) | starts | _cache(case) | _table(case) | _per_head(case) | _kv_scales(case) | results
+    return _open_specs(case) if isinstance(case, OpenCase) else module_of(case.problem).tensors(case)
 
 
 def strides_of(case: Case, name: str) -> StrideKind:
@@ -176,8 +153,7 @@ def named_in_strides(case: Case, name: str) -> str:
     return "k_cache" if name == "kv_cache" and name not in case.tensor_names else name
 
 
-@tensor_specs.register
-def _(case: OpenCase) -> Specs:
+def _open_specs(case: OpenCase) -> Specs:
     """As its problem has them, in a process that has imported it."""
     try:
         specs: Specs = dict(implementation_of(case.problem).tensors(case))
@@ -195,88 +171,3 @@ def _(case: OpenCase) -> Specs:
                 f"tensors of {' or '.join(_OF_IDS)}"
             )
     return specs
-
-
-def _query(case: AttentionCase) -> Specs:
-    shape = (case.num_query_slots, case.num_q_heads, case.head_size)
-    return {"q": TensorSpec(shape, case.dtype, "input"), "seq_lens": TensorSpec((case.num_seqs,), "int32", "input")}
-
-
-def _query_starts(case: PagedDecodeCase) -> Specs:
-    starts = {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
-    if not case.hides_keys:
-        return starts
-    size = table_starts(case.query_counts, case.seq_lens)[-1]
-    starts["mask_indptr"] = TensorSpec((case.num_seqs + 1,), "int32", "input")
-    return starts | {"mask": TensorSpec((size,), "uint8", "input")}
-
-
-def _result(case: AttentionCase) -> Specs:
-    shape = (case.num_query_slots, case.num_q_heads, case.value_size)
-    return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
-
-
-def _partials(case: PagedDecodeCase) -> Specs:
-    shape = (case.num_seqs, case.num_q_heads, case.partial_states, case.value_size)
-    return {
-        "partial_out": TensorSpec(shape, case.dtype, "output"),
-        "partial_lse": TensorSpec(shape[:3], "float32", "output"),
-    }
-
-
-def _dense_kv(case: DenseDecodeCase) -> Specs:
-    tokens = (case.num_seqs, case.max_seq_len, case.num_kv_heads)
-    sizes = {"k": case.head_size, "v": case.value_size}
-    return {name: TensorSpec((*tokens, size), case.dtype, "input") for name, size in sizes.items()}
-
-
-def _table(case: PagedDecodeCase) -> Specs:
-    return {"block_table": TensorSpec((case.num_seqs, case.max_blocks_per_seq), "int32", "input")}
-
-
-def _per_head(case: PagedDecodeCase) -> Specs:
-    """What variants take for each query head."""
-    spec = TensorSpec((case.num_q_heads,), "float32", "input")
-    wanted = {"alibi_slopes": case.variant.alibi, "sinks": case.variant.sinks}
-    return {name: spec for name, recipe in wanted.items() if recipe is not None}
-
-
-def _kv_scales(case: PagedDecodeCase) -> Specs:
-    """What an 8-bit cache is multiplied with."""
-    if case.kv is None:
-        return {}
-    spec = TensorSpec((1 if case.kv.per == "tensor" else case.num_kv_heads,), "float32", "input")
-    return dict.fromkeys(KV_SCALE_TENSORS, spec)
-
-
-def _cache(case: PagedDecodeCase) -> Specs:
-    blocks, size, heads = num_blocks(case), case.block_size, case.num_kv_heads
-    dim, v_dim = case.head_size, case.value_size
-    if case.values_in_keys:
-        return {"kv_cache": TensorSpec((blocks, size, dim), case.kv_dtype, "input")}
-    if case.layout == "interleaved":
-        return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.kv_dtype, "input")}
-    if case.layout == "packed":
-        x = packed_width(case.kv_dtype)
-        k_shape: tuple[int, ...] = (blocks, heads, dim // x, size, x)
-        v_shape: tuple[int, ...] = (blocks, heads, v_dim, size)
-    elif case.layout == "HND":
-        k_shape, v_shape = (blocks, heads, size, dim), (blocks, heads, size, v_dim)
-    else:
-        k_shape, v_shape = (blocks, size, heads, dim), (blocks, size, heads, v_dim)
-    k, v = (TensorSpec(shape, case.kv_dtype, "input") for shape in (k_shape, v_shape))
-    return {"k_cache": k, "v_cache": v}
-
-
-@tensor_specs.register
-def _(case: MergeStatesCase) -> Specs:
-    out = (case.num_tokens, case.num_q_heads, case.head_size)
-    lse = out[:2] if case.lse_layout == "TH" else (out[1], out[0])
-    return {
-        "prefix_output": TensorSpec(out, case.dtype, "input"),
-        "prefix_lse": TensorSpec(lse, "float32", "input"),
-        "suffix_output": TensorSpec(out, case.dtype, "input"),
-        "suffix_lse": TensorSpec(lse, "float32", "input"),
-        "output": TensorSpec(out, case.dtype, "output"),
-        "output_lse": TensorSpec(lse, "float32", "output"),
-    }

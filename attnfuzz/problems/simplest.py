@@ -7,36 +7,18 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.problems.cases import (
-    CASE_TYPES,
-    AttentionCase,
-    Case,
-    DenseDecodeCase,
-    MergeStatesCase,
-    PagedDecodeCase,
-    Problem,
-    SplitDecodeCase,
-    has_query_lens,
-)
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import (
     block_size_rank,
-    block_sizes_of,
     caches_of,
-    default_scale,
     dtypes_of,
-    gqa_ratios_of,
-    head_counts_of,
     head_size_rank,
     head_sizes_of,
     layouts_of,
-    masks_of,
-    merge_heads_of,
     options_of,
-    split_counts_of,
-    v_head_sizes_of,
 )
 from attnfuzz.problems.combinations import alternatives, narrowed
-from attnfuzz.problems.masks import Mask
+from attnfuzz.problems.module import Case, Problem, case_type_of, module_of
 from attnfuzz.problems.open_cases import OpenProblem, simplest_open_case
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
@@ -101,44 +83,19 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     if found is None or () in first.values():
         return None
     dtype, kv, layout, head_size = found
-    shape: dict[str, Any] = {
-        "head_size": head_size, "dtype": dtype, "options": {name: choice for name, (choice,) in first.items()}
-    }  # fmt: skip
-    if problem == "merge_states":
-        num_q_heads = (merge_heads_of(supports) or (1,))[0]
-        return MergeStatesCase(num_q_heads=num_q_heads, num_tokens=1, lse_layout=supports.lse_layout, **shape)
-    heads = head_counts_of(supports)
-    heads = tuple((ratio, 1) for ratio in gqa_ratios_of(supports)[:1]) if heads is None else heads
-    values = v_head_sizes_of(supports, head_size, layout)
-    if not heads or not values:
+    module = module_of(problem)
+    fields = module.simplest_fields(supports, head_size, layout)
+    if fields is None:
         return None
-    rows: dict[str, Any] = {
-        **shape,
-        "num_q_heads": heads[0][0],
-        "num_kv_heads": heads[0][1],
-        "seq_lens": (1,),
-        "scale": default_scale(head_size),
-        "v_head_size": values[0],
-        "kv": kv,
-    }
-    if problem == "dense_decode":
-        return DenseDecodeCase(**rows)
-    sizes, splits = block_sizes_of(supports), split_counts_of(supports)
-    if not sizes or not splits:
-        return None
-    cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
-    if has_query_lens(problem):
-        cache["query_lens"] = (1,)
-    if CASE_TYPES[problem].hides_keys:
-        cache["mask"] = Mask(kind=masks_of(supports)[0])
-    if problem == "split_decode":
-        return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
-    return CASE_TYPES[problem](**rows, **cache)
+    fields |= {"dtype": dtype, "head_size": head_size, "kv": kv, "layout": layout}
+    fields["options"] = {name: choice for name, (choice,) in first.items()}
+    names = module.case_type.__struct_fields__
+    return module.case_type(**{name: value for name, value in fields.items() if name in names})
 
 
 def _formats(problem: Problem, supports: Supports) -> Iterator[tuple[Dtype, QuantisedKv | None, Layout | None, int]]:
     """What goes together of dtype, cache, layout and head size, the simplest first."""
-    layouts = layouts_of(supports) if issubclass(CASE_TYPES[problem], PagedDecodeCase) else (None,)
+    layouts = layouts_of(supports) if issubclass(case_type_of(problem), PagedDecodeCase) else (None,)
     per = next(one for one in KV_GRANULARITIES if one in supports.kv_scales)
     for dtype in dtypes_of(supports):
         for cache in caches_of(problem, supports, dtype):
@@ -148,7 +105,7 @@ def _formats(problem: Problem, supports: Supports) -> Iterator[tuple[Dtype, Quan
                     yield dtype, kv, layout, head_size
 
 
-def _rank(case: Case, options: Options) -> tuple[Any, ...]:
+def _rank(case: Any, options: Options) -> tuple[Any, ...]:
     """In the order in which shrinking takes one case for simpler than another."""
     heads: tuple[Any, ...] = (case.num_q_heads, head_size_rank(case.head_size), head_size_rank(case.value_size))
     if isinstance(case, AttentionCase):

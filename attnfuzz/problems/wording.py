@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.block_table import freed_tokens
-from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.masks import parents_of
-from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.module import has_query_lens
 
 __all__ = [
     "dead_pages",
-    "dead_rows",
-    "dead_states",
     "element",
-    "keys_of_query",
-    "keys_seen",
-    "length_of_row",
     "number",
     "numbers",
     "plural",
@@ -56,48 +49,8 @@ def query_of_row(case: AttentionCase, row: int) -> str:
     return f"query {row - case.rows_of(seq).start} of sequence {seq}"
 
 
-def length_of_row(case: AttentionCase, row: int) -> list[str]:
-    """How many keys a row attends to, where each sequence has one row."""
-    return [f"sequence {row} has length {case.seq_lens[row]}"]
-
-
-def keys_of_query(case: AttentionCase, row: int) -> list[str]:
-    """How many keys a row attends to, where a sequence may have several."""
-    keys = plural(case.row_lens[row], "key")
-    return [f"token {row} of the batch is {query_of_row(case, row)} and attends to {keys}"]
-
-
-def keys_seen(case: MaskedAttentionCase, row: int) -> list[str]:
-    """Which keys the mask lets a row see, in words."""
-    seq, query = case.row_seqs[row], query_of_row(case, row)
-    seen = case.rows_seen[row]
-    keys = ranges(t for t, is_seen in enumerate(seen) if is_seen)
-    what = f"sees keys {keys} of {len(seen)}" if keys else f"sees none of {plural(len(seen), 'key')}"
-    found = [f"token {row} of the batch is {query} and {what} (mask: {case.mask.kind})"]
-    if case.mask.kind == "tree":
-        number, query_len = row - case.rows_of(seq).start, case.query_lens[seq]
-        parent = parents_of(case.mask.of(seq), query_len)[number]
-        found += [f"in the tree, query {number} follows " + ("the context" if parent < 0 else f"query {parent}")]
-    return found
-
-
-def dead_states(case: Any, supports: Supports, row: int) -> list[str]:
-    """Of two states to be merged."""
-    del case, row
-    states = "outputs of states whose LSE is -inf or +inf, and " if supports.empty_state_outputs == "anything" else ""
-    return [f"what must not matter here: {states}whatever lies around the tensors"]
-
-
-def dead_rows(case: DenseDecodeCase, supports: Supports, row: int) -> list[str]:
-    """Of a dense K and V."""
-    del supports
-    seq_len = case.seq_lens[row]
-    return [f"sequence {row} has no token in rows {seq_len} and up of k and v (its length is {seq_len})"]
-
-
-def dead_pages(case: PagedDecodeCase, supports: Supports, row: int) -> list[str]:
+def dead_pages(case: PagedDecodeCase, row: int) -> list[str]:
     """Of a paged cache."""
-    del supports
     seq = case.row_seqs[row]
     seq_len, last = case.seq_lens[seq], case.blocks_of(seq) - 1
     if last < 0:

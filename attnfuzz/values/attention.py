@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float, Float64, Int32, Int64
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.quantised_kv import LARGEST, SMALLEST, KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import DRAWN_KEYS, KeyRecipe, ValueRecipe

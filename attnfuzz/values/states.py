@@ -1,16 +1,16 @@
-"""The two states that merge_states merges, of many cases at once."""
+"""The two states that a case of merge_states merges, of many cases at once."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.values.draws import Filling, Stream, drawn_as, exact, fill_all
@@ -49,7 +49,7 @@ class LogicalStates:
 
 
 def merge_values(
-    case: MergeStatesCase, device: torch.device | str = "cpu", *, lse_base2: bool = False, empty_are_zeros: bool = False
+    case: Any, device: torch.device | str = "cpu", *, lse_base2: bool = False, empty_are_zeros: bool = False
 ) -> LogicalStates:
     """The numbers of ``case``: outputs about N(0, 1.15²), or fine, LSE multiples of 1/16.
 
@@ -61,7 +61,7 @@ def merge_values(
 
 
 def merge_values_of_many(
-    cases: Sequence[MergeStatesCase],
+    cases: Sequence[Any],
     device: torch.device | str,
     *,
     lse_base2: bool = False,
@@ -104,7 +104,7 @@ def merge_values_of_many(
     ]
 
 
-def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
+def _lses(cases: Sequence[Any], sizes: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
     """LSEs of the prefix and the suffix for each token and head of each case."""
     streams = (Stream.PREFIX_LSE, Stream.SUFFIX_LSE, Stream.COMMON_LSE)
     pairs = [tuple(map(LSE_KINDS.index, pair)) for case in cases for pair in case.lse_pairs]

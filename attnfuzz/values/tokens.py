@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.attention import AttentionCase
 
 __all__ = ["TokenTable", "all_on_device", "number_each", "on_device", "token_table", "values_on"]
 

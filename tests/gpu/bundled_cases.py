@@ -38,7 +38,7 @@ def _declared(source: Path) -> dict[str, Problem]:
                     ast.FunctionDef(name=name),
                     ast.Call(func=ast.Attribute(attr="kernel"), args=[ast.Constant(value=str(problem))]),
                 ):
-                    found[name] = problem  # type: ignore[assignment]  # the decorator takes no other words
+                    found[name] = problem
     return found
 
 

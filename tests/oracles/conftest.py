@@ -146,7 +146,7 @@ def plant() -> Plant:
         steps = Steps(**bugs)
         tokens = steps.tokens or (dense_tokens if problem == "dense_decode" else paged_tokens)
 
-        @attnfuzz.kernel(problem, supports=supports, numerics=numerics)  # type: ignore[arg-type]  # any str
+        @attnfuzz.kernel(problem, supports=supports, numerics=numerics)
         def planted(inputs: Any) -> Any:
             if problem == "merge_states":
                 return merge(inputs, steps)

@@ -100,6 +100,7 @@ def bound_by_sequence(declaration: Declaration, case: Case, values: Any, *, num_
         lses = (torch.where(lse.isinf(), -math.inf, lse.double()) for lse in (values.prefix_lse, values.suffix_lse))
         bound = merge_bound(values.prefix_output.double(), values.suffix_output.double(), *lses, out_dtype=dtype)
         return bound.out, bound.lse
+    assert isinstance(case, AttentionCase)
     sequences = [[part.double() for part in values.sequence(seq)] for seq in range(case.num_seqs)]
     rows = [
         attention_bound(

@@ -22,7 +22,7 @@ import torch
 import triton
 
 from attnfuzz.judging.runner import Runner
-from attnfuzz.problems.cases import MergeStatesCase
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from tests.quality.hunting import Catch, NotFound, flaws, hunt
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 
@@ -155,6 +155,7 @@ def _size(catch: Catch) -> str:
     heads = f"head size {case.head_size}"
     if isinstance(case, MergeStatesCase):
         return f"{case.num_tokens} token(s), {case.num_q_heads} head(s), {heads}, LSE {list(case.lse_pairs)}"
+    assert isinstance(case, AttentionCase)
     heads += f" (V {case.v_head_size})" if case.v_head_size is not None else ""
     lengths = ", ".join(map(str, case.seq_lens))
     pages = f", page {case.block_size}" if hasattr(case, "block_size") else ""

@@ -12,7 +12,7 @@ import msgspec
 
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.judging.runner import Runner
-from attnfuzz.problems.cases import Case, MergeStatesCase, encode_case
+from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from tests.quality.mutants import Mutant
 from tests.quality.planting import plant
 
@@ -112,7 +112,7 @@ def flaws(mutant: Mutant, catch: Catch, runner: Runner) -> list[str]:
     oracle = catch.regression.finding.oracle
     if mutant.oracle not in ("any", oracle):
         found.append(f"{oracle} objects, not {mutant.oracle}")
-    rows = case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
+    rows = case.num_seqs if isinstance(case, AttentionCase) else case.num_rows
     fields = msgspec.json.decode(encode_case(case))
     is_small = rows <= _MOST_ROWS and all(fields.get(name) == value for name, value in mutant.minimal.items())
     if not is_small and not catch.regression.preceding:

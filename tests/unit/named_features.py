@@ -44,7 +44,7 @@ def _made() -> Mapping[str, Feature]:
 
 def _specimens() -> list[Case]:
     def of(problem: str, **fields: object) -> Case:
-        return msgspec.structs.replace(simplest_case(problem, SUPPORTS, {}), **fields)  # type: ignore[arg-type]
+        return msgspec.structs.replace(simplest_case(problem, SUPPORTS, {}), **fields)
 
     paged = functools.partial(of, "paged_decode")
     needles = (Needle(seq=0, position=0, kv_head=0),)

@@ -18,10 +18,14 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 # A module may import those of its own rank and lower. The longest prefix that fits a module's name counts.
 RANKS = {
     "attnfuzz": 0,  # the public names, each imported when it is first used
-    "attnfuzz.problems": 1,  # what cases are
-    "attnfuzz.cases": 2,  # what is known of their fields
+    "attnfuzz.problems": 1,  # what problems and cases are made of
+    "attnfuzz.problems.cases": 6,  # the list of all of them
+    "attnfuzz.cases.facets": 2,  # what is known of their fields
     "attnfuzz.values": 3,  # numbers for them
     "attnfuzz.inputs": 4,  # tensors of them
+    "attnfuzz.inputs.allocation": 1,  # which knows their shapes only
+    "attnfuzz.bundled": 6,  # the problems, a file each
+    "attnfuzz.cases": 6,  # what is known of whole cases
     "attnfuzz.numerics": 5,
     "attnfuzz.strategies": 6,
     "attnfuzz.memory": 6,

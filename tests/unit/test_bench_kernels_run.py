@@ -19,7 +19,7 @@ from attnfuzz.bench.kernels.run import (
 )
 from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, operations, smoke_suite
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.problems.cases import MAX_SEQ_LEN
+from attnfuzz.problems.attention import MAX_SEQ_LEN
 from attnfuzz.problems.supports import OptionValue
 from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 

@@ -45,7 +45,6 @@ def test_types_that_derive_from_a_case_have_its_facets() -> None:
         pass
 
     assert facets_of(Derived) == facets_of(PagedDecodeCase) != ()
-    assert facets_of(int) == ()
 
 
 def test_one_facet_is_told_everywhere() -> None:

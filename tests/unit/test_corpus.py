@@ -190,7 +190,7 @@ def test_the_name_depends_on_case_and_kernel_only() -> None:
         ("case.tile", 3, ["unknown field `tile`", "$.case", "remove that field"]),
         ("case.seq_lens", [100, "x"], ["Expected `int`", '"x"', "$.case.seq_lens[1]"]),
         ("severity", 3, ["unknown field `severity`", "remove that field"]),
-        ("problem", "prefill", ["'prefill'", "$.problem", "dense_decode, paged_decode"]),
+        ("problem", "prefill", ["'prefill'", "$.problem", "paged_decode, dense_decode"]),
         ("finding.oracle", "a psychic", ['"a psychic"', "$.finding.oracle"]),
         ("status", "maybe", ["'maybe'", "$.status"]),
         ("kernel", 5, ["Expected `str`", "found 5", "$.kernel"]),

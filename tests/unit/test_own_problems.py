@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -404,7 +405,7 @@ def test_other_processes_learn_of_a_problem_as_data(tmp_path: Path) -> None:
         runner.judge(declaration, simplest_case(declaration.problem, declaration.supports, {}))
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -> None:
     """Who copies the page's example would meet an error, or be told something else than the page shows."""
     text = PAGE.read_text(encoding="utf-8")
@@ -415,6 +416,16 @@ def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -
     assert shown
     for line in shown.splitlines():
         assert line.strip() in run.stdout
+
+
+def test_the_table_of_the_page_has_all_parameters() -> None:
+    """Who writes a problem from the page alone would guess a parameter's name, and be refused."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {name: re.findall(r"(\[?)`(\w+)`\]?", parameters) for name, parameters in rows}
+    assert {"Integer", "TensorSpec", "Expected", "attention"} <= told.keys()
+    for name, parameters in told.items():
+        known = inspect.signature(getattr(attnfuzz, name)).parameters.values()
+        assert parameters == [("[" if one.default is not one.empty else "", one.name) for one in known], name
 
 
 UNUSABLE = """

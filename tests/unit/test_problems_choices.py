@@ -135,7 +135,7 @@ def test_strides_of_ignored_tensors_are_not_drawn() -> None:
 def test_simplest_case_has_no_feature_and_is_supported(problem: str) -> None:
     """Shrinking would end in a case that needs explaining."""
     options = {"tile": (32, 16)}
-    case = simplest_case(problem, Supports(), options)  # type: ignore[arg-type]  # from the parameter list
+    case = simplest_case(problem, Supports(), options)
     assert words(features(case)) == {"option tile=32"}
     assert features(case, options=options) == frozenset()
     assert why_unsupported(Supports(), options, case) is None

@@ -30,7 +30,7 @@ def slots(case: AttentionCase) -> list[tuple[int, int]]:
 @given(data=st.data())
 def test_tokens_lie_where_the_case_says(problem: str, data: st.DataObject) -> None:
     """A token would be written to another sequence's row or page."""
-    batch: list[Any] = data.draw(st.lists(cases(problem), min_size=1, max_size=5))  # type: ignore[arg-type]  # a problem
+    batch: list[Any] = data.draw(st.lists(cases(problem), min_size=1, max_size=5))
     for case, placement in zip(batch, placements(batch, token_table(batch, "cpu")), strict=True):
         assert list(zip(*(part.tolist() for part in placement.slots), strict=True)) == slots(case)
         assert tuple(placement.seq_lens.tolist()) == case.seq_lens

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.inputs.reference import attention_reference, merge_all, merge_reference
+from attnfuzz.inputs.reference import attention_reference, merge_all
+from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.recipes import LSE_KINDS, Values
 from attnfuzz.values import LogicalAttention, attention_values, merge_values
@@ -123,7 +124,7 @@ def test_merge_is_its_definition(prefix: Any, suffix: Any, lse_base2: bool) -> N
     """States, empty or not, would be merged to something else than the state over both sets of keys."""
     case = MergeStatesCase(num_q_heads=2, head_size=3, num_tokens=2, lse_pairs=((prefix, suffix),), seed=5)
     values = merge_values(case, lse_base2=lse_base2)
-    expected = merge_reference(case, values)
+    expected = problem_of(case).reference(case, values)
     for token in range(2):
         for head in range(2):
             at = (token, head)

@@ -28,7 +28,7 @@ INVALID: list[tuple[Callable[[], object], str]] = [
     (lambda: strategies.page_maps(unused_table_entries="any"), "unused_table_entries='any' must be one of"),  # type: ignore[arg-type]  # on purpose
     (lambda: strategies.lse_pairs(min_pairs=2, max_pairs=1), "min_pairs=2 must not exceed max_pairs=1"),
     (lambda: strategies.lse_pairs(max_pairs=9), "max_pairs=9 must be an integer from 1 to 8"),
-    (lambda: strategies.strides("attention"), "problem='attention' must be one of"),  # type: ignore[arg-type]  # on purpose
+    (lambda: strategies.strides("attention"), "problem='attention' must be one of"),
     (lambda: strategies.strides("dense_decode", allowed="all"), "allowed='all' must be one of"),  # type: ignore[arg-type]  # on purpose
     (lambda: strategies.strides("dense_decode", max_strided=9), "max_strided=9 must be"),
     (lambda: strategies.needles(seq_lens=()), r"seq_lens=\(\) must be a non-empty tuple"),
@@ -37,7 +37,7 @@ INVALID: list[tuple[Callable[[], object], str]] = [
     (lambda: strategies.values(seq_lens=(3,), num_kv_heads=0), "num_kv_heads=0 must be"),
     (lambda: strategies.scales(head_size=0), "head_size=0 must be an integer from 1"),
     (lambda: strategies.option_choices({"tile": ()}), "non-empty tuple of choices"),
-    (lambda: strategies.cases("prefill"), "problem='prefill' must be one of"),  # type: ignore[arg-type]  # on purpose
+    (lambda: strategies.cases("prefill"), "problem='prefill' must be one of"),
     (lambda: strategies.cases("dense_decode", options={"a b": (1,)}), "must be an identifier"),
     (
         lambda: strategies.cases("paged_decode", supports=Supports(head_sizes=(13,), layouts=("packed",))),

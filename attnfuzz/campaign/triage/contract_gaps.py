@@ -17,10 +17,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from attnfuzz.bundled.merge_states import PAIR
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.cases.facets.heads import GROUPED, HEAD_SIZE_NOT_POW2, SEVERAL_KV_HEADS
 from attnfuzz.cases.facets.sequences import PADDING_TOKENS
-from attnfuzz.cases.facets.states import PAIR
 from attnfuzz.cases.facets.storage import BLOCK_SIZE_NOT_POW2, SEVERAL_SPLITS, strided_tensor
 from attnfuzz.cases.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.cases.supported import supports_case

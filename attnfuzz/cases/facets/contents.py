@@ -20,8 +20,8 @@ from attnfuzz.cases.facets.facet import (
     changed,
 )
 from attnfuzz.cases.facets.sequences import with_lengths
+from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.block_table import freed_tokens
-from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.choices import default_scale, kv_dtypes_of, variants_of
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Choice, Proposal, Seed, first_of, lower_integer

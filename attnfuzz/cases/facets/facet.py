@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.choices import is_power_of_two
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Field, Integer, Proposal, Seed
+from attnfuzz.problems.module import Problem, module_of
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
@@ -35,7 +35,6 @@ __all__ = [
     "listed",
     "not_among",
     "other_than",
-    "register",
     "size_class",
 ]
 
@@ -255,21 +254,10 @@ class Facet(Generic[C]):
         return {}
 
 
-_FACETS: dict[type, tuple[Facet[Any], ...]] = {}
-
-
-def register(case_type: type, *facets: Facet[Any]) -> None:
-    """Let cases of ``case_type``, and of types that derive from it and have none of their own, have ``facets``.
-
-    Their order is that in which shrinking goes through them.
-    """
-    _FACETS[case_type] = facets
-
-
-def facets_of(case_type: type) -> tuple[Facet[Any], ...]:
-    """Those of the nearest type that ``case_type`` derives from; each field of a user's problem is one."""
-    found = next((_FACETS[base] for base in case_type.__mro__ if base in _FACETS), ())
-    return (*_of_fields(case_type.problem), *found) if issubclass(case_type, OpenCase) else found
+def facets_of(case_type: type[Any]) -> tuple[Facet[Any], ...]:
+    """Those that its problem names; of a user's problem each field is one."""
+    problem: Problem = case_type.problem
+    return _of_fields(problem) if isinstance(problem, OpenProblem) else module_of(problem).facets
 
 
 def changed(case: C, **fields: Any) -> C | None:
@@ -319,7 +307,9 @@ class _OpenField(Facet[OpenCase]):
 
 @functools.lru_cache(maxsize=256)
 def _of_fields(problem: OpenProblem) -> tuple[Facet[Any], ...]:
-    return tuple(_OpenField(name, kind) for name, kind in problem.fields.items())
+    from attnfuzz.cases.facets.storage import KernelOptions
+
+    return (*(_OpenField(name, kind) for name, kind in problem.fields.items()), KernelOptions())
 
 
 def _told(value: object) -> str:

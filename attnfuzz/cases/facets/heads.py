@@ -18,7 +18,7 @@ from attnfuzz.cases.facets.facet import (
     other_than,
     size_class,
 )
-from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.attention import AttentionCase, CaseBase
 from attnfuzz.problems.choices import (
     gqa_ratios_of,
     head_counts_of,
@@ -211,55 +211,53 @@ def _beside(head_size: int, v_head_size: int) -> str:
     return _V_HEAD_SIZES[(v_head_size != head_size) + (v_head_size > head_size)]
 
 
-class HeadSize(Facet[AttentionCase | MergeStatesCase]):
+class HeadSize(Facet[CaseBase]):
     """The size of the heads of q and K, or of the states to be merged."""
 
     fields = ("head_size",)
     jumps_with = "head_size"
     asked = 2
 
-    def features(self, case: AttentionCase | MergeStatesCase) -> Iterator[Feature]:
+    def features(self, case: CaseBase) -> Iterator[Feature]:
         if not is_power_of_two(case.head_size):
             yield HEAD_SIZE_NOT_POW2
         for limit in _HEAD_SIZES:
             if case.head_size > limit:
                 yield Feature("head_size", f">{limit}")
 
-    def traits(self, case: AttentionCase | MergeStatesCase) -> Iterator[Feature]:
+    def traits(self, case: CaseBase) -> Iterator[Feature]:
         yield from number_traits("head_size", case.head_size)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("head size", classes(_HEAD_SIZES), lambda case: (size_class(case.head_size, _HEAD_SIZES),))
 
-    def objections(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[str]:
+    def objections(self, case: CaseBase, domain: Domain) -> Iterator[str]:
         yield from not_among("head_size", case.head_size, domain.supports.head_sizes)
 
-    def size(self, case: AttentionCase | MergeStatesCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: CaseBase, options: Options) -> Iterator[tuple[Place, object]]:
         yield Place.HEAD_SIZE, head_size_rank(case.head_size)
 
-    def shrink(
-        self, case: AttentionCase | MergeStatesCase, domain: Domain
-    ) -> Proposal[AttentionCase | MergeStatesCase]:
+    def shrink(self, case: CaseBase, domain: Domain) -> Proposal[CaseBase]:
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]
         return (yield from first_of(case, [changed(case, head_size=size) for size in smaller]))
 
-    def departures(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Feature]:
+    def departures(self, case: CaseBase, domain: Domain) -> Iterator[Feature]:
         yield from (other_than("head_size", size) for size in _written_for(case, domain))
 
-    def changes(self, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Change]:
+    def changes(self, case: CaseBase, domain: Domain) -> Iterator[Change]:
         for size in nearest(_sizes(case, domain), case.head_size):
             yield f"head_size {size} instead of {case.head_size}", {"head_size": size}
 
-    def without(self, feature: Feature, case: AttentionCase | MergeStatesCase, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: CaseBase, domain: Domain) -> Iterator[Changes]:
         yield from (
             {"head_size": size} for size in _written_for(case, domain) if feature == other_than("head_size", size)
         )
 
 
-def _written_for(case: AttentionCase | MergeStatesCase, domain: Domain) -> list[int]:
+def _written_for(case: CaseBase, domain: Domain) -> list[int]:
     """The sizes that a kernel may be written for, other than the case's."""
     return [size for size in _sizes(case, domain) if size in _WRITTEN_FOR and size != case.head_size]
 
 
-def _sizes(case: AttentionCase | MergeStatesCase, domain: Domain) -> tuple[int, ...]:
+def _sizes(case: CaseBase, domain: Domain) -> tuple[int, ...]:
     return head_sizes_of(domain.supports, getattr(case, "kv_dtype", case.dtype), getattr(case, "layout", None))

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnfuzz.cases.facets.facet import Axis, Domain, Levels
+from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
-from attnfuzz.problems.cases import AttentionCase, has_query_lens
+from attnfuzz.problems.module import case_type_of, has_query_lens
 
 __all__ = ["LENGTHS", "QUERY_LENGTHS", "Row", "query_phase", "row_axes", "rows_of"]
 
@@ -48,8 +49,9 @@ def row_axes(domain: Domain) -> Iterator[Axis]:
     """Those that make sense for a kernel with its options."""
     choices = [{name: choice} for name, choices in domain.options.items() for choice in choices]
     tiled = any(map(tile_sizes, choices))
-    split = domain.problem == "split_decode" or any(split_count(choice) > 1 for choice in choices)
-    wanted = {"last page": domain.problem != "dense_decode", "last tile": tiled, "split filling": split}
+    fields = case_type_of(domain.problem).__struct_fields__
+    split = "num_splits" in fields or any(split_count(choice) > 1 for choice in choices)
+    wanted = {"last page": "block_size" in fields, "last tile": tiled, "split filling": split}
     wanted |= dict.fromkeys(("query length", "phase", "causal needle"), has_query_lens(domain.problem))
     return (axis for axis in _AXES if wanted.get(axis.name, True))
 

@@ -22,11 +22,11 @@ from attnfuzz.cases.facets.facet import (
     listed,
 )
 from attnfuzz.cases.facets.rows import Row, query_phase, row_axes, rows_of
+from attnfuzz.problems.attention import AttentionCase, VarlenCase
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, query_steps, steps_of, tile_sizes
-from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, VarlenCase
 from attnfuzz.problems.choices import min_seq_len
 from attnfuzz.problems.feature import Feature
-from attnfuzz.problems.fields import Choice, Integer, Proposal, first_of, lower_integer, number_traits
+from attnfuzz.problems.fields import Integer, Proposal, first_of, lower_integer, number_traits
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "RAGGED",
     "SEVERAL_SEQUENCES",
     "SEVERAL_TOKENS",
-    "Causality",
     "QueryBounds",
     "QueryLens",
     "QueryPadding",
@@ -397,25 +396,3 @@ class QueryPadding(Facet[VarlenCase]):
     def objections(self, case: VarlenCase, domain: Domain) -> Iterator[str]:
         if case.padding_tokens and not domain.supports.padding_tokens:
             yield f"padding_tokens={case.padding_tokens}, but the kernel declares padding_tokens=False"
-
-
-class Causality(Facet[PagedAttentionCase]):
-    """Whether a query token sees only the keys up to its own."""
-
-    fields = ("causal",)
-    jumps_with = "causal"
-    parts = (Part("causal", Choice((True, False)), Place.QUERIES, Feature("non-causal"), "causal={}", telling=True),)
-
-    def told(self, case: PagedAttentionCase) -> Iterator[str]:
-        yield from map(str, self.features(case))
-
-    def draws(self, supports: Supports) -> Mapping[str, Sequence[bool]]:
-        return {"causal": (True, True, False)} if supports.non_causal else {}
-
-    def axes(self, domain: Domain) -> Iterator[Axis]:
-        if domain.supports.non_causal:
-            yield Axis("mask", ("causal", "none"), lambda case: ("causal" if case.causal else "none",))
-
-    def objections(self, case: PagedAttentionCase, domain: Domain) -> Iterator[str]:
-        if not case.causal and not domain.supports.non_causal:
-            yield "causal=False, but the kernel declares non_causal=False"

@@ -23,16 +23,8 @@ from attnfuzz.cases.facets.facet import (
 )
 from attnfuzz.cases.facets.heads import nearest
 from attnfuzz.cases.facets.sequences import rescaled, with_lengths
+from attnfuzz.problems.attention import AttentionCase, CaseBase, PagedDecodeCase
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
-from attnfuzz.problems.cases import (
-    AttentionCase,
-    BundledCase,
-    Case,
-    DenseDecodeCase,
-    PagedDecodeCase,
-    SplitDecodeCase,
-    case_type_of,
-)
 from attnfuzz.problems.choices import (
     CACHE_TENSORS,
     block_size_rank,
@@ -42,11 +34,11 @@ from attnfuzz.problems.choices import (
     offers,
     paddings_of,
     permits_stride,
-    split_counts_of,
     stride_kinds_of,
 )
 from attnfuzz.problems.feature import Feature
-from attnfuzz.problems.fields import Choice, Integer, Proposal, Seed, first_of, lower_integer, number_traits
+from attnfuzz.problems.fields import Choice, Integer, Proposal, Seed, first_of, number_traits
+from attnfuzz.problems.module import Case, case_type_of
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import STRIDE_KINDS, Padding, PageOrder, StrideKind
 from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
@@ -60,6 +52,7 @@ __all__ = [
     "EXTRA_COLUMNS",
     "FULL_PAGE",
     "KV_STRIDES_DIFFER",
+    "MOST_RESCALED",
     "PARTIAL_PAGE",
     "SEVERAL_PAGES",
     "SEVERAL_PER_PAGE",
@@ -68,10 +61,8 @@ __all__ = [
     "BlockSize",
     "CacheLayout",
     "Dtype",
-    "ExtraRows",
     "KernelOptions",
     "PageMap",
-    "SplitCount",
     "Splits",
     "TensorStrides",
     "cache_names",
@@ -95,7 +86,7 @@ SEVERAL_PAGES = Feature("seq_len", ">block_size", "size")
 SEVERAL_SPLITS = Feature("num_splits", ">1", "size")
 
 _STRIDES = "strides:"
-_MOST_RESCALED = 4
+MOST_RESCALED = 4
 _MOST_CHOICES = 2
 _MANY_CHOICES = 8
 _PAGE_SIZES = (16,)
@@ -131,38 +122,6 @@ class Splits(Facet[AttentionCase]):
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("splits", _SPLITS, lambda case: (_split_class(num_splits_of(case)),))
-
-
-class SplitCount(Facet[SplitDecodeCase]):
-    """The number of partial states of split_decode."""
-
-    fields = ("num_splits",)
-
-    def told(self, case: SplitDecodeCase) -> Iterator[str]:
-        yield f"num_splits={case.num_splits}"
-
-    def objections(self, case: SplitDecodeCase, domain: Domain) -> Iterator[str]:
-        most = domain.supports.max_num_splits
-        if most is not None and case.num_splits > most:
-            yield f"num_splits={case.num_splits}, but the kernel declares at most {most}"
-
-    def size(self, case: SplitDecodeCase, options: Options) -> Iterator[tuple[Place, object]]:
-        yield Place.STORAGE, case.num_splits
-
-    def shrink(self, case: SplitDecodeCase, domain: Domain) -> Proposal[SplitDecodeCase]:
-        """Fewer; or a few, of lengths that end at the same place of a split."""
-        likely = split_counts_of(domain.supports) if domain.supports.combinations else ()
-        found = yield from lower_integer(
-            case, case.num_splits, 1, lambda case, count: changed(case, num_splits=count), likely=likely
-        )
-        for count in range(1, min(found.num_splits, _MOST_RESCALED)):
-            followed = rescaled(found, found.num_splits, count)
-            found = yield from first_of(found, [followed and changed(followed, num_splits=count)])
-        return found
-
-    def changes(self, case: SplitDecodeCase, domain: Domain) -> Iterator[Change]:
-        for count in nearest(split_counts_of(domain.supports), case.num_splits):
-            yield f"num_splits {count} instead of {case.num_splits}", {"num_splits": count}
 
 
 def _split_class(num_splits: int) -> str:
@@ -215,7 +174,7 @@ class BlockSize(Facet[PagedDecodeCase]):
         found = yield from first_of(case, [changed(case, block_size=size) for _, size in sorted(simplest.items())])
         smaller = [size for size in sizes if size < found.block_size]
         alike = [size for size in smaller if is_power_of_two(size) == is_power_of_two(found.block_size)]
-        for size in dict.fromkeys((*smaller[:_MOST_RESCALED], *alike[:_MOST_RESCALED])):
+        for size in dict.fromkeys((*smaller[:MOST_RESCALED], *alike[:MOST_RESCALED])):
             followed = rescaled(found, found.block_size, size)
             full = with_lengths(found, [found.blocks_of(seq) * size for seq in range(found.num_seqs)])
             found = yield from first_of(found, [one and changed(one, block_size=size) for one in (followed, full)])
@@ -236,31 +195,7 @@ class BlockSize(Facet[PagedDecodeCase]):
             yield {"seq_lens": tuple(seq_len + 1 for seq_len in case.seq_lens)}
 
 
-class ExtraRows(Facet[DenseDecodeCase]):
-    """Rows of a dense K and V beyond the longest sequence."""
-
-    fields = ("extra_rows",)
-    jumps_with = "storage"
-    parts = (Part("extra_rows", _COUNTED, Place.STORAGE, Feature("extra rows", role="surroundings"), "extra rows {}"),)
-
-    def axes(self, domain: Domain) -> Iterator[Axis]:
-        yield Axis("dead rows", ("none", "some"), lambda case: ("some" if case.extra_rows else "none",))
-
-    def general(self, case: DenseDecodeCase, domain: Domain) -> Iterator[Feature]:
-        """Rows behind a sequence that is shorter than others, or than all rows."""
-        if any(0 < length < case.max_seq_len for length in case.seq_lens):
-            yield DEAD_ROWS
-
-    def alternatives(self, case: DenseDecodeCase, domain: Domain) -> Iterator[Changes]:
-        """Rows behind a sequence that belong to a longer one, or to none."""
-        longest = max(case.seq_lens)
-        if case.extra_rows:
-            yield {"seq_lens": (*case.seq_lens, longest + case.extra_rows), "extra_rows": 0}
-        elif (shortest := min(case.seq_lens)) < longest:
-            yield {"seq_lens": (shortest,), "extra_rows": longest - shortest}
-
-
-class Dtype(Facet[BundledCase]):
+class Dtype(Facet[CaseBase]):
     """The type of q and of what is returned, and of K and V unless the cache has another."""
 
     fields = ("dtype",)
@@ -351,24 +286,24 @@ def _padding(case: PagedDecodeCase) -> Levels:
     return (case.pages.padding,) if unused else ("none",)
 
 
-class TensorStrides(Facet[BundledCase]):
+class TensorStrides(Facet[CaseBase]):
     """How each tensor lies in memory."""
 
     fields = ("strides",)
     jumps_with = "storage"
     asked = 2
 
-    def features(self, case: BundledCase) -> Iterator[Feature]:
+    def features(self, case: CaseBase) -> Iterator[Feature]:
         yield from (strided(name, f"={kind}") for name, kind in case.strides.items() if kind != "contiguous")
 
-    def general(self, case: BundledCase, domain: Domain) -> Iterator[Feature]:
+    def general(self, case: CaseBase, domain: Domain) -> Iterator[Feature]:
         """Whether K or V has strides of its own, and whether the numbers of both differ."""
         if any(_kind(case, name) != "contiguous" for names in CACHE_TENSORS for name in names):
             yield CACHE_STRIDES
         if _kv_strides_differ(case) and not _kv_strides_differ(domain.simplest):
             yield KV_STRIDES_DIFFER
 
-    def traits(self, case: BundledCase) -> Iterator[Feature]:
+    def traits(self, case: CaseBase) -> Iterator[Feature]:
         yield from (strided(name, f" is {_kind(case, name)}") for name in case.tensor_names)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -378,16 +313,16 @@ class TensorStrides(Facet[BundledCase]):
             if set(tensors) & set(case_type.tensor_names):
                 yield Axis(axis, STRIDE_KINDS, partial(_strides_of, frozenset(tensors)))
 
-    def objections(self, case: BundledCase, domain: Domain) -> Iterator[str]:
+    def objections(self, case: CaseBase, domain: Domain) -> Iterator[str]:
         yield from (sentence for _, sentence in wrong_strides(domain.supports, case))
 
-    def size(self, case: BundledCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: CaseBase, options: Options) -> Iterator[tuple[Place, object]]:
         strides = sorted((name, STRIDE_KINDS.index(kind)) for name, kind in case.strides.items())
         strided = tuple((name, kind) for name, kind in strides if kind)
         yield Place.STRIDES, (len(strided), sum(kind for _, kind in strided))
         yield Place.EACH_STRIDE, strided
 
-    def shrink(self, case: BundledCase, domain: Domain) -> Proposal[BundledCase]:
+    def shrink(self, case: CaseBase, domain: Domain) -> Proposal[CaseBase]:
         """Each tensor as near to contiguous as it can be, together with those that lie alike."""
         allowed = domain.supports.strides
         for names in self._alike(case, domain):
@@ -396,18 +331,18 @@ class TensorStrides(Facet[BundledCase]):
             case = yield from first_of(case, [changed(case, **with_strides(case, strided, kind)) for kind in kinds])
         return case
 
-    def changes(self, case: BundledCase, domain: Domain) -> Iterator[Change]:
+    def changes(self, case: CaseBase, domain: Domain) -> Iterator[Change]:
         for names in self._alike(case, domain):
             strided = [name for name in names if _kind(case, name) != "contiguous"]
             words = f"{' and '.join(strided)} contiguous instead of {case.strides[strided[0]]}"
             yield words, with_strides(case, strided, "contiguous")
 
-    def alternatives(self, case: BundledCase, domain: Domain) -> Iterator[Changes]:
+    def alternatives(self, case: CaseBase, domain: Domain) -> Iterator[Changes]:
         for name, kind in case.strides.items():
             kinds = stride_kinds_of(domain.supports.strides, name)
             yield from (with_strides(case, [name], other) for other in kinds if other not in ("contiguous", kind))
 
-    def without(self, feature: Feature, case: BundledCase, domain: Domain) -> Iterator[Changes]:
+    def without(self, feature: Feature, case: CaseBase, domain: Domain) -> Iterator[Changes]:
         layout = {"layout": domain.simplest.layout} if hasattr(domain.simplest, "layout") else {}
         caches = cache_names(case)
         if feature == KV_STRIDES_DIFFER:
@@ -417,7 +352,7 @@ class TensorStrides(Facet[BundledCase]):
         elif name := strided_tensor(feature):
             yield with_strides(case, lying_alike(domain.supports.strides, name), "contiguous")
 
-    def follow(self, case: BundledCase, changes: Changes) -> Changes:
+    def follow(self, case: CaseBase, changes: Changes) -> Changes:
         """Tensors that are gone have no strides; where one cache becomes two, both lie as it did."""
         if "strides" in changes:
             return {}
@@ -432,11 +367,11 @@ class TensorStrides(Facet[BundledCase]):
             strides["v_cache"] = strides["k_cache"]
         return {} if strides == case.strides else {"strides": strides}
 
-    def _alike(self, case: BundledCase, domain: Domain) -> Iterator[tuple[str, ...]]:
+    def _alike(self, case: CaseBase, domain: Domain) -> Iterator[tuple[str, ...]]:
         strided = sorted(name for name, kind in case.strides.items() if kind != "contiguous")
         yield from dict.fromkeys(lying_alike(domain.supports.strides, name) for name in strided)
 
-    def _both_alike(self, case: BundledCase, simplest_layout: Changes) -> Iterator[Changes]:
+    def _both_alike(self, case: CaseBase, simplest_layout: Changes) -> Iterator[Changes]:
         """The strides of K for V too, and those of V for K: of heads of one size. Packed caches know no such thing."""
         k, v = cache_names(case)
         layout = simplest_layout if getattr(case, "layout", None) == "packed" else {}
@@ -463,7 +398,7 @@ def _effective_strides(case: Case, name: str) -> tuple[int, ...]:
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
 
 
-def cache_names(case: BundledCase) -> tuple[str, str]:
+def cache_names(case: CaseBase) -> tuple[str, str]:
     """What the tensors of K and V are called; empty where there are none."""
     of_case = (names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names))
     return next(((names[0], names[-1]) for names in of_case), ("", ""))
@@ -476,17 +411,17 @@ def strides_swapped(case: Any) -> Changes:
     return {"strides": {name: kind for name, kind in case.strides.items() if name not in (k, v)} | swapped}
 
 
-def _kind(case: BundledCase, name: str) -> StrideKind:
+def _kind(case: CaseBase, name: str) -> StrideKind:
     return case.strides.get(name, "contiguous")
 
 
-def with_strides(case: BundledCase, names: Sequence[str], kind: StrideKind) -> dict[str, Any]:
+def with_strides(case: CaseBase, names: Sequence[str], kind: StrideKind) -> dict[str, Any]:
     """Other strides of tensors ``names``. What is contiguous is left out: a case is written in one way only."""
     others = {name: stride for name, stride in case.strides.items() if name not in names and stride != "contiguous"}
     return {"strides": others if kind == "contiguous" else {**others, **dict.fromkeys(names, kind)}}
 
 
-def wrong_strides(supports: Supports, case: BundledCase) -> Iterator[tuple[str, str]]:
+def wrong_strides(supports: Supports, case: CaseBase) -> Iterator[tuple[str, str]]:
     """Each tensor that may not lie as it does, or not beside another that lies otherwise, and a sentence on it."""
     specs = tensor_specs(case) if case.strides else {}
     for name, spec in specs.items():
@@ -510,7 +445,7 @@ _STRIDES_OF = {
 }  # fmt: skip
 
 
-def _strides_of(names: frozenset[str], case: BundledCase) -> Levels:
+def _strides_of(names: frozenset[str], case: CaseBase) -> Levels:
     kinds = {kind for name, kind in case.strides.items() if name in names and kind != "contiguous"}
     return tuple(kinds) or ("contiguous",)
 

@@ -1,21 +1,104 @@
-"""The mask of masked_attention. Torch-free."""
+"""masked_attention: a mask says of each query token which keys it sees. Torch-free by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from attnfuzz.bundled.attention import VarlenProblem, varlen_facets
 from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Place, changed, not_among
-from attnfuzz.problems.cases import MaskedAttentionCase
+from attnfuzz.problems.attention import VarlenCase, share_default
+from attnfuzz.problems.choices import masks_of
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Proposal, first_of, lower_integer
-from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, PERIOD, Mask
+from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, PERIOD, Mask, parents_of, seen_keys, table_starts
+from attnfuzz.problems.module import bundled
+from attnfuzz.problems.shapes import Specs, TensorSpec
+from attnfuzz.problems.supports import Layout, Supports
+from attnfuzz.problems.variants import VariantName
+from attnfuzz.problems.wording import plural, query_of_row, ranges
 
-__all__ = ["MaskFacet"]
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Float32, Int32
+    from torch import Tensor
+
+__all__ = ["MaskFacet", "MaskedAttention", "MaskedAttentionCase", "MaskedAttentionInputs"]
 
 _SEES_NO_KEY = Feature("a query sees no key", role="empty")
 _SEEN = ("every key up to itself", "some keys hidden", "keys behind it", "no key")
+
+
+class MaskedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Attention under a mask, which says of each query token which keys of its sequence it sees.
+
+    A query token that sees none has ``out = 0`` and ``lse = -inf``, or its sink.
+    """
+
+    problem: ClassVar[str] = "masked_attention"
+    tensor_names: ClassVar[tuple[str, ...]] = tuple(name for name in VarlenCase.tensor_names if name != "alibi_slopes")
+    variant_names: ClassVar[tuple[VariantName, ...]] = ("soft_cap", "sinks")
+    hides_keys: ClassVar[bool] = True
+
+    mask: Mask = CAUSAL_MASK
+
+    def __post_init__(self) -> None:
+        VarlenCase.__post_init__(self)
+        for name in self.variant.names:
+            if name not in self.variant_names:
+                raise ValueError(
+                    f"variant.{name} must be left out in masked_attention: the mask says which keys are seen, and no "
+                    "engine says how far away they are; use paged_attention"
+                )
+        share_default(self, "mask", CAUSAL_MASK)
+
+    @property
+    def rows_seen(self) -> tuple[bytes, ...]:
+        return seen_keys(self.mask, self.query_lens, self.seq_lens, self.block_size)
+
+    def of_sequences(self, kept: Sequence[int]) -> dict[str, Any]:
+        numbers = tuple(self.mask.of(seq) for seq in kept) if self.mask.seqs else ()
+        return {**VarlenCase.of_sequences(self, kept), "mask": msgspec.structs.replace(self.mask, seqs=numbers)}
+
+    @property
+    def row_lens(self) -> tuple[int, ...]:
+        """Up to the last key that each row sees; 0 for one that sees none."""
+        return tuple(row.rfind(1) + 1 for row in self.rows_seen)
+
+
+@dataclass(slots=True)
+class MaskedAttentionInputs:
+    """What a masked_attention kernel gets: the batch as in paged_attention, and a mask.
+
+    ``mask`` holds the tables of all sequences one after another: that of sequence s, with n query tokens and length L,
+    begins at ``mask_indptr[s]`` and has n rows of L entries, so that query token j sees key t where
+    ``mask[mask_indptr[s] + j * L + t]`` is True. FlashInfer's ``custom_mask`` and SGLang's lie so. In a large batch the
+    last table may begin before entry 2^31 and reach beyond: then ``mask_indptr`` does not say where it ends. A query
+    token that sees no key has ``out = 0`` and ``lse = -inf``, or that of its sink. Keys that a query does not see are
+    live memory: they are finite numbers, and may be read. The last four are None unless the case asks for them.
+    """
+
+    q: Float[Tensor, "num_tokens num_q_heads head_size"]
+    k_cache: Float[Tensor, "num_blocks ..."]
+    v_cache: Float[Tensor, "num_blocks ..."]
+    block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"]
+    seq_lens: Int32[Tensor, " num_seqs"]
+    cu_seqlens_q: Int32[Tensor, " num_seqs_plus_1"]
+    mask: Bool[Tensor, " mask_size"]
+    mask_indptr: Int32[Tensor, " num_seqs_plus_1"]
+    scale: float
+    block_size: int
+    layout: Layout
+    max_query_len: int
+    max_seq_len: int
+    out: Float[Tensor, "num_tokens num_q_heads v_head_size"]
+    lse: Float32[Tensor, "num_tokens num_q_heads"]
+    soft_cap: float | None = None
+    sinks: Float32[Tensor, " num_q_heads"] | None = None
+    k_scale: Float32[Tensor, " num_kv_scales"] | None = None
+    v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
 class MaskFacet(Facet[MaskedAttentionCase]):
@@ -154,3 +237,50 @@ def _number(place: int, i: int) -> Callable[[MaskedAttentionCase, int], MaskedAt
         return _with_numbers(case, place, (*numbers[:i], number, *numbers[i + 1 :])) if i < len(numbers) else None
 
     return edit
+
+
+@bundled
+class MaskedAttention(VarlenProblem):
+    """Its masks lie one after another."""
+
+    case_type = MaskedAttentionCase
+    inputs_type = MaskedAttentionInputs
+    facets = varlen_facets(MaskFacet())
+
+    def queries(self, case: Any) -> Specs:
+        size = table_starts(case.query_counts, case.seq_lens)[-1]
+        starts = {"mask_indptr": TensorSpec((case.num_seqs + 1,), "int32"), "mask": TensorSpec((size,), "uint8")}
+        return super().queries(case) | starts
+
+    def simplest_fields(self, supports: Supports, head_size: int, layout: Layout | None) -> dict[str, Any] | None:
+        fields = super().simplest_fields(supports, head_size, layout)
+        return None if fields is None else {**fields, "mask": Mask(kind=masks_of(supports)[0])}
+
+    def told_otherwise(self, case: Any, supports: Supports) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        kind = next((kind for kind in masks_of(supports) if kind != case.mask.kind), None)
+        return [] if kind is None else [(f"mask.kind={kind}", {"mask": Mask(kind=kind)})]
+
+    def length_words(self, case: Any, row: int) -> list[str]:
+        seq, query, seen = case.row_seqs[row], query_of_row(case, row), case.rows_seen[row]
+        keys = ranges(t for t, is_seen in enumerate(seen) if is_seen)
+        what = f"sees keys {keys} of {len(seen)}" if keys else f"sees none of {plural(len(seen), 'key')}"
+        found = [f"token {row} of the batch is {query} and {what} (mask: {case.mask.kind})"]
+        if case.mask.kind == "tree":
+            number = row - case.rows_of(seq).start
+            parent = parents_of(case.mask.of(seq), case.query_lens[seq])[number]
+            found += [f"in the tree, query {number} follows " + ("the context" if parent < 0 else f"query {parent}")]
+        return found
+
+    def write(self, case: Any, tensors: dict[str, Tensor], values: Any, placement: Any) -> None:
+        import torch
+
+        super().write(case, tensors, values, placement)
+        if table := bytearray(b"".join(case.rows_seen)):
+            tensors["mask"].copy_(torch.frombuffer(table, dtype=torch.uint8))
+        starts = table_starts(case.query_counts, case.seq_lens)
+        tensors["mask_indptr"].copy_(torch.tensor(starts, dtype=torch.int32, device="cpu"))
+
+    def inputs(self, case: Any, tensors: dict[str, Tensor]) -> Any:
+        import torch
+
+        return super().inputs(case, tensors | {"mask": tensors["mask"].view(torch.bool)})

@@ -1,0 +1,148 @@
+"""`attnfuzz.PagedProblem`: what users' problems over a paged cache share. Torch-free by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnfuzz.problems.attention import PagedDecodeCase
+from attnfuzz.problems.block_table import block_table_rows
+from attnfuzz.problems.fields import Choice, Integer, Integers, Seed
+from attnfuzz.problems.module import module_of
+from attnfuzz.problems.own import Problem
+from attnfuzz.problems.recipes import Pages
+from attnfuzz.problems.shapes import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PagedProblem"]
+
+_AXES = {
+    "NHD": ("page", "offset", "head", "dim"),
+    "HND": ("page", "head", "offset", "dim"),
+    "interleaved": ("page", "k or v", "offset", "head", "dim"),
+    "packed": ("page", "head", "dim", "offset", "part"),
+}
+
+
+class PagedProblem(Problem):
+    """A problem whose K and V lie in pages of ``block_size`` tokens, found through ``block_table``.
+
+    It has the fields of such a cache: ragged ``lengths`` with the boundaries of pages and tiles among them, the order
+    of pages, pages that sequences share, spare ones, and what entries of the table hold that no token needs. A field
+    that is assigned anew in a class replaces that of this one. The last page of a sequence is dead behind its end.
+    """
+
+    lengths = Integers(0, 100, likely=(1, 15, 16, 17, 31, 32, 33, 63, 64, 65), least=1, most=4)
+    num_kv_heads = Choice((1, 2, 3))
+    gqa_ratio = Choice((1, 2, 5, 8))
+    head_size = Choice((16, 64, 128))
+    block_size = Choice((1, 4, 16, 5, 32))
+    layout = Choice(("NHD", "HND"))
+    page_order = Choice(("identity", "reversed", "shuffled"))
+    shared_pages = Integer(0, 2)
+    spare_pages = Integer(0, 3)
+    extra_columns = Integer(0, 3)
+    unused_entries = Choice(("zero", "wrong_page"))
+    cache_strides = Choice(("contiguous", "outer_gap"))
+    dtype = Choice(("float16", "bfloat16"))
+    seed = Seed()
+
+    def cache(self, case: Any) -> dict[str, TensorSpec]:
+        """The tensors of the cache: ``k_cache`` and ``v_cache``, ``block_table`` and ``seq_lens``, both int32."""
+        found = module_of("paged_decode").tensors(_paged(case))
+        names = ("k_cache", "v_cache", "kv_cache")
+        strides, axes = case.cache_strides, _AXES[case.layout]
+        cached = {
+            name: found[name]._replace(strides=strides, axes=axes, named_by="block_table")
+            for name in names
+            if name in found
+        }
+        return {
+            **cached,
+            "block_table": found["block_table"]._replace(axes=("seq", "column")),
+            "seq_lens": found["seq_lens"],
+        }
+
+    def write_cache(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Fill the tokens of all sequences, table and lengths; a shared page holds those of its last sequence."""
+        import torch
+
+        from attnfuzz.values.draws import numbers
+
+        table = torch.tensor(block_table_rows(_paged(case)), dtype=torch.int32, device="cpu")
+        tensors["block_table"].copy_(table)
+        tensors["seq_lens"].copy_(torch.tensor(case.lengths, dtype=torch.int32, device="cpu"))
+        for name, slots in _slots(case, tensors).items():
+            for seq, length in enumerate(case.lengths):
+                shape = (length, case.num_kv_heads, case.head_size)
+                new = numbers(shape, seed=case.seed, name=f"{name}{seq}").to(slots.dtype)
+                pages, offsets = _places(case, tensors, seq)
+                slots[pages, offsets] = new.view(length, *slots.shape[2:])
+
+    def cached(self, case: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """K and V of each sequence, ``[length, num_kv_heads, head_size]``, as the cache holds them."""
+        k, v = (
+            [slots[_places(case, tensors, seq)].flatten(2) for seq in range(len(case.lengths))]
+            for slots in _slots(case, tensors).values()
+        )
+        return k, v
+
+    def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
+        """Of the cache, which token of which sequence lies there; of the table, whose page is named."""
+        table, size = block_table_rows(_paged(case)), case.block_size
+        if name == "block_table":
+            seq, column = index
+            is_used = column * size < case.lengths[seq]
+            return f"it names page {column} of sequence {seq}" if is_used else f"no token of sequence {seq} needs it"
+        if name not in ("k_cache", "v_cache", "kv_cache"):
+            return ""
+        page, offset = index[0], index[_AXES[case.layout].index("offset")]
+        tokens = [
+            f"token {column * size + offset} of sequence {seq}"
+            for seq, (row, length) in enumerate(zip(table, case.lengths, strict=True))
+            for column, named in enumerate(row)
+            if named == page and column * size + offset < length
+        ]
+        return f"page {page}, offset {offset}: " + (" and ".join(tokens) or "no token of any sequence")
+
+
+def _paged(case: Any) -> PagedDecodeCase:
+    """The bundled case that has this cache."""
+    pages = Pages(
+        order=case.page_order,
+        spare_blocks=case.spare_pages,
+        extra_columns=case.extra_columns,
+        shared_blocks=case.shared_pages,
+        padding=case.unused_entries,
+        seed=case.seed % 64,
+    )
+    return PagedDecodeCase(
+        num_q_heads=case.num_kv_heads * case.gqa_ratio,
+        num_kv_heads=case.num_kv_heads,
+        head_size=case.head_size,
+        dtype=case.dtype,
+        seq_lens=case.lengths,
+        scale=1.0,
+        block_size=case.block_size,
+        layout=case.layout,
+        pages=pages,
+    )
+
+
+def _slots(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of K and V in which a page and an offset are one token."""
+    from attnfuzz.inputs.layouts import token_views, with_both_caches
+
+    both = with_both_caches(_paged(case), dict(tensors))
+    views = token_views(both["k_cache"], both["v_cache"], case.layout)
+    return {"k": views.k, "v": views.v}
+
+
+def _places(case: Any, tensors: Mapping[str, Tensor], seq: int) -> tuple[Tensor, Tensor]:
+    """Page and offset of each token of a sequence, as the table says."""
+    import torch
+
+    token = torch.arange(case.lengths[seq], device="cpu")
+    return tensors["block_table"][seq, token // case.block_size].long(), token % case.block_size

@@ -1,0 +1,117 @@
+"""Users' problems over a paged cache: what `attnfuzz.PagedProblem` writes, reads and says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import attnfuzz
+from attnfuzz.declaration import load_kernels
+from attnfuzz.inputs.registry import problem_of
+from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.problems.supports import Supports
+from attnfuzz.strategies.decisions import Decisions
+
+PAGE = Path(__file__).parents[2] / "docs" / "own_problems.md"
+(EXAMPLE,) = re.findall(r"```python\n(# streaming.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLE = EXAMPLE.replace("seq // 2", "seq")  # right
+LAYOUTS = ("NHD", "HND", "packed", "interleaved")
+
+
+class Read(attnfuzz.PagedProblem):
+    """Nothing but the cache, and an output."""
+
+    layout = attnfuzz.Choice(LAYOUTS)
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        return {**self.cache(case), "out": attnfuzz.TensorSpec((1,), "float32", "output")}
+
+    def write(self, case: Any, tensors: Any) -> None:
+        self.write_cache(case, tensors)
+
+
+READ = Read()
+
+
+def cases(count: int, **fields: Any) -> list[Any]:
+    described = attnfuzz.kernel(READ)(lambda inputs: None).declaration.problem
+    assert isinstance(described, OpenProblem)
+    drawn = []
+    for seed in range(count):
+        decisions = Decisions(Random(seed).randbytes(described.decisions))
+        found = {name: field.decide(decisions.part(field.decisions)) for name, field in described.fields.items()}
+        drawn.append(described.case_type(**found | fields))
+    return drawn
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_token_is_written_once_and_read_through_the_table(layout: str) -> None:
+    """The reference would read other keys than the kernel, or a dead slot would not be dead."""
+    for case in cases(25, layout=layout):
+        tensors = problem_of(case).filled(case, Supports())
+        k, v = READ.cached(case, tensors)
+        table = tensors["block_table"].tolist()
+        size = case.block_size
+        slots = {(table[s][t // size], t % size) for s, length in enumerate(case.lengths) for t in range(length)}
+        of_slot = case.num_kv_heads * case.head_size
+        caches = [tensor for name, tensor in tensors.items() if name.endswith("_cache")]
+        assert sum(int(one.isfinite().sum()) for one in caches) == 2 * len(slots) * of_slot
+        assert [tuple(one.shape) for one in k] == [(n, case.num_kv_heads, case.head_size) for n in case.lengths]
+        assert [tuple(one.shape) for one in v] == [tuple(one.shape) for one in k]
+        shared = size * case.shared_pages
+        for seq, length in enumerate(case.lengths):
+            for name, one in (("k", k[seq]), ("v", v[seq])):
+                shape = (length, case.num_kv_heads, case.head_size)
+                own = attnfuzz.numbers(shape, seed=case.seed, name=f"{name}{seq}").to(one.dtype)
+                assert torch.equal(one[shared:], own[shared:])
+
+
+def test_pages_are_shared_by_all_sequences() -> None:
+    """A prefix cache would never be drawn."""
+    (case,) = cases(1, lengths=(40, 40), block_size=16, shared_pages=2, layout="NHD")
+    k, _ = READ.cached(case, problem_of(case).filled(case, Supports()))
+    assert torch.equal(k[0][:32], k[1][:32])
+    assert not torch.equal(k[0][32:], k[1][32:])
+
+
+def test_an_element_of_the_cache_is_told_by_its_token() -> None:
+    """Of a wrong element nobody would know whose it is."""
+    plain = {
+        "page_order": "reversed",
+        "spare_pages": 0,
+        "extra_columns": 1,
+        "unused_entries": "zero",
+        "shared_pages": 0,
+    }
+    (case,) = cases(1, lengths=(5, 3), block_size=4, layout="HND", **plain)
+    assert READ.where_is(case, "v_cache", (1, 0, 0, 7)) == "page 1, offset 0: token 4 of sequence 0"
+    assert READ.where_is(case, "k_cache", (0, 0, 3, 0)) == "page 0, offset 3: no token of any sequence"
+    assert READ.where_is(case, "block_table", (0, 1)) == "it names page 1 of sequence 0"
+    assert READ.where_is(case, "block_table", (1, 1)) == "no token of sequence 1 needs it"
+    together = msgspec.structs.replace(case, shared_pages=1)
+    assert READ.where_is(together, "k_cache", (1, 0, 1, 0)).endswith("token 1 of sequence 0 and token 1 of sequence 1")
+
+
+def fuzzed(path: Path, source: str) -> None:
+    path.write_text(source, encoding="utf-8")
+    (kernel,) = load_kernels(str(path))
+    attnfuzz.fuzz(kernel, max_examples=30, device="cpu")(lambda: None)()
+
+
+def test_the_example_of_the_page_is_silent_without_its_bug(tmp_path: Path) -> None:
+    """A right kernel over a paged cache would be blamed for shared pages, far ones, dead slots or its roundings."""
+    fuzzed(tmp_path / "kernels.py", EXAMPLE)
+
+
+def test_pages_are_tried_far_away(tmp_path: Path) -> None:
+    """An offset of a page that is worked out in 32 bits would pass, as all caches of tests are small."""
+    source = EXAMPLE.replace("places = (pages.long(),", "places = ((pages * page).int() // page,")
+    source = source.replace("    for seq, length", "    page = inputs.k_cache.stride(0)\n    for seq, length")
+    with pytest.raises(attnfuzz.KernelFailure, match="page_relocation"):
+        fuzzed(tmp_path / "kernels.py", source)
