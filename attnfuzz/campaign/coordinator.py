@@ -32,7 +32,6 @@ from attnfuzz.campaign.messages import (
     Trouble,
     Unconfirmed,
     Unfinished,
-    Withdrawn,
     WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
@@ -336,14 +335,8 @@ class Coordinator:
         self._workers.broadcast(join)
 
     def _adopt(self, message: Adopted) -> None:
-        """Search a kernel as the design that it has turned out to be; what told of that is no finding.
-
-        Nor is any earlier one that its declaration ends: with another bug beside it, nothing named it there.
-        """
+        """Search a kernel as the design that it has turned out to be; what told of that is no finding."""
         self._book.forget(message.finding)
-        withdrawn = tuple(tag for ended in message.ends for tag in self._book.withdraw(ended))
-        self._known = [bug for bug in self._known if bug.finding not in withdrawn]
-        self._workers.broadcast(Withdrawn(findings=withdrawn))
         self._adopted[message.kernel] = message.numerics | self._adopted.get(message.kernel, {})
         if self._readiness is not None:
             self._readiness.adopt(message)

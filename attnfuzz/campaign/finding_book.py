@@ -142,15 +142,6 @@ class FindingBook:
         if finding in self.findings:
             self._drop(finding)
 
-    def withdraw(self, tag: str) -> tuple[str, ...]:
-        """Drop a finding that has turned out to be none; all tags that it stood for. Of one that is told under another
-        tag, none."""
-        finding = self._by_tag.get(tag)
-        if finding is None or finding.tag != tag or finding not in self.findings or finding.name in self._open:
-            return ()
-        self._drop(finding)
-        return tuple(one for one, other in self._by_tag.items() if other is finding)
-
     def duplicate(self, message: Duplicate) -> Finding:
         """Close a finding that is a known bug, and forget it."""
         finding = self._open.pop(message.finding)

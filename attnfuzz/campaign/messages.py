@@ -43,7 +43,6 @@ __all__ = [
     "Unconfirmed",
     "Unfinished",
     "Warm",
-    "Withdrawn",
     "WorkerProgress",
     "WrittenFailure",
     "written",
@@ -203,12 +202,6 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     busy: bool
 
 
-class Withdrawn(msgspec.Struct, tag="withdrawn", frozen=True, kw_only=True):
-    """Findings, by tag, that have turned out to be what their kernel does on purpose: they predict nothing any more."""
-
-    findings: tuple[str, ...]
-
-
 class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
     """A worker has had a case judged in a format that was new to it, in ``seconds``: the others may draw from it."""
 
@@ -307,14 +300,12 @@ class Adopted(msgspec.Struct, tag="adopted", frozen=True, kw_only=True):
     """The kernel rounds on purpose as fields of `Numerics` say that it leaves open: it is searched so from now on.
 
     A replay of a ``failure`` named them, and its case passes with them, as others do. ``finding``: what it was so far.
-    ``ends``: the tags of earlier findings whose cases pass with them, too.
     """
 
     kernel: str
     numerics: dict[str, str]
     failure: Failure
     finding: str = ""
-    ends: tuple[str, ...] = ()
 
 
 class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
@@ -329,7 +320,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Warm | Setup | Begin | Join | Bug | Busy | Withdrawn | Unfinished | FormatCompiled | Stop
+ToWorker: TypeAlias = Warm | Setup | Begin | Join | Bug | Busy | Unfinished | FormatCompiled | Stop
 FromWorker: TypeAlias = (
     Ready
     | WorkerProgress

@@ -43,7 +43,6 @@ from attnfuzz.campaign.messages import (
     Trouble,
     Unfinished,
     Warm,
-    Withdrawn,
 )
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
@@ -157,8 +156,6 @@ class WorkerLoop:
                         self._judge.leaks(message.kernel)
                     if oracle_of(message.oracle).ends_process:
                         self._schedule.is_fatal(message.kernel)
-                case Withdrawn():
-                    self._failures.withdraw(message.findings)
                 case Busy():
                     self._failures.set_busy(message)
                 case Unfinished():

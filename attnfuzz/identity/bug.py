@@ -511,15 +511,6 @@ class KnownBugs:
         if bug not in bugs:
             bugs.append(bug)
 
-    def forget(self, findings: Iterable[str]) -> None:
-        """Presume nothing any more to be these findings, by tag."""
-        self._bugs = self.without(findings)._bugs
-
-    def without(self, findings: Iterable[str]) -> KnownBugs:
-        """What is known of other findings than these, by tag."""
-        gone = set(findings)
-        return KnownBugs(bug for bugs in self._bugs.values() for bug in bugs if bug.finding not in gone)
-
     def predicting(self, failing: FailingCase, *, flaky: bool = False) -> Bug | None:
         """The bug that a failing case is taken for. ``flaky``: some runs of it pass."""
         bugs = self._bugs.get(failing.declaration.target)

@@ -198,11 +198,6 @@ class CaseJudge:
         self._timeouts: dict[str, AdaptiveTimeout] = {}
         self._running = threading.Lock()
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether kernels run on a GPU."""
-        return self._runner.device == "cuda"
-
     def __call__(
         self,
         declaration: Declaration,

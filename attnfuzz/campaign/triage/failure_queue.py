@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -67,10 +67,6 @@ class FailureQueue:
         if not bug.flaky:
             self.deaths.learn(bug)
 
-    def withdraw(self, findings: Iterable[str]) -> None:
-        """Take what told of these findings, by tag, for no bug any more."""
-        self._known.forget(findings)
-
     def set_busy(self, busy: Busy) -> None:
         """Somebody else begins or ends to look into a symptom."""
         self._known.set_busy(Symptom(busy.kernel, busy.oracle, busy.kind), busy.busy)
@@ -129,39 +125,13 @@ class FailureQueue:
         return failing
 
     def investigate(self, failing: FailingCase) -> None:
-        """Find out about a failing case, and whether one that was told before is a design, given what is known now."""
+        """Find out about a failing case."""
         self._investigated += 1
-        known = len(self._known.of_sort(failing.symptom))
-        investigation = self._investigation(failing)
-        if not investigation.run():
-            self._doubts[failing.symptom] += 1
-        elif len(self._known.of_sort(failing.symptom)) > known:
-            self._ask_again(failing)
-        self._take_up(investigation)
-
-    def _ask_again(self, failing: FailingCase) -> None:
-        """Ask of bugs of no known cause whether that of ``failing``, which is new, has hidden a design in them."""
-        for bug in self._known.of_sort(failing.symptom):
-            case = None if bug.mistakes or bug.flaky else bug.smallest_case(failing.case)
-            if case is None or bug.oracle != ACCURACY.name or not self._adopting:
-                continue
-            try:
-                failure = retries_of(failing, self._judge, self.deaths).alone(case, patience="short")
-            except OutOfTime:
-                return
-            if failure is not None:
-                earlier = FailingCase(failing.declaration, case, failure)
-                investigation = self._investigation(earlier, known=self._known.without([bug.finding]))
-                if investigation.is_design(ends=(bug.finding,)):
-                    self._take_up(investigation)
-                    return
-
-    def _investigation(self, failing: FailingCase, known: KnownBugs | None = None) -> Investigation:
-        return Investigation(
+        investigation = Investigation(
             f"{self._worker}-{self._investigated}",
             failing,
             judge=self._judge,
-            known=self._known if known is None else known,
+            known=self._known,
             deaths=self.deaths,
             send=self._send,
             is_over=self._is_over,
@@ -169,10 +139,10 @@ class FailureQueue:
             adopting=self._adopting and not failing.declaration.is_bundled,
             numerics=self._numerics,
         )
-
-    def _take_up(self, investigation: Investigation) -> None:
+        if not investigation.run():
+            self._doubts[failing.symptom] += 1
         if investigation.adopted is not None:
-            self.adopted(investigation.target, investigation.adopted)
+            self.adopted(failing.declaration.target, investigation.adopted)
 
     def doubt(self, failing: FailingCase) -> None:
         """Tell of a process that was lost while cases ran in it, ``failing`` last; alone none of them loses one."""

@@ -167,13 +167,12 @@ class Investigation:
             self._close_as_new()
         return True
 
-    def is_design(self, finding: str = "", *, ends: tuple[str, ...] = ()) -> bool:
+    def is_design(self, finding: str = "") -> bool:
         """Whether the case, by itself, only shows what the kernel rounds on purpose, though it does not say so; tell.
 
         With the declaration of that, the case passes, with other numbers as well, and so do those that tell roundings.
         And it rounds so whatever the shape: what only some of its paths do, nobody has decided. Another bug of the
-        kernel may show in all of these, once it is known. ``finding``: what has been told of the case; ``ends``: tags
-        of what was told of it earlier.
+        kernel may show in all of these, once it is known. ``finding``: what has been told of the case.
         """
         now = self._now
         if not self._adopting or self._is_flaky or now.preceding or now.failure.oracle != ACCURACY.name:
@@ -189,80 +188,36 @@ class Investigation:
             return False
         if found is None:
             return False
-        numerics, ended = found
-        self.adopted, target, ends = numerics, now.declaration.target, (*ends, *ended)
-        fields = {name: value for name, value in numerics.declared().items() if before.leaves_open(name)}
-        self._send(Adopted(kernel=target, numerics=fields, failure=now.failure, finding=finding, ends=ends))
+        self.adopted = found
+        fields = {name: value for name, value in found.declared().items() if before.leaves_open(name)}
+        self._send(Adopted(kernel=self.target, numerics=fields, failure=now.failure, finding=finding))
         return True
 
-    def _designs(self) -> Iterator[tuple[Numerics, tuple[str, ...]]]:
+    def _designs(self) -> Iterator[Numerics]:
         """What the kernel has turned out to round on purpose, if that is all the case shows; else what replays name.
 
-        With the tags of findings told before that it ends. Where a known bug spoils the log-sum-exp alone, replays are
-        of the output. Raises OutOfTime.
+        Where a known bug spoils the log-sum-exp alone, replays are of the output. Raises OutOfTime.
         """
         now, before = self._now, self._now.declaration.numerics
         since = self._numerics.get(now.declaration.target, before)
-        if since != before and self._is_content(self._declaring(since), now.case, self._known):
-            yield since, ()
+        if since != before and self._is_content(self._declaring(since), now.case):
+            yield since
         spoilt = any(bug.is_of_lse for bug in self._known.of_sort(now.symptom))
         shown = self._of_output(now.declaration) if spoilt else now.declaration
         alone = self._failure_of(shown, now.case) if now.failure.designs or spoilt else now.failure
         if alone is None:
             return
-        named = alone.designs
-        for numerics in designs_of(before, named or self._of_matrix_units(alone)):
-            ended = self._ended_by(numerics)
-            others = self._known.without(ended)
-            is_one = self._passes_with(numerics, others) and self._rounds_throughout(numerics)
-            if is_one and (not named or self._is_told(shown, alone, others)):
-                yield numerics, ended
+        for numerics in designs_of(before, alone.designs):
+            if self._passes_with(numerics) and self._rounds_throughout(numerics) and self._is_told(shown, alone):
+                yield numerics
 
-    def _is_told(self, shown: Declaration, failure: Failure, others: KnownBugs) -> bool:
+    def _is_told(self, shown: Declaration, failure: Failure) -> bool:
         """Whether runs on other cases leave nothing but designs of all that may be behind a failure.
 
-        Where ``others`` show in them, too, they tell nothing; then its replay, and that cases pass with it, is enough.
+        Where there was no time for any, its replay, and that cases pass with it, is enough.
         """
         told = self._explained(shown, self._now.case, failure).told
-        if told is None or (not told.causes and others.of_sort(self._now.symptom)):
-            return True
-        return bool(told.causes) and all(one.numerics for one in told.causes)
-
-    def _of_matrix_units(self, failure: Failure) -> tuple[dict[str, str], ...]:
-        """TF32, where a GPU's kernel errs in float32 wherever that can be told, and no mistake accounts for it.
-
-        See `attnfuzz.campaign.declaration_inference`: what TF32 can hold has to be right.
-        """
-        now = self._now
-        if failure.causes or getattr(now.case, "dtype", "") != "float32" or not self._judge.on_gpu:
-            return ()
-        point = next(points(now.declaration), None)
-        if point is None:
-            return ()
-        kept = ProbeCases(now.declaration, msgspec.structs.replace(point, dtypes=("float32",)))
-        errs = all(self._failure_of(now.declaration, case) is not None for case in kept.permitted(kept.of_roundings()))
-        few_bits = kept.permitted(kept.of_few_bits())
-        exact = all(self._is_content(now.declaration, case, self._known) for case in few_bits)
-        return ({"matmul": "tf32"},) if errs and exact else ()
-
-    def _ended_by(self, numerics: Numerics) -> tuple[str, ...]:
-        """The findings told before, by tag, that are none with this declaration, or a bug of which the cause is known.
-
-        Raises OutOfTime.
-        """
-        now, declared = self._now, self._declaring(numerics)
-        found = []
-        for bug in self._known.of_sort(now.symptom):
-            case = None if bug.flaky or bug.oracle != ACCURACY.name else bug.smallest_case(now.case)
-            if case is None:
-                continue
-            failure = self._failure_of(declared, case)
-            if failure is None:
-                found.append(bug.finding)
-            elif not bug.mistakes:
-                other = self._known.without([bug.finding]).predicting(FailingCase(declared, case, failure))
-                found += [bug.finding] if other is not None and other.mistakes else []
-        return tuple(dict.fromkeys(found))
+        return told is None or (bool(told.causes) and all(one.numerics for one in told.causes))
 
     def _declaring(self, numerics: Numerics) -> Declaration:
         return with_declared(self._now.declaration, Supports(), numerics)
@@ -272,7 +227,7 @@ class Investigation:
         """As if the kernel gave no log-sum-exp."""
         return msgspec.structs.replace(declaration, supports=msgspec.structs.replace(declaration.supports, lse="none"))
 
-    def _passes_with(self, numerics: Numerics, others: KnownBugs) -> bool:
+    def _passes_with(self, numerics: Numerics) -> bool:
         now, declared = self._now, self._declaring(numerics)
         supports = declared.supports
         telling = (
@@ -283,9 +238,9 @@ class Investigation:
             for case in kept.permitted(kept.of_roundings())
         )
         cases = itertools.chain((now.case,), with_other_numbers(now), telling)
-        return all(self._is_content(declared, case, others) for case in cases)
+        return all(self._is_content(declared, case) for case in cases)
 
-    def _is_content(self, declared: Declaration, case: Case, known: KnownBugs) -> bool:
+    def _is_content(self, declared: Declaration, case: Case) -> bool:
         """Whether a case passes, or only shows a bug that is known.
 
         Two roundings give errors that neither gives alone: what fails alike in another format, of a known bug, is that.
@@ -294,16 +249,16 @@ class Investigation:
         if failure is None:
             return True
         failing = FailingCase(declared, case, failure)
-        if not known.of_sort(failing.symptom):
+        if not self._known.of_sort(failing.symptom):
             return False
-        if known.predicting(failing) is not None:
+        if self._known.predicting(failing) is not None:
             return True
         for other in in_other_formats(declared, case):
             beside = self._failure_of(declared, other)
             if beside is None:
                 continue
             twin = failing.as_(other, beside)
-            if twin.symptom == failing.symptom and known.predicting(twin) is not None:
+            if twin.symptom == failing.symptom and self._known.predicting(twin) is not None:
                 return True
         return False
 
