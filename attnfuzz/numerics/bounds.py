@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnfuzz.numerics.arithmetic import attention_arithmetic, merge_arithmetic, side_by_side
+from attnfuzz.numerics.arithmetic import FLOAT32_ROUNDOFF, attention_arithmetic, merge_arithmetic, side_by_side
 from attnfuzz.numerics.row_units import RowUnits, attention_units, merge_units, variant_units
 from attnfuzz.numerics.rows import RowResult, bound_rows, bound_scored_rows
 from attnfuzz.numerics.scores import VariantRows, variant_scores
@@ -253,6 +253,10 @@ def merge_rows(
 
     A merge of two empty states is empty: 0 and -inf, with bounds of 0. For the arithmetic, the score of an empty state
     is the other's, and the scores of two are 0.
+
+    A weight may be what the other leaves of 1, and the result a - w (a - b) with w = sigmoid(lse_b - lse_a), as
+    implementations of ring attention have it: w near 1 is off by two roundings, and a - b and its product with w by one
+    each, however little of a is left. That is 4 u times the largest of |a|, |b| and |a - b|, beside the last sum.
     """
     is_empty = lse.isinf()
     both_empty = is_empty.all(-1, keepdim=True)
@@ -262,9 +266,12 @@ def merge_rows(
     present = (both_empty | ~is_empty).to(torch.float64).unsqueeze(1)
     values = outputs.masked_fill(is_empty.unsqueeze(-1), 0.0)
     rows = bound_rows(scores, torch.zeros_like(scores), values, present, units, rescales=False)
+    one, other = values.unbind(-2)
+    apart = torch.maximum(one.abs(), other.abs()).maximum((one - other).abs())
+    of_the_rest = (4 * FLOAT32_ROUNDOFF * apart).masked_fill(is_empty.any(-1, keepdim=True), 0.0).unsqueeze(1)
     return RowResult(
         out=rows.out,
         lse=rows.lse.masked_fill(both_empty, -torch.inf),
-        out_error=rows.out_error.masked_fill(both_empty.unsqueeze(-1), 0.0),
+        out_error=(rows.out_error + of_the_rest).masked_fill(both_empty.unsqueeze(-1), 0.0),
         lse_error=rows.lse_error.masked_fill(both_empty, 0.0),
     )

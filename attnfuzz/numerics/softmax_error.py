@@ -283,11 +283,6 @@ def _numerator_error(
     by at most gamma_n times the larger of those two.
 
     The weights p'_i sum to 1 besides each being at most `upper`, so no weighted sum exceeds the largest |v_i|.
-
-    Averages a and b of two parts of the tokens may be joined as a - w (a - b), w = sigmoid(lse_b - lse_a), as ring
-    attention does (`_update_out_and_lse` of ring-flash-attention), or with what w leaves of 1. A weight near 1 is off
-    by two roundings, and a - b and its product with w by one each, however little of a is left: by 4 u |a - b|, which
-    no two values exceed that lie at both ends.
     """
     num_rows, group, v_head_size = given.average.shape
     by_sign = torch.cat([given.values, -given.values], dim=-1).clamp_(min=0)  # positive parts, then negative ones
@@ -302,8 +297,6 @@ def _numerator_error(
     on_weights = torch.minimum(on_weights, largest * of_each.amax(-1, keepdim=True))
     error = _weight_error(softmax, given, deviations, largest_by_sign, units)
     error = torch.addcmul(error + units.numerator_absolute, units.product, products)
-    is_joined = (given.present.sum(-1, keepdim=True) > 1).to(torch.float64)
-    error = torch.addcmul(error, is_joined, largest_by_sign.sum(2), value=4 * FLOAT32_ROUNDOFF)
     return torch.addcmul(error + on_weights, units.numerator_sum, partial_sum)
 
 

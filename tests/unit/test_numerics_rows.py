@@ -120,7 +120,6 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
         weights = [upper[i] * on_weights[i] for i in tokens]
         error += min(dot(weights, magnitudes), max(on_weights) * max(magnitudes))
         error += second_order * (once + gamma(n + 8, unit.addition) * partial_sum)
-        error += 4 * U * sum(map(max, signs)) if n > 1 else 0.0
         error += unit.partial_absolute + n * unit.tile_absolute + SMALLEST_NORMAL_FLOAT32 * (4 * (n + 8) + sum(largest))
         error = moved + (error + of_normaliser * (abs(average) + moved)) / (1 - of_normaliser)
         return error * (1 + unit.stored) + unit.stored * abs(average) + unit.stored_absolute
