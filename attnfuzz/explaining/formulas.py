@@ -89,11 +89,10 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
 
 
 def _clipped(row: AttentionRow) -> Iterator[Predicted]:
-    """Scores that are kept within a number, one that the log-sum-exp tells or one that is usual."""
+    """Scores that are kept within a number that is usual."""
     largest = float(row.scores.abs().max())
-    told = [] if row.got_lse is None else [float(f"{abs(row.got_lse):.4g}")]
-    for limit in dict.fromkeys((*told, *_LIMITS)):
-        if 0 < limit < largest:
+    for limit in _LIMITS:
+        if limit < largest:
             words = f"scores beyond {number(limit)} are clipped to that"
             yield Predicted(*row.given(row.scores.clamp(-limit, limit)), f"clipped at {number(limit)}", words)
 
@@ -197,7 +196,9 @@ def rescaled_output(row: AttentionRow) -> Iterator[Family]:
         if not math.isclose(divisor, 1.0, rel_tol=1e-3):
             found.append(Predicted(divisor * row.expected, None, way, f"the output is {words} ({number(total)})"))
     in_lse = row.got_lse is not None and row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
-    more = math.exp(row.got_lse - row.top) - total if in_lse and row.got_lse is not None else total / factor - total
+    more = total / factor - total
+    if in_lse and row.got_lse is not None:
+        more = math.exp(min(row.got_lse - row.top, _LARGEST_EXPONENT)) - total
     if more > _LEAST_EPSILON * total:
         words = f"{more:.2g} is added to the sum of the weights"
         found.append(
@@ -515,6 +516,7 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
 _FEWEST_BOUNDS = 64.0
 """By which a log-sum-exp must be too large for a number to be told from it."""
 _LEAST_EPSILON = 1e-5
+_LARGEST_EXPONENT = 100.0
 _LIMITS = (10.0, 15.0, 20.0, 30.0, 50.0, 64.0, 80.0, 88.0, 100.0)
 """At which scores may be clipped."""
 _FINITE_MASKS = (-1e4, -65504.0, -1e5, -5e4, -1e6, -1e9, -100.0, -1000.0)

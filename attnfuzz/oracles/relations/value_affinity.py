@@ -98,23 +98,25 @@ def _power(declaration: Declaration, case: Case, values: LogicalAttention | Logi
 
 
 def _span(case: Case, values: LogicalAttention | LogicalStates) -> float:
-    """At most how far two logits of a row lie apart: by the Cauchy-Schwarz inequality, of keys less one of them."""
+    """At most how far two logits of a row lie apart, whichever sequences the keys are of."""
     if isinstance(values, LogicalStates):
         apart = (values.prefix_lse - values.suffix_lse).abs()
         return float(apart[apart.isfinite()].max()) if apart.isfinite().any() else 0.0
     case = cast(AttentionCase, case)
     variant = case.variant
-    of_queries, of_keys, spread = (
-        float(part.double().norm(dim=-1).max()) for part in (values.q, values.k, values.k.double() - values.k[:1])
-    )
-    span = 2 * case.scale * of_queries * spread
+    span = largest = 0.0
+    for head in range(case.num_kv_heads):
+        of_group = slice(head * case.gqa_ratio, (head + 1) * case.gqa_ratio)
+        scores = values.q[:, of_group].flatten(0, 1).float() @ values.k[:, head].float().T
+        span = max(span, case.scale * float((scores.amax(1) - scores.amin(1)).max()))
+        largest = max(largest, case.scale * float(scores.abs().max()))
     if variant.soft_cap is not None:
         span = min(span, 2 * variant.soft_cap)
     for name, numbers in variant.per_head_numbers(case.num_q_heads, case.seed).items():
         if name == "alibi_slopes":
             span += max(numbers) * max(case.seq_lens)
         elif weighty := [abs(number) for number in numbers if math.isfinite(number)]:  # a sink lies beside all scores
-            span += max(weighty) + case.scale * of_queries * of_keys
+            span += max(weighty) + largest
     return span
 
 
