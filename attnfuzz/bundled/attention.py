@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attnfuzz.cases.facets.contents import CacheFormat, Numbers, Scale, VariantFacet
 from attnfuzz.cases.facets.facet import Facet
@@ -94,8 +94,7 @@ class AttentionProblem(ProblemModule):
     def draw(self, decisions: Any, plan: Any) -> AttentionCase:
         from attnfuzz.strategies.cases import attention_fields
 
-        drawn: AttentionCase = self.case_type(**attention_fields(decisions, plan))  # type: ignore[assignment]
-        return drawn
+        return cast("AttentionCase", self.case_type(**attention_fields(decisions, plan)))
 
     def axes(self, case: Any, name: str) -> tuple[str, ...]:
         return ("seq", "head") if name.endswith("lse") else ("seq", "head", "dim")
