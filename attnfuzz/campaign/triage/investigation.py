@@ -143,7 +143,7 @@ class Investigation:
         if self._is_known_to_need_others():
             return True
         now = self._now
-        if self.is_design():
+        if self._is_design():
             return True
         fields = written(now.case, now.failure, now.preceding)
         self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
@@ -162,12 +162,12 @@ class Investigation:
         except _SameBug as same:
             self._close_as_known(same.bug)
         else:
-            if self.is_design(self._finding):
+            if self._is_design(self._finding):
                 return True
             self._close_as_new()
         return True
 
-    def is_design(self, finding: str = "") -> bool:
+    def _is_design(self, finding: str = "") -> bool:
         """Whether the case, by itself, only shows what the kernel rounds on purpose, though it does not say so; tell.
 
         With the declaration of that, the case passes, with other numbers as well, and so do those that tell roundings.
