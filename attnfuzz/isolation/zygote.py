@@ -40,7 +40,7 @@ from attnfuzz.isolation.messages import (
 from attnfuzz.isolation.process import adopt_orphans, child_pids, ended_child, kill_group, wake_with_parent
 from attnfuzz.isolation.serve import ExecutorDescriptors, load_service, run_executor
 from attnfuzz.own_files import OwnFolder
-from attnfuzz.triton_compat.compiling import import_for_launches, prepare_compiler
+from attnfuzz.triton_compat.compiling import prepare_compiler
 
 __all__ = ["READY", "ControlConnection", "ForkServer", "main", "prepare_environment"]
 
@@ -265,7 +265,6 @@ def _load(preload: Sequence[str], service: str) -> object:
     with ThreadPoolExecutor(1) as beside:  # which has ended before anything is forked
         prepared = beside.submit(prepare_compiler)
         _preload(preload)
-        import_for_launches()
         loaded = load_service(service)
     prepared.result()
     return loaded

@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["CompileTimes", "build_launcher", "compute_compiler_key", "import_for_launches", "prepare_compiler"]
+__all__ = ["CompileTimes", "build_launcher", "compute_compiler_key", "prepare_compiler"]
 
 _MICROSECOND = 1e-6
 
@@ -60,8 +60,6 @@ class CompileTimes:
         return self.seconds
 
 
-_FIRST_LAUNCH = "triton.experimental.gluon.nvidia.hopper"
-
 _HOMES = ("triton.runtime.cache", "triton.compiler.compiler")
 """Where `triton_key` lives, in newer and older versions."""
 
@@ -82,6 +80,8 @@ def compute_compiler_key() -> bool:
 
 
 _NVIDIA = "triton.backends.nvidia.driver"
+_FIRST_LAUNCH = "triton.experimental.gluon.nvidia.hopper"
+"""What Triton imports when a process launches its first kernel, in a tenth of a second."""
 
 
 def build_launcher() -> bool:
@@ -99,13 +99,6 @@ def build_launcher() -> bool:
     return False
 
 
-def import_for_launches() -> None:
-    """What Triton imports when a process launches its first kernel, in a tenth of a second: processes that are forked
-    from this one have it then."""
-    with contextlib.suppress(ImportError):  # no Triton, or one that has it elsewhere
-        importlib.import_module(_FIRST_LAUNCH)
-
-
 def prepare_compiler() -> None:
     """Do once, for all processes that are forked from this one, what Triton's compiler does first in each.
 
@@ -114,8 +107,9 @@ def prepare_compiler() -> None:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return
-    with contextlib.suppress(ImportError):  # none, or one for other GPUs
-        importlib.import_module(_NVIDIA)
+    for name in (_NVIDIA, _FIRST_LAUNCH):
+        with contextlib.suppress(ImportError):  # none, or one for other GPUs, or one that has it elsewhere
+            importlib.import_module(name)
     with ThreadPoolExecutor(1) as beside:
         beside.submit(build_launcher)
         compute_compiler_key()
