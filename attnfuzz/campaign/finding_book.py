@@ -277,13 +277,18 @@ class FindingBook:
         return False
 
     def _same_bug_as(self, finding: Finding) -> Finding | None:
-        """The settled finding that has most in common with ``finding``, if they are one bug."""
+        """The settled finding that has most in common with ``finding``, if they are one bug.
+
+        What was not shrunk, and has no cause, may be any of several: it is none of them for certain.
+        """
         same = [
             other
             for other in self.findings
             if other.minimised and other is not finding and other.is_question == finding.is_question
             if are_one(finding, other) or self._by_tag.get(finding.same_as) is other
         ]
+        if finding.is_unfinished and not finding.failure.cause and sum(not one.is_unfinished for one in same) > 1:
+            return None
         mine = aspects(finding.signature.features)
         return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
 

@@ -20,7 +20,7 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
-from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, matches, silent
+from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
 from attnfuzz.explaining.neighbours import neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
@@ -74,29 +74,29 @@ def _made(made: Callable[[Any], Iterator[Family]], *mistakes: str) -> Maker:
 
 
 MAKERS: tuple[Maker, ...] = (
-    _made(formulas.kv_scales, "kv_scales"),
-    _made(formulas.masks, "mask"),
+    Maker.of("kv_scales", formulas.kv_scales),
+    Maker.of("mask", formulas.masks),
     _made(formulas.columns, "score_columns", "value_columns"),
     _made(formulas.variants, "window", "soft_cap", "alibi", "sinks"),
-    _made(formulas.hidden_keys, "hidden_keys"),
-    _made(tokens.another_head, "head_map"),
-    _made(tokens.behind_the_query, "causal_limit"),
+    Maker.of("hidden_keys", formulas.hidden_keys),
+    Maker.of("head_map", tokens.another_head),
+    Maker.of("causal_limit", tokens.behind_the_query),
     _made(tokens.miscounted, "tokens_dropped", "tokens_counted_twice", "values_dropped"),
     _made(tokens.past_the_end, PAST_THE_END),
     _made(formulas.not_rescaled, "not_rescaled"),
-    _made(formulas.rescaled_output, "normalisation"),
-    _made(formulas.rescaled_scores, "scale"),
-    _made(formulas.partial_states, "partial_lse"),
+    Maker.of("normalisation", formulas.rescaled_output),
+    Maker.of("scale", formulas.rescaled_scores),
+    Maker.of("partial_lse", formulas.partial_states),
     _made(formulas.lse_formulas, "lse_base2", "lse_natural", "lse_base10", "lse_formula"),
-    _made(tokens.through_the_table, "block_table"),
-    _made(tokens.another_sequence, "another_sequence"),
-    _made(tokens.another_page, "another_page"),
-    _made(tokens.another_token, "another_token"),
-    _made(tokens.another_tensor, "another_tensor"),
-    _made(tokens.displaced, "displaced_rows"),
+    Maker.of("block_table", tokens.through_the_table),
+    Maker.of("another_sequence", tokens.another_sequence),
+    Maker.of("another_page", tokens.another_page),
+    Maker.of("another_token", tokens.another_token),
+    Maker.of("another_tensor", tokens.another_tensor),
+    Maker.of("displaced_rows", tokens.displaced),
     _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),
-    _made(tokens.weights_of_another_stride, "weights_misplaced"),
-    _made(tokens.single_token, "single_token"),
+    Maker.of("weights_misplaced", tokens.weights_of_another_stride),
+    Maker.of("single_token", tokens.single_token),
 )
 """The list of mistakes with tokens, places and formulas, the likeliest first; `low_precision` has the roundings."""
 
@@ -489,13 +489,13 @@ class Survivors:
         if row is None:
             return
         mistakes = {one.mistake for one in self.causes if not one.rounding}
-        said: dict[Key, Cause] = {}
+        said = {key: match.cause for key, match in _matched(row, mistakes).items()}
+        for one in list(said.values()):
+            said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW))
         for maker in _makers(row, mistakes):
-            for one in maker.made(row):
-                said |= {(one.cause, way): one.as_cause(i) for i, way in enumerate(one.ways) if one.cause in mistakes}
-        for key, match in _matched(row, mistakes).items():
-            said.setdefault(key, match.cause)
-            said.setdefault((key[0], _ANYHOW), msgspec.structs.replace(match.cause, way=_ANYHOW))
+            for made in maker.made(row):
+                for i, way in enumerate(made.ways):
+                    said.setdefault((made.cause, way), made.as_cause(i))
         self.causes = tuple(
             said.get(_key(one)) or (one if one.rounding else in_a_similar_case(one)) for one in self.causes
         )
@@ -656,13 +656,17 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
 
 def _read_by_empty(row: AttentionRow) -> Diagnosis | None:
     """Tokens of others that a row without keys has read."""
-    for family in tokens.slots_past_the_end(row):
-        roundoff = 2 * torch.finfo(row.dtype).eps * family.out.abs()
-        found = ((family.out - row.got).abs() <= roundoff).all(-1).nonzero().flatten().tolist()
-        if found:
-            cause = family.as_cause(found[0])
+    for one in tokens.slots_past_the_end(row):
+        for i in _nearly_given(row, one):
+            cause = one.as_cause(i)
             return Diagnosis(cause.words, (cause,))
     return None
+
+
+def _nearly_given(row: AttentionRow, one: Family) -> list[int]:
+    """The ways that give what came out of a row without keys, to within the last bit."""
+    roundoff = 2 * torch.finfo(row.dtype).eps * one.out.abs()
+    return ((one.out - row.got).abs() <= roundoff).all(-1).nonzero()[:, 0].tolist()
 
 
 def _seen_by_none(row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Diagnosis | None:
@@ -670,10 +674,8 @@ def _seen_by_none(row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Dia
     if nearby is None or not row.case.hides_keys or row.case.seen(row.row) is None:
         return None
     given = set[Key]()
-    for family in formulas.masks(row):
-        roundoff = 2 * torch.finfo(row.dtype).eps * family.out.abs()
-        matches = ((family.out - row.got).abs() <= roundoff).all(-1).nonzero().flatten().tolist()
-        given |= {_key(family.as_cause(i)) for i in matches}
+    for one in family("mask", formulas.masks(row)):
+        given |= {_key(one.as_cause(i)) for i in _nearly_given(row, one)}
     runs = _runs_near(row.case, poison, nearby) if given else []
     if not runs:
         return None
@@ -726,11 +728,11 @@ def past_the_end_within_bounds(
     if not bool(row.got.isfinite().all()):
         return None
     missed = float((row.got - row.expected).abs().max())
-    for family in tokens.past_the_end(row):
-        others = (row.got - family.out).abs().amax(-1).nan_to_num(torch.inf)
+    for one in tokens.past_the_end(row):
+        others = (row.got - one.out).abs().amax(-1).nan_to_num(torch.inf)
         if float(others.min()) < missed / 2:
             nearest = (others <= others.min() * (1 + _SAME)).nonzero()[:, 0]
-            cause = family.as_cause(int(nearest[-1]))  # of numbers that the result does not tell, the largest
+            cause = one.as_cause(int(nearest[-1]))  # of numbers that the result does not tell, the largest
             return Diagnosis(cause.words, (cause,))
     return None
 

@@ -10,15 +10,15 @@ read, and how. Of partial states: in which base they are merged, and whose log-s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import TILES, in_parts, maxima_so_far, merged
+from attnfuzz.explaining.low_precision import TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.problems.cases import AttentionCase
@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 _LOG2_E = math.log2(math.e)
+_WHEN_IT_GROWS = "when the maximum grows"
+_NOT_AT_ALL_STEPS = ", at some steps"
+_MOST_STEPS = 8
+"""In which the maximum grows, the largest ones, of which one alone may be missed."""
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-9, 1e3
 _POISONED = 128
 """Bytes behind a tensor that hold nothing else."""
@@ -52,7 +56,7 @@ _TINY = 1e-30
 _LOWEST = torch.finfo(torch.float64).min
 
 
-def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
+def rescaled_scores(row: AttentionRow) -> Iterator[Predicted]:
     """Scores multiplied by a wrong constant."""
     scale, size = row.case.scale, row.case.head_size
     padded = 1 << (size - 1).bit_length()
@@ -72,20 +76,18 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Family]:
         of_values = 1 / math.sqrt(row.case.v_head_size) / scale
         words = f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}"
         mistakes.append(("V's head size", of_values, words))
-    found = []
     for way, factor, words in mistakes:
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
-            found.append(Predicted(*row.given(factor * row.scores), way, words))
+            yield Predicted(*row.given(factor * row.scores), way, words)
     if row.is_plain:
         out, lse = row.given(row.scores / _LOG2_E)
         words = "the weights are powers of 2, not of e, of scores less their maximum"
-        found.append(Predicted(out, lse + row.top * (1 - 1 / _LOG2_E), "base 2 beside the maximum", words))
-    found += _clipped(row)
+        yield Predicted(out, lse + row.top * (1 - 1 / _LOG2_E), "base 2 beside the maximum", words)
+    yield from _clipped(row)
     fitted = _best_scale(row)
     if is_written(fitted) and not any(math.isclose(fitted, factor, rel_tol=1e-3) for _, factor, _ in mistakes):
         words = f"the scores are {number(fitted)} x the right ones"
-        found.append(Predicted(*row.given(fitted * row.scores), f"x {number(fitted)}", words))
-    yield from family("scale", found)
+        yield Predicted(*row.given(fitted * row.scores), f"x {number(fitted)}", words)
 
 
 def _clipped(row: AttentionRow) -> Iterator[Predicted]:
@@ -129,57 +131,79 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     of FlashAttention-2, https://arxiv.org/abs/2307.08691.
     """
     if not row.case.variant.has_weighty_sinks:
-        own = getattr(row.case, "block_size", None)
-        tiles = sorted({tile for tile in (1, own, *TILES) if tile is not None and tile < row.num_tokens})
-        found = [one for tile in tiles for one in _left_as_they_are(row, tile)]
-        found += [
-            one for tile in tiles if 2 * tile < row.num_tokens for one in _left_as_they_are(row, tile, peeled=True)
-        ]
-        yield from family("not_rescaled", found)
+        tiles = [tile for tile in sorted(tiles_of(row)) if tile < row.num_tokens]
+        for steps_of in (_at_every_step, _behind_the_second_tile, _at_some_steps):
+            for tile in tiles:
+                so_far = maxima_so_far(row.log_weights, tile)
+                if steps := list(steps_of(so_far.diff(prepend=so_far[:1]), tile)):
+                    yield from _left_as_they_are(row, tile, steps)
 
 
-def _left_as_they_are(row: AttentionRow, tile: int, *, peeled: bool = False) -> Iterator[Predicted]:
-    """``peeled``: the second tile is dealt with apart from those behind it, and rightly."""
-    scores, top = row.log_weights, row.log_weights.amax()
-    so_far = maxima_so_far(scores, tile)
-    if peeled:  # what the first tile adds has been rescaled to the maximum of both
-        so_far = torch.cat((so_far[tile : tile + 1].expand(tile), so_far[tile:]))
-    right, left = (scores - top).exp(), (scores - so_far).exp()
-    # Each tile's weights are multiplied by exp(new - old) of all later steps: by exp(top - its own maximum) in all.
-    inverted = (scores - so_far + (top - so_far)).clamp(max=700.0).exp()
-    inverted = torch.where(scores.isneginf(), 0.0, inverted)
-    when = "when the maximum grows" + (", from the third tile on" if peeled else "")
-    for way, words, of_v, of_sum in (
-        ("V", f"the sum of weights x V is not rescaled {when}", left, right),
-        ("sum", f"the sum of the weights is not rescaled {when}", right, left),
-        ("both", f"neither the sum of the weights nor that of weights x V is rescaled {when}", left, left),
-        (
-            "V, inverted",
-            f"the sum of weights x V is multiplied by exp(new - old maximum) {when}, not exp(old - new)",
-            inverted,
-            right,
-        ),
-        (
-            "sum, inverted",
-            f"the sum of the weights is multiplied by exp(new - old maximum) {when}, not exp(old - new)",
-            right,
-            inverted,
-        ),
+class _Steps(NamedTuple):
+    """Steps in which the sums so far are not rescaled: ``missed`` is by how much the maximum grows before a token."""
+
+    name: str
+    words: str
+    missed: Scores
+
+
+def _at_every_step(growth: Scores, tile: int) -> Iterator[_Steps]:
+    del tile
+    yield _Steps("", _WHEN_IT_GROWS, growth)
+
+
+def _behind_the_second_tile(growth: Scores, tile: int) -> Iterator[_Steps]:
+    """The second tile is often dealt with apart from those behind it, and rightly."""
+    if 2 * tile < len(growth):
+        missed = torch.cat((torch.zeros_like(growth[: 2 * tile]), growth[2 * tile :]))
+        yield _Steps(", from the third on", f"{_WHEN_IT_GROWS}, from the third tile on", missed)
+
+
+def _at_some_steps(growth: Scores, tile: int) -> Iterator[_Steps]:
+    """One alone, or those in which the maximum grows most: which it is, a condition decides that may be wrong."""
+    del tile
+    steps = [step for step in growth.argsort(descending=True).tolist() if growth[step] > 0]
+    largest = steps[:_MOST_STEPS]
+    chosen = [*([step] for step in largest), *(largest[:count] for count in range(2, len(largest) + 1)), steps]
+    for some in chosen if steps else ():
+        missed = torch.zeros_like(growth)
+        missed[some] = growth[some]
+        words = _WHEN_IT_GROWS if len(some) == len(steps) else "in some of the steps in which the maximum grows"
+        yield _Steps(_NOT_AT_ALL_STEPS, words, missed)
+
+
+def _left_as_they_are(row: AttentionRow, tile: int, steps: Sequence[_Steps]) -> Iterator[Family]:
+    exponents, top = row.log_weights - row.log_weights.amax(), row.log_weights.amax()
+    missed = torch.stack([one.missed for one in steps])
+    behind = missed.sum(1, keepdim=True) - missed.cumsum(1)  # by which all that lies before is too large
+    left, inverted = (
+        torch.where(exponents.isneginf(), 0.0, (exponents + times * behind).clamp(max=700.0).exp()) for times in (1, 2)
+    )
+    right = exponents.exp().expand_as(left)
+    of_v, of_sum, of_both = "the sum of weights x V", "the sum of the weights", "the sums so far"
+    ways = [
+        ("V", f"{of_v} is not rescaled", left, right),
+        ("sum", f"{of_sum} is not rescaled", right, left),
+        ("both", f"neither {of_sum} nor that of weights x V is rescaled", left, left),
+        ("V, inverted", f"{of_v} is multiplied by exp(new - old maximum), not exp(old - new),", inverted, right),
+        ("sum, inverted", f"{of_sum} is multiplied by exp(new - old maximum), not exp(old - new),", right, inverted),
         (
             "both, inverted",
-            f"the sums so far are multiplied by exp(new - old maximum) {when}, not exp(old - new)",
+            f"{of_both} are multiplied by exp(new - old maximum), not exp(old - new),",
             inverted,
             inverted,
         ),
-    ):
+    ]
+    for way, words, weights, summed in ways[: 3 if steps[0].name == _NOT_AT_ALL_STEPS else None]:
         if way == "both" and tile == 1:  # from token to token all would have the same weight, where scores rise
             continue
-        total = of_sum.sum()
-        name = f"{way}, tile of {tile}{', from the third on' if peeled else ''}"
-        yield Predicted((of_v @ row.v) / total, float(top + total.log()), name, words)
+        total = summed.sum(1)
+        names = [f"{way}, tile of {tile}{one.name}" for one in steps]
+        told = [f"{words} {one.words}" for one in steps]
+        yield Family("not_rescaled", weights @ row.v / total[:, None], top + total.log(), names, told.__getitem__)
 
 
-def rescaled_output(row: AttentionRow) -> Iterator[Family]:
+def rescaled_output(row: AttentionRow) -> Iterator[Predicted]:
     """A right output times a constant, which is fitted."""
     norm = float(row.expected @ row.expected)
     if not norm or len(row.got) == 1 or not bool(row.got.isfinite().all()):
@@ -188,28 +212,23 @@ def rescaled_output(row: AttentionRow) -> Iterator[Family]:
     total = row.total
     if abs(factor) <= _SMALLEST_FACTOR:
         return
-    found = []
     for way, words, divisor in (
         ("not divided", "not divided by the sum of the weights", total),
         ("divided twice", "divided twice by the sum of the weights", 1 / total),
     ):
         if not math.isclose(divisor, 1.0, rel_tol=1e-3):
-            found.append(Predicted(divisor * row.expected, None, way, f"the output is {words} ({number(total)})"))
+            yield Predicted(divisor * row.expected, None, way, f"the output is {words} ({number(total)})")
     in_lse = row.got_lse is not None and row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
     more = total / factor - total
     if in_lse and row.got_lse is not None:
         more = math.exp(min(row.got_lse - row.top, _LARGEST_EXPONENT)) - total
     if more > _LEAST_EPSILON * total:
         words = f"{more:.2g} is added to the sum of the weights"
-        found.append(
-            Predicted(
-                total / (total + more) * row.expected, row.got_lse if in_lse else None, f"{more:.2g} added", words
-            )
-        )
+        lse = row.got_lse if in_lse else None
+        yield Predicted(total / (total + more) * row.expected, lse, f"{more:.2g} added", words)
     if is_written(factor):
         words = f"the output is {number(factor)} x the right one"
-        found.append(Predicted(factor * row.expected, None, f"x {number(factor)}", words))
-    yield from family("normalisation", found)
+        yield Predicted(factor * row.expected, None, f"x {number(factor)}", words)
 
 
 def lse_bases(row: AveragedRow) -> Iterator[Family]:
@@ -235,9 +254,9 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
         "lse is that of the scores before they are scaled": row.given(row.scores / row.case.scale)[1],
         "lse adds a maximum in base 2 to a natural logarithm of the sum": top * _LOG2_E + log_total,
         "lse adds a natural maximum to a logarithm of the sum in base 2": top + log_total * _LOG2_E,
-        "lse adds a maximum in base 2, divided twice by log2(e), to a natural logarithm of the sum": top / _LOG2_E
+        "lse adds a natural maximum that is taken for one in base 2 to a natural logarithm of the sum": top / _LOG2_E
         + log_total,
-        "lse adds a natural maximum to a logarithm of the sum in base 2, taken for a natural one": top
+        "lse adds a natural maximum to a natural logarithm of the sum that is taken for one in base 2": top
         + log_total / _LOG2_E,
         "lse adds a natural maximum to a logarithm of the sum in base 10": top + log_total / math.log(10),
         "lse is multiplied by the scale": row.lse * row.case.scale,
@@ -256,9 +275,8 @@ _SPLITS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 _MOST_PARTS = 64
 
 
-def partial_states(row: AttentionRow) -> Iterator[Family]:
+def partial_states(row: AttentionRow) -> Iterator[Predicted]:
     """States of parts of the keys, weighed with log-sum-exps of another base, of another head, or with none."""
-    found: list[Predicted] = []
     parts = _partitions(row)
     top = row.log_weights.amax()
     for way, words, of_lse, of_maximum in (  # what a part is weighed with: of its log-sum-exp, and of its maximum
@@ -285,14 +303,13 @@ def partial_states(row: AttentionRow) -> Iterator[Family]:
             lses = scores.logsumexp(1)
             changed = of_lse * lses + of_maximum * (scores.amax(1).clamp(min=_LOWEST) - top)
             given = merged(row, scores, lses.where(lses.isneginf(), changed))
-            found += [Predicted(*given, f"{way}, {name}", words) for name in names]
+            yield from (Predicted(*given, f"{way}, {name}", words) for name in names)
     for formula, head in row.other_heads():
         words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
         others = row.final(row.scores_of(Query(case=row.case, row=row.row, head=head)))
         for part_of, names in _partitions(row, fewest=1).items():  # even one part is NaN if the other head's is
             given = merged(row, in_parts(row.log_weights, part_of), in_parts(others, part_of).logsumexp(1))
-            found += [Predicted(*given, f"{formula}, {name}", words) for name in names]
-    yield from family("partial_lse", found)
+            yield from (Predicted(*given, f"{formula}, {name}", words) for name in names)
 
 
 def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], list[str]]:
@@ -318,13 +335,8 @@ def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], 
     return found
 
 
-def kv_scales(row: AttentionRow) -> Iterator[Family]:
-    """Of an 8-bit cache: wrong factors, or another format."""
-    yield from family("kv_scales", (*wrong_factors(row), *_another_format(row)))
-
-
-def wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
-    """What K and V are multiplied with beside or instead of their scales."""
+def kv_scales(row: AttentionRow) -> Iterator[Predicted]:
+    """Of an 8-bit cache: what K and V are multiplied with beside or instead of their scales, or another format."""
     if row.kv_scales is None:
         return
     k_scales, v_scales = row.kv_scales.tolist()
@@ -361,6 +373,7 @@ def wrong_factors(row: AttentionRow) -> Iterator[Predicted]:
             if row.head == head:
                 words += " (the query head's number)"
             yield _with_scales(row, k_factor, v_factor, f"{which} of KV head {rule}", words)
+    yield from _another_format(row)
 
 
 def _another_format(row: AttentionRow) -> Iterator[Predicted]:
@@ -522,13 +535,13 @@ _LIMITS = (10.0, 15.0, 20.0, 30.0, 50.0, 64.0, 80.0, 88.0, 100.0)
 _FINITE_MASKS = (-1e4, -65504.0, -1e5, -5e4, -1e6, -1e9, -100.0, -1000.0)
 
 
-def hidden_keys(row: AttentionRow) -> Iterator[Family]:
+def hidden_keys(row: AttentionRow) -> Iterator[Predicted]:
     """Keys that a window, a mask or the causal limit hides, and that take part with a finite score all the same.
 
     So may places past the last key, up to the end of a tile.
     """
     case = row.case
-    yield from family("hidden_keys", _filled_tiles(row))
+    yield from _filled_tiles(row)
     end = case.seq_lens[row.seq]
     k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
     shown = torch.zeros(end, dtype=torch.bool, device="cpu")
@@ -537,7 +550,6 @@ def hidden_keys(row: AttentionRow) -> Iterator[Family]:
         return
     capped, cap = row.capped(case.scale * (k @ row.q)), case.variant.soft_cap
     own = torch.nn.functional.pad(row.log_weights, (0, end - row.num_tokens), value=-torch.inf)
-    found = []
     for which, among in (
         ("of the sequence", torch.ones_like(shown)),
         ("up to the query", torch.arange(end, device="cpu") < row.num_tokens),
@@ -555,8 +567,7 @@ def hidden_keys(row: AttentionRow) -> Iterator[Family]:
             scores[f"{told} added", f"{told} is added to the scores of hidden keys {which}"] = capped + score
         for (way, words), instead in scores.items():
             given = row.averaged(torch.where(hidden, instead, own), v)
-            found.append(Predicted(*given, f"{way}, {which}", words))
-    yield from family("hidden_keys", found)
+            yield Predicted(*given, f"{way}, {which}", words)
 
 
 def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
@@ -580,14 +591,11 @@ def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(share * row.expected, row.got_lse, f"{score}, tiles of {tile}", words)
 
 
-def masks(row: AttentionRow) -> Iterator[Family]:
-    """Those with the table of a mask; nothing without one."""
-    if row.case.hides_keys:
-        yield from family("mask", _wrong_masks(row, row.case))
-
-
-def _wrong_masks(row: AttentionRow, case: Any) -> Iterator[Predicted]:
-    """Other keys of the sequence that a row may see, as far as it then sees any; NaN where nothing follows."""
+def masks(row: AttentionRow) -> Iterator[Predicted]:
+    """Those with the table of a mask: other keys that a row may see, if any; NaN where nothing follows."""
+    case: Any = row.case
+    if not case.hides_keys:
+        return
     rows, length = case.rows_of(row.seq), case.seq_lens[row.seq]
     count, query = len(rows), row.row - rows.start
     table = [case.rows_seen[i] for i in rows]

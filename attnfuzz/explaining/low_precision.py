@@ -32,12 +32,14 @@ __all__ = [
     "Design",
     "Group",
     "Rounding",
+    "Scores",
     "designs",
     "groups",
     "in_parts",
     "maxima_so_far",
     "merged",
     "roundings",
+    "tiles_of",
 ]
 
 _MOST_PRODUCTS = 1 << 17
@@ -319,12 +321,12 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Ite
 def _rounded_in_tiles(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
     """Weights beside the row's maximum, rounded beside that of their tile and those before, for each usual tile."""
     scores = row.log_weights
-    for tile in (*_tiles_of(row), row.num_tokens):
+    for tile in (*tiles_of(row), row.num_tokens):
         tops = maxima_so_far(scores, tile)
         yield rounded((scores - tops).exp()) * (tops - row.top).exp()
 
 
-def _tiles_of(row: AttentionRow) -> tuple[int, ...]:
+def tiles_of(row: AttentionRow) -> tuple[int, ...]:
     """Numbers of keys that kernels take at once: usual ones, and those of a page."""
     return (*TILES, *{row.case.page_size} - {0, *TILES})
 
@@ -342,7 +344,7 @@ def _sums_rounded(
     """Sums that are kept in 16 bits from tile to tile, or from token to token; ``of_weights``: rounded ones, too."""
     number = 1 + of_weights
 
-    tiles = [tile for tile in _tiles_of(row) if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    tiles = [tile for tile in tiles_of(row) if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
     orders = (False,) if in_passing else (False, True)
     made = [_in_tiles(row, tile, rounded, rounded, at_once=at_once)[:number] for tile in tiles for at_once in orders]
     ways = [way for of_tiles in zip(*made, strict=True) for way in of_tiles]
@@ -362,7 +364,7 @@ def _sums_rounded(
 def _tiles_rounded(row: AttentionRow, name: str, rounded: Round, *, of_weights: bool) -> Iterator[Rounding]:
     """Weights x V of each tile by themselves: in a product that returns 16 bits, or summed in these by eights."""
     exact = _in_tiles(row, row.num_tokens, torch.clone, rounded)[0]
-    tiles = [tile for tile in _tiles_of(row)[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    tiles = [tile for tile in tiles_of(row)[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
     outs = [
         way[:-1] / exact[-1]
         for tile in tiles
@@ -549,8 +551,7 @@ def _maximum_of_each_tile(row: AttentionRow) -> Iterator[Rounding]:
     The sums so far are multiplied by exp(maximum before - maximum of the tile). That is right unless they overflow.
     """
     scores = row.log_weights
-    own = getattr(row.case, "block_size", None)
-    tiles = {tile for tile in (own, *TILES) if tile is not None and len(scores) <= tile * _MOST_STEPS}
+    tiles = {tile for tile in tiles_of(row) if len(scores) <= tile * _MOST_STEPS}
     if float(scores.max() - scores.min()) < _HARMLESS_FALL:
         tiles = set()
     found = [_by_tiles(scores, row.v, tile) for tile in tiles if tile < len(scores)]

@@ -103,12 +103,8 @@ def empty_sides(states: LogicalStates, token: int, head: int) -> dict[str, float
     return {side: lse for side, lse in lses.items() if math.isinf(lse)}
 
 
-def _wrong_outputs(row: MergedRow) -> Iterator[Family]:
-    """Wrong weights of the two states; the log-sum-exp has mistakes of its own."""
-    yield from family("merge", (*_of_weights(row), *_of_another_row(row)))
-
-
 def _of_weights(row: MergedRow) -> Iterator[Predicted]:
+    """Wrong weights of the two states; the log-sum-exp has mistakes of its own."""
     a, b = row.v
     lse_a, lse_b = row.lses.tolist()
     yield Predicted(a, None, "prefix alone", "the output is the prefix alone")
@@ -175,7 +171,7 @@ def _wrong_lses(row: MergedRow) -> Iterator[Family]:
 
 
 OF_MERGES: tuple[Maker, ...] = (
-    Maker(frozenset({"merge"}), _wrong_outputs),
+    Maker.of("merge", lambda row: (*_of_weights(row), *_of_another_row(row))),
     Maker(frozenset({"merged_lse", "lse_base2", "lse_natural", "lse_base10"}), _wrong_lses),
 )
 """The list of mistakes in a merge, the likeliest first."""

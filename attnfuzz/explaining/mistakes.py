@@ -186,6 +186,11 @@ class Maker:
     mistakes: frozenset[str]
     made: Callable[[Any], Iterator[Family]]
 
+    @classmethod
+    def of(cls, mistake: str, made: Callable[[Any], Iterable[Predicted]]) -> Maker:
+        """Makes the ways of a single mistake."""
+        return cls(frozenset({mistake}), lambda row: family(mistake, made(row)))
+
 
 class Match(NamedTuple):
     """A mistake that gives a row, and the largest part of the row's error, in bounds, that it leaves open."""

@@ -70,6 +70,8 @@ def _factor(row: MeasuredRow) -> Reading | None:
     if not len(ratio) or float(ratio.max() - ratio.min()) > _FACTOR_ROUNDOFF * float(ratio.abs().max()):
         return None
     factor = float(ratio[row.expected[visible].argmax()])
+    if bool(((row.got - factor * row.expected).abs() > _BOUNDS * row.bound)[~visible].any()):
+        return None
     told = weight(factor)
     return Reading(f"all weights are {told if told != weight(1.0) else f'{factor:.7g}'} x the right ones", "factor")
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from attnfuzz.explaining.low_precision import TILES
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.inputs.reference import row_weights
@@ -47,7 +48,7 @@ _MAX_EXTRA = 512
 _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
 _MOST_RANGES = 20
-TILES_OF_KEYS = (16, 32, 64, 128)
+TILES_OF_KEYS = TILES[1:]
 _PARTS = (2, 3, 4, 8)
 """Into which kernels split the keys of one sequence."""
 _STEPS = (2, 3, 4, 8)
@@ -224,7 +225,7 @@ def _tokens_of(row: AttentionRow, chosen: Sequence[int]) -> tuple[tuple[int, int
     return tuple((row.seq, position) for position in chosen[:MOST_PLACES])
 
 
-def behind_the_query(row: AttentionRow) -> Iterator[Family]:
+def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
     """Another causal limit: more tokens of the sequence than those up to the query, or fewer."""
     case, length = row.case, row.num_tokens
     if case.seen(row.row) is not None:  # a mask says which
@@ -252,7 +253,6 @@ def behind_the_query(row: AttentionRow) -> Iterator[Family]:
                 others = len(case.rows_of(other))
                 limits[f"with the query length of {which}"] = max(case.seq_lens[row.seq] - others, 0) + number + 1
                 limits[f"with the context of {which}"] = case.seq_lens[other] - others + number + 1
-    found = []
     for way, limit in limits.items():
         if limit == length or not 0 < limit <= end:
             continue
@@ -264,8 +264,7 @@ def behind_the_query(row: AttentionRow) -> Iterator[Family]:
             words += f": its position is computed {way}" if way.startswith("with ") else ""
         else:
             words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {way}"
-        found.append(Predicted(*row.averaged(scores, v[:limit]), way, words))
-    yield from family("causal_limit", found)
+        yield Predicted(*row.averaged(scores, v[:limit]), way, words)
 
 
 def _final_up_to(row: AttentionRow, dots: Float64[Tensor, " n"], length: int) -> Float64[Tensor, " n"]:
@@ -405,12 +404,8 @@ def _attend(row: AttentionRow, k: Keys, v: Values, q: Tensor | None = None) -> t
     return row.given(row.case.scale * (k @ (row.q if q is None else q)), v)
 
 
-def another_head(row: AttentionRow) -> Iterator[Family]:
+def another_head(row: AttentionRow) -> Iterator[Predicted]:
     """K and V, or one of them, of another KV head, by the formula that leads there."""
-    yield from family("head_map", _other_heads(row))
-
-
-def _other_heads(row: AttentionRow) -> Iterator[Predicted]:
     read = functools.cache(
         lambda head: tuple(of(row.seq, head)[: row.num_tokens] for of in (row.keys_of, row.values_of))
     )
@@ -421,12 +416,8 @@ def _other_heads(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(*_attend(row, keys, values), f"{way}{formula}", words)
 
 
-def another_sequence(row: AttentionRow) -> Iterator[Family]:
+def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
     """K and V of another sequence: all of it, or as many tokens as this one has."""
-    yield from family("another_sequence", _other_sequences(row))
-
-
-def _other_sequences(row: AttentionRow) -> Iterator[Predicted]:
     case, own = row.case, row.seq
     rules = {"the next": own + 1, "the one before": own - 1, "the first": 0, "the last": case.num_seqs - 1}
     for way, seq in rules.items():
@@ -443,12 +434,8 @@ def _other_sequences(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(*row.averaged(scores, values), f"{way}, {which}", words)
 
 
-def through_the_table(row: AttentionRow) -> Iterator[Family]:
+def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     """Pages that are found through the wrong entry of the block table."""
-    yield from family("block_table", _through_entries(row))
-
-
-def _through_entries(row: AttentionRow) -> Iterator[Predicted]:
     case = row.case
     if not isinstance(case, PagedDecodeCase):
         return
@@ -493,12 +480,8 @@ def _through_entries(row: AttentionRow) -> Iterator[Predicted]:
 _MOST_PAGES = 16
 
 
-def another_page(row: AttentionRow) -> Iterator[Family]:
+def another_page(row: AttentionRow) -> Iterator[Predicted]:
     """One page of the sequence, or the V of one page, replaced by a page that it or a sequence beside it owns."""
-    yield from family("another_page", _other_pages(row))
-
-
-def _other_pages(row: AttentionRow) -> Iterator[Predicted]:
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not 0 < row.num_tokens <= _MOST_PAGES * case.block_size:
         return
@@ -523,12 +506,8 @@ def _other_pages(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(*_attend(row, row.k, values), f"V, {way}", f"V of {words}")
 
 
-def another_token(row: AttentionRow) -> Iterator[Family]:
+def another_token(row: AttentionRow) -> Iterator[Predicted]:
     """Tokens that are read from the places of others of their page: an offset is cut to fewer bits than it has."""
-    yield from family("another_token", _wrapped_offsets(row))
-
-
-def _wrapped_offsets(row: AttentionRow) -> Iterator[Predicted]:
     page = row.case.page_size
     for size in sorted({page // 2, *TILES_OF_KEYS}):
         if 0 < size < min(page, row.num_tokens):
@@ -542,12 +521,8 @@ def _wrapped_offsets(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(*_attend(row, row.k[sources], row.v[sources]), way, f"{words}, in place of their own")
 
 
-def another_tensor(row: AttentionRow) -> Iterator[Family]:
+def another_tensor(row: AttentionRow) -> Iterator[Predicted]:
     """K and V confused, as far as their heads are large enough for that, or V shifted against K."""
-    yield from family("another_tensor", _other_tensors(row))
-
-
-def _other_tensors(row: AttentionRow) -> Iterator[Predicted]:
     size = row.v.shape[1]
     if size <= row.k.shape[1]:
         words = "K is read in place of V"
@@ -565,7 +540,7 @@ _PADS = (1, 4, 8, 16, 32, 64)
 _MOST_HEADS = 128
 
 
-def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
+def weights_of_another_stride(row: AttentionRow) -> Iterator[Predicted]:
     """Weights of all query heads that are stored with one row stride and read with another.
 
     Row r is then read r times the difference beside its place: from another head's weights, or from nobody's.
@@ -576,7 +551,6 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
     heads = (Query(case=case, row=row.row, head=head) for head in range(case.num_q_heads))
     rows = torch.stack([row_weights(case, row.row, one.head, row.scores_of(one))[0] for one in heads])
     first, number = row.kv_head * case.gqa_ratio, row.head % case.gqa_ratio
-    found = []
     for pad in _PADS:
         for stored, read in ((length, length + pad), (length + pad, length)):
             plane = torch.nn.functional.pad(rows, (0, stored - length)).flatten()
@@ -590,11 +564,10 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Family]:
                         f"the weights of query head {row.head} are read {steps * pad} places {where} their own, "
                         f"as if rows of weights{of} were {read} long, not {stored}"
                     )
-                    found.append(Predicted(weights @ row.v, None, f"{pad} {where}{of}", words))
-    yield from family("weights_misplaced", found)
+                    yield Predicted(weights @ row.v, None, f"{pad} {where}{of}", words)
 
 
-def single_token(row: AttentionRow) -> Iterator[Family]:
+def single_token(row: AttentionRow) -> Iterator[Predicted]:
     """The output is the value of one token."""
     if row.num_tokens < 2:
         return
@@ -603,11 +576,9 @@ def single_token(row: AttentionRow) -> Iterator[Family]:
         "last": row.num_tokens - 1,
         "first": row.seen[0] if row.seen else 0,
     }
-    found = [
-        Predicted(row.v[t], None, f"the {way}", f"the output is V of {row.tokens([t])} of sequence {row.seq} alone")
-        for way, t in chosen.items()
-    ]
-    yield from family("single_token", found)
+    for way, t in chosen.items():
+        words = f"the output is V of {row.tokens([t])} of sequence {row.seq} alone"
+        yield Predicted(row.v[t], None, f"the {way}", words)
 
 
 def another_row(row: AttentionRow) -> Iterator[Family]:
@@ -645,7 +616,7 @@ def _result_of(row: AttentionRow, other: Query) -> tuple[Tensor, float]:
     return weights @ row.values_of(other.seq, other.kv_head)[: other.num_tokens], float(lse)
 
 
-def displaced(row: AttentionRow) -> Iterator[Family]:
+def displaced(row: AttentionRow) -> Iterator[Predicted]:
     """Results that lie where they would if each sequence had as many query tokens as a padded batch gives it."""
     case = row.case
     counts = [len(case.rows_of(seq)) for seq in range(case.num_seqs)]
@@ -657,7 +628,6 @@ def displaced(row: AttentionRow) -> Iterator[Family]:
         strides[f"as many query tokens as {what}"] = longest
         for step in (2, 4, 8, 16, 32, 64):
             strides[f"a multiple of {step} query tokens, for {what}"] = -(-longest // step) * step
-    found = []
     for way, stride in strides.items():
         written: dict[int, int] = {}
         for seq, count in enumerate(counts):
@@ -672,5 +642,4 @@ def displaced(row: AttentionRow) -> Iterator[Family]:
         else:
             out, lse = _result_of(row, other)
         told = f"output rows lie as if each sequence had {stride} query tokens"
-        found.append(Predicted(out, lse, way, told))
-    yield from family("displaced_rows", found)
+        yield Predicted(out, lse, way, told)

@@ -125,14 +125,18 @@ class WrongRows:
         if self._is_nothing:
             causes = dict.fromkeys(rounding.cause for rounding in self._fitting(_is_exact))
             return tuple(cause for cause in causes if cause not in _OF_LOW_SCORES)
-        sizes: dict[str, Callable[[AttentionRow], bool]] = {
-            "weights_rounded": _is_of_weights,
-            "rounded_weights_summed": _is_of_rounding,
-        }
         if not self.rows:
             return ()
+        sizes: dict[str, Callable[[AttentionRow], bool]] = {
+            "weights_rounded": lambda row: _has_right_lse(row) and _is_off_by_at_most(row, 1),
+            "rounded_weights_summed": lambda row: _is_off_by_at_most(row, 1),
+        }
         if self.rows[0].case.dtype != "float32":
-            sizes |= {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
+            sizes |= {
+                "scores_rounded": _is_of_its_size,
+                "sums_rounded": lambda row: _is_off_by_at_most(row, -(-row.num_tokens // _SMALLEST_TILE)),
+                "cut_off": lambda row: _is_off_by_at_most(row, 2),  # a bit of the weights, and one of the output
+            }
         return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
 
     @cached_property
@@ -272,25 +276,8 @@ def _is_of_its_size(row: AttentionRow) -> bool:
     return is_out and bool(bottom - slack_of_lse <= row.got_lse <= top + slack_of_lse)
 
 
-def _is_of_sums(row: AttentionRow) -> bool:
-    """Likewise of sums over tokens that are rounded after each tile."""
-    return _is_off_by_at_most(row, -(-row.num_tokens // _SMALLEST_TILE))
-
-
-def _is_of_bits_cut_off(row: AttentionRow) -> bool:
-    """Likewise of weights and of an output whose last bits are left out."""
-    return _is_off_by_at_most(row, 2)
-
-
-def _is_of_rounding(row: AttentionRow) -> bool:
-    """Likewise of weights that are rounded before they are summed."""
-    return _is_off_by_at_most(row, 1)
-
-
-def _is_of_weights(row: AttentionRow) -> bool:
-    """Likewise of weights that are rounded before they multiply V alone: the log-sum-exp is right then."""
-    lse_is_right = row.got_lse is None or abs(row.got_lse - row.lse) <= row.lse_bound
-    return lse_is_right and _is_of_rounding(row)
+def _has_right_lse(row: AttentionRow) -> bool:
+    return row.got_lse is None or abs(row.got_lse - row.lse) <= row.lse_bound
 
 
 def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
+
 from attnfuzz.cases.features import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import aspects, case_features, needs_numbers, widened
 from attnfuzz.identity.relatives import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.repeated import plain_values
 
 __all__ = ["Unanswered", "bug_behind", "needs_of"]
 
@@ -120,8 +123,16 @@ def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, r
                 needed &= other.features
         # if the numbers matter, another value may pass since it has others
         for feature in [] if needs_numbers(needed) else sorted(one for one in found.features if one.role == "other"):
-            if any(runs(case) is None for case in without(feature, declaration, found.case)):
-                needed |= {feature}
+            for case in without(feature, declaration, found.case):
+                if all(runs(one) is None for one in _beside_plain_numbers(case)):
+                    needed |= {feature}
     except Unanswered:
         pass  # it is told as far as it is known
     return needed
+
+
+def _beside_plain_numbers(case: Case) -> Iterator[Case]:
+    """The case, and one with scores of the order of 1: a value may change all numbers, and hide what is wrong."""
+    yield case
+    if isinstance(case, AttentionCase):
+        yield msgspec.structs.replace(case, values=plain_values(case, case.values.seed))

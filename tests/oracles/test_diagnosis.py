@@ -463,6 +463,14 @@ LSES = [
     (lambda s: s.logsumexp(0) / math.log(2), "lse is in base 2, not a natural logarithm"),
     (lambda s: (s - s.max()).logsumexp(0), "lse is the logarithm of the sum, without the maximum"),
     (lambda s: s.max(), "lse is the maximum of the scores alone"),
+    (
+        lambda s: s.max() + math.log(2) * (s - s.max()).logsumexp(0),
+        "lse adds a natural maximum to a natural logarithm of the sum that is taken for one in base 2",
+    ),
+    (
+        lambda s: math.log(2) * s.max() + (s - s.max()).logsumexp(0),
+        "lse adds a natural maximum that is taken for one in base 2 to a natural logarithm of the sum",
+    ),
     (lambda s: s.exp().sum(), "lse is the sum of exp(score) itself, not its logarithm"),
     (lambda s: (s / 0.125).logsumexp(0), "lse is that of the scores before they are scaled"),
     (lambda s: 0.125 * s.logsumexp(0), "lse is multiplied by the scale"),
@@ -674,6 +682,30 @@ def test_sums_that_are_not_rescaled(
     assert words in failure.message
     falling = msgspec.structs.replace(case, values=Values(keys="falling"))
     assert judge(planted, falling, device="cpu").failure is None
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_a_sum_that_is_not_rescaled_in_some_steps_is_told(
+    seed: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """What is left out by a condition that is rarely met would be shown as numbers, and each case as another bug."""
+
+    def average(scores: Tensor, v: Tensor) -> Tensor:
+        top, out, total = torch.tensor(-torch.inf), torch.zeros(v.shape[1]), beside_all(scores).sum()
+        for number, start in enumerate(range(0, len(v), 16)):
+            part = scores[start : start + 16].float()
+            higher = torch.maximum(top, part.max())
+            rescale = (top - higher).exp()
+            out = out * (1.0 if number % 2 and rescale < 0.001 else rescale)
+            out = out + (part - higher).exp() @ v[start : start + 16].float()
+            top = higher
+        return out / total
+
+    rising = Values(keys="rising", values="normal", logit_exponent=6, seed=seed)
+    case = msgspec.structs.replace(dense, seq_lens=(60,), values=rising)
+    failure = failure_of(plant(weights=lambda s: s, average=average), case)
+    assert failure.cause == "not_rescaled"
+    assert "the sum of weights x V is not rescaled in some of the steps in which the maximum grows" in failure.message
 
 
 @pytest.mark.parametrize("keys", ["normal", "equal"])

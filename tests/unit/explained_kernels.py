@@ -39,6 +39,12 @@ def _scaled_output(inputs: Any) -> State:
     return out * 0.5, lse
 
 
+def _first_token_added(inputs: Any) -> State:
+    """With half a weight more, whatever its own is."""
+    out, lse = right(inputs)
+    return out + 0.5 * inputs.v[:, 0], lse
+
+
 def _base_two(inputs: Any) -> State:
     out, lse = right(inputs)
     return out, lse * math.log2(math.e)
@@ -111,6 +117,7 @@ MISTAKES: dict[str, Mistake] = {
     "query_of_another_head": altered(q=lambda inputs: inputs.q.flip(1)),
     "another_sequence": altered(k=lambda inputs: inputs.k.flip(0), v=lambda inputs: inputs.v.flip(0)),
     "scaled_output": _scaled_output,
+    "first_token_added": _first_token_added,
     "base_two": _base_two,
     "upper_half_doubled": _upper_half_doubled,
     "squared": _squared,

@@ -235,6 +235,20 @@ def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) 
     assert said_of(finding) == ("also shows as: unwritten/out [num_seqs>1, strides:k]: never written",)
 
 
+def test_what_may_be_any_of_several_bugs_is_told_of_none(story: Story) -> None:
+    """Of two bugs one would be said to read memory that holds no token, which the other does."""
+    for name, needed in (("0-1", "window"), ("0-2", "soft_cap")):
+        story.found(name, 5)
+        story.confirmed(name)
+        story.minimised(name, needed)
+    story.found("0-3", 9, Failure(oracle="dead_memory", kind="out", message="changes"))
+    story.confirmed("0-3")
+    story.minimised("0-3", "window", "soft_cap", complete=False)
+    *told, undecided = story.book.findings
+    assert [one.also for one in told] == [(), ()]
+    assert undecided.is_unfinished
+
+
 def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: Story) -> None:
     """A third symptom, needing less, must not lose the first two."""
     for name, oracle, more in (("0-1", "accuracy", 2), ("0-2", "unwritten", 1), ("0-3", "dead_memory", 0)):

@@ -62,6 +62,13 @@ def test_a_mistake_is_named(mistake: str, case: DenseDecodeCase, line: str) -> N
     assert any(re.search(line, said) for said in lines), "\n".join(lines)
 
 
+def test_a_token_that_weighs_much_in_place_of_nothing_is_no_factor() -> None:
+    """The only weight that is large enough to see is right, and all would be called 1 x the right ones."""
+    lines = explained("first_token_added", dense(17, values=Values(keys="rising", logit_exponent=6))).lines
+    assert not any("x the right ones" in line for line in lines), "\n".join(lines)
+    assert any(re.search(r"token 0 has weight 0\.5, expected \d\.\d+e-", line) for line in lines), "\n".join(lines)
+
+
 def test_of_a_kernel_that_raises_nothing_is_added() -> None:
     """The finding says what it raises, and a second line would say that this was not looked into."""
     assert explained("raises", dense(4)).lines == ()

@@ -118,6 +118,18 @@ def test_a_length_that_fills_its_pages_is_told_as_that(fails: Fails, told: set[s
     assert words(telling(needed)) == told
 
 
+@pytest.mark.parametrize("matters", [False, True])
+def test_a_head_size_that_only_hides_what_is_wrong_is_not_needed(matters: bool) -> None:
+    """With larger scores a sink has no weight, and a maintainer would look at what the head size changes."""
+
+    def fails(case: DenseDecodeCase) -> bool:
+        return case.head_size < 64 or (not matters and case.values.keys == "normal")
+
+    found = FailingCase(KERNEL, PLAIN, WRONG)
+    needed = words(needs_of(found, frozenset(), KnownBugs(), Runs(fails)))
+    assert ("head_size other than 128" in needed) is matters
+
+
 @pytest.mark.parametrize("most", [3, 1000])
 def test_a_question_takes_so_many_runs_and_no_more(most: int) -> None:
     """On a GPU each may be compiled; and by a clock a busy machine would tell other bugs than an idle one."""

@@ -233,13 +233,18 @@ def _later_call(trial: Trial, relatives: Sequence[Relative], number: int, failur
     fresh, relative = fresh_copy(trial.kernel), relatives[number]
     if fresh is None or _judged(trial, fresh, relative) is not None:
         return None  # it is wrong by itself, or nobody can tell
-    if _is_wrong_after(trial, trial.case, relative):
+    called = [trial.case, *(one.case for one in relatives[:number])]
+    if _is_wrong_after(trial, called[:1], relative):
         earlier = "this case"
     elif (left_over := _after_one(trial, relatives[:number])) is not None:
         return left_over
     else:
-        calls = (one for one in reversed(relatives[:number]) if _is_wrong_after(trial, one.case, relative))
-        earlier = next((one.words for one in calls), f"{number + 1} other calls")
+        calls = (one for one in reversed(relatives[:number]) if _is_wrong_after(trial, [one.case], relative))
+        blamed = next(calls, None)
+        if blamed is None and not (number and _is_wrong_after(trial, called, relative)):
+            return None  # nothing is left of these calls: what is read lies in memory that others have used since
+        earlier = f"{len(called)} other calls" if blamed is None else blamed.words
+    may_be = dict.fromkeys((*failure.maybe, *(one.mistake for one in failure.causes)))
     return msgspec.structs.replace(
         failure,
         oracle=registry.CALL_SEQUENCE.name,
@@ -247,17 +252,18 @@ def _later_call(trial: Trial, relatives: Sequence[Relative], number: int, failur
         message=f"{relative.words} after {earlier} gives {failure.message}; before any other call it is right",
         details=(*failure.details, _REASONS),
         causes=(_CAUSE,),
-        maybe=(),
+        maybe=tuple(may_be),
         remedy={},
     )
 
 
-def _is_wrong_after(trial: Trial, earlier: Case, relative: Relative) -> bool:
-    """Whether a relative's call is wrong right after that of another case, of a kernel that was not called before."""
+def _is_wrong_after(trial: Trial, earlier: Sequence[Case], relative: Relative) -> bool:
+    """Whether a relative's call is wrong right after those of other cases, of a kernel not called before."""
     fresh = fresh_copy(trial.kernel)
     if fresh is None:
         return False
-    _judged(trial, fresh, Relative(earlier, ""))
+    for case in earlier:
+        _judged(trial, fresh, Relative(case, ""))
     return _judged(trial, fresh, relative) is not None
 
 

@@ -18,6 +18,7 @@ _SPLITS = 2
 _workspace: dict[str, Tensor] = {}
 _longest_of: dict[int, int] = {}
 _arrived = 0
+_called_with: set[tuple[float, int]] = set()
 
 
 def attend(inputs: Any, seq: int, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -75,6 +76,21 @@ def workspace_of_the_first_call(inputs: Any) -> tuple[Tensor, Tensor]:
     workspace = _workspace.setdefault("first", torch.empty_like(inputs.k[..., 0]))
     workspace[: len(inputs.k), inputs.k.shape[1] - 1] = 0.0
     return rows(inputs, inputs.seq_lens.tolist())
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def wrong_once_where_it_is_long(inputs: Any) -> tuple[Tensor, Tensor]:
+    """In the first long call of the process, whichever module makes it: as where memory lies that is nobody's."""
+    lengths = inputs.seq_lens.tolist()
+    is_first = max(lengths) > 8 and vars(torch).setdefault("_first_long_call", id(inputs)) == id(inputs)
+    return rows(inputs, [n - is_first if n > 1 else n for n in lengths])
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def wrong_after_two_others(inputs: Any) -> tuple[Tensor, Tensor]:
+    """From the third number of sequences, or scale, on."""
+    _called_with.add((inputs.scale, len(inputs.seq_lens)))
+    return rows(inputs, [n - (n > 1 and len(_called_with) > 2) for n in inputs.seq_lens.tolist()])
 
 
 _longest_yet = [0]

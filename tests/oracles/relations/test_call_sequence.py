@@ -55,6 +55,7 @@ def judged(
         ("stale_partials", "bits", "at first, but .* after a call with seq_lens="),
         ("plan_by_batch_size", "next call: out:value", r"^a call with seq_lens=\[10, 2\] after this case gives out"),
         ("counter_not_reset", "bits", r"at first, but 0.0 after a call with seq_lens=\[3\]"),
+        ("wrong_after_two_others", "next call: out:value", r"scale=0.5 after 3 other calls gives out"),
         ("workspace_of_the_first_call", "next call: IndexError", r"after this case gives IndexError: index 9 is out"),
     ],
 )
@@ -144,6 +145,18 @@ def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_
 def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_call(runner: Runner) -> None:
     """Every bug of longer sequences would be found twice, the second time with a wrong cause."""
     assert judged(runner, "forgets_tokens_from_the_eighth", "call_sequence") is None
+
+
+def test_what_no_earlier_call_brings_about_is_not_blamed_on_one(runner: Runner) -> None:
+    """A kernel that reads memory which is nobody's would be said to keep something, of calls that change nothing."""
+    assert judged(runner, "wrong_once_where_it_is_long", "call_sequence") is None
+
+
+def test_the_mistake_that_a_later_call_shows_is_kept(runner: Runner) -> None:
+    """A known bug that the next call shows as well would be a second finding."""
+    failure = judged(runner, "plan_by_batch_size", "call_sequence")
+    assert failure is not None
+    assert "tokens_dropped" in failure.maybe
 
 
 @pytest.mark.parametrize("kernel", ["dense_naive", "paged_split_k", "split_k_partials_eager", "merge_states_triton_th"])
