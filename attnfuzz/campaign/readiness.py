@@ -37,6 +37,7 @@ from attnfuzz.campaign.declaration_inference import (
     with_declared,
 )
 from attnfuzz.campaign.messages import Adopted, Join, Unfinished, written
+from attnfuzz.campaign.probe_cases import ProbeCases, points
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.identity.bug import Symptom, is_refusal
@@ -412,7 +413,7 @@ class Readiness:
 
         What it raises there is no bug of some case, and none that a case could be saved for.
         """
-        for _, case in _one_of_each(declaration)[:_MOST_TRIED]:
+        for case in (*(case for _, case in _one_of_each(declaration)[:_MOST_TRIED]), *_larger(declaration)):
             verdict = _verdict(runner, declaration, case)
             again = None if verdict is None else _raised(verdict)
             if again is None or Symptom.of("", again) != Symptom.of("", raised):
@@ -532,6 +533,14 @@ def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:
         except ValueError:  # the size does not go with any of the layouts
             continue
     return cases or [({}, simplest_case(declaration.problem, supports, options))]
+
+
+def _larger(declaration: Declaration) -> list[Case]:
+    """Of several sequences, and of several pages each: some kernels index what the simplest case is too small for."""
+    if isinstance(declaration.problem, OpenProblem):
+        return []
+    cases = ProbeCases(declaration, next(points(declaration)))
+    return cases.permitted((*cases.ordinary(), *cases.single_rows()))
 
 
 def _verdict(runner: Runner, declaration: Declaration, case: Case) -> Verdict | None:

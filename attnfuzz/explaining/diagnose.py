@@ -20,11 +20,12 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
-from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
+from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
 from attnfuzz.explaining.neighbours import neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
+from attnfuzz.inputs.reference import merge_all
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.numerics import error_ratio
@@ -76,7 +77,7 @@ def _made(made: Callable[[Any], Iterator[Family]], *mistakes: str) -> Maker:
 MAKERS: tuple[Maker, ...] = (
     Maker.of("kv_scales", formulas.kv_scales),
     Maker.of("mask", formulas.masks),
-    _made(formulas.columns, "score_columns", "value_columns"),
+    _made(formulas.columns, "scored_dims", "score_columns", "value_columns"),
     _made(formulas.variants, "window", "soft_cap", "alibi", "sinks"),
     Maker.of("hidden_keys", formulas.hidden_keys),
     Maker.of("head_map", tokens.another_head),
@@ -128,6 +129,8 @@ OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
 OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
 """Mistakes of which measured weights say nothing, since other values have been put in the place of the case's."""
 
+_NOTHING = frozenset({"output_is_zero", "treated_as_empty"})
+"""Mistakes that say no more than that nothing was averaged."""
 _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
 _OF_SEVERAL_PLACES = frozenset(
@@ -217,6 +220,8 @@ def _diagnose(
             return Diagnosis(f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf")
         beside = f"the {empty[0]} is empty, so the result is the other side" if empty else ""
     if isinstance(case, AttentionCase):
+        if case.partial_states and (idle := _of_idle_splits(comparisons)):
+            return Diagnosis(idle.words, (idle,))
         if failed.name not in ("out", "lse"):
             return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
         if _is_transposed(failed):
@@ -348,6 +353,7 @@ class Survivors:
         self._is_near = False
         self._is_finite = False
         self._is_general = True
+        self._is_nothing = True
         self._borne_out: list[Shape] = []
         self._unexplained = set[Shape]()
         self._is_telling = False
@@ -362,6 +368,7 @@ class Survivors:
         if not wrong:
             return
         self._is_finite = any(map(_has_numbers, wrong))
+        self._is_nothing &= all(map(_is_zero, wrong))
         found = _given_by_all(wrong)
         self._refuted = _refuted_by(right, found)
         found = {key: one for key, one in found.items() if key not in self._refuted} or found
@@ -403,6 +410,7 @@ class Survivors:
                 return
             self._bear_out(rows, wrong)
             self._is_finite |= any(map(_has_numbers, wrong))
+            self._is_nothing &= all(map(_is_zero, wrong))
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
             refuted |= _rounded(rows, [], right, self._replayed).refuted(roundings)
         self._refuted |= refuted
@@ -462,7 +470,8 @@ class Survivors:
     def weigh(self, rows: Sequence[AttentionRow]) -> bool:
         """Drop what the measured weights of the case contradict; true if only they tell what it is.
 
-        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right.
+        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right if
+        another does.
         """
         if not rows or not all(map(_has_numbers, rows)):
             return False
@@ -474,7 +483,11 @@ class Survivors:
         }
         unasked = OF_VALUES | OF_PLACES  # in dead memory lies something else, too
         asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in unasked}
-        contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
+        contradicted, refuted = (asked - set(given) if wrong else set()), _refuted_by(right, asked)
+        if asked - contradicted <= refuted:  # what is left is so in some rows alone
+            self._refuted |= refuted
+        else:
+            contradicted |= refuted
         self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
         if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):
             self._bear_out(self._rows, wrong)
@@ -544,6 +557,8 @@ class Survivors:
         is_partial = any(_key(one) in self._refuted for one in believed)
         if is_partial or not self._borne_out or not self._is_general:
             believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)
+        if self._is_nothing:  # that is what was seen, and all that leaves out every key explains it
+            believed = tuple(one for one in believed if one.mistake in _NOTHING) or believed
         mistakes = {one.mistake for one in believed}
         said = in_words(believed) or (IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else "")
         if said and is_partial and not any(one.tokens for one in believed):
@@ -648,10 +663,27 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
     found: set[Key] = set()
     for row in right:
         for maker in _makers(row, {mistake for mistake, _ in wanted}):
-            for one in maker.made(row):
-                is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
-                found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
+            for made in maker.made(row):
+                for one in (made,) if made.lse is None else (made, in_output_alone(made)):
+                    is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
+                    found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
     return wanted & found
+
+
+def _of_idle_splits(comparisons: Sequence[Comparison]) -> Cause | None:
+    """Splits of output 0 whose log-sum-exp is finite, if the result is right once they count for nothing."""
+    every = {one.name: one for one in comparisons}
+    if not {"out", "lse", "partial_out", "partial_lse"} <= every.keys():
+        return None
+    parts, lses = (every[name].got for name in ("partial_out", "partial_lse"))
+    idle = (parts == 0).all(-1) & lses.isfinite()
+    merged = dict(zip(("out", "lse"), merge_all(parts, lses.masked_fill(idle, -torch.inf)), strict=True))
+    others = (error_ratio(got, every[name].expected, every[name].bound) for name, got in merged.items())
+    if not bool(idle.any()) or any(bool((one > 1).any()) for one in others):
+        return None
+    found = sorted(set(lses[idle].tolist()))
+    told = f"lse = {found[0]:g}" if len(found) == 1 else "a finite lse"
+    return Cause(mistake="idle_splits", way=told, words=f"a split without tokens has {told}, expected -inf")
 
 
 def _read_by_empty(row: AttentionRow) -> Diagnosis | None:

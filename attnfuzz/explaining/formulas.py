@@ -50,6 +50,8 @@ _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-9, 1e3
 _POISONED = 128
 """Bytes behind a tensor that hold nothing else."""
 _SCALES = (0.25, 4.0)
+_VECTORS = (16, 32, 64, 128)
+"""Numbers of q and k that kernels multiply at a time."""
 _STEPS = 61
 _ZOOMS = 6
 _TINY = 1e-30
@@ -131,12 +133,23 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     of FlashAttention-2, https://arxiv.org/abs/2307.08691.
     """
     if not row.case.variant.has_weighty_sinks:
-        tiles = [tile for tile in sorted(tiles_of(row)) if tile < row.num_tokens]
+        every = sorted(tiles_of(row))
+        yield from family("not_rescaled", (one for tile in every for one in _rescaled_with_the_rest(row, tile)))
+        tiles = [tile for tile in every if tile < row.num_tokens]
         for steps_of in (_at_every_step, _behind_the_second_tile, _at_some_steps):
             for tile in tiles:
                 so_far = maxima_so_far(row.log_weights, tile)
                 if steps := list(steps_of(so_far.diff(prepend=so_far[:1]), tile)):
                     yield from _left_as_they_are(row, tile, steps)
+
+
+def _rescaled_with_the_rest(row: AttentionRow, tile: int) -> Iterator[Predicted]:
+    """What each tile adds, the first one's by exp(-inf) = 0, is multiplied by what only the sum so far has to be."""
+    so_far = maxima_so_far(row.log_weights, tile)
+    before = torch.cat((so_far.new_full((min(tile, len(so_far)),), -torch.inf), so_far[:-tile]))
+    factors = torch.where(so_far.isneginf(), 0.0, (before - so_far).exp())
+    words = "what a tile adds to the sum of weights x V is multiplied by exp(old - new maximum), too"
+    yield Predicted((row.shares * factors) @ row.v, None, f"V, with the rest, tile of {tile}", words)
 
 
 class _Steps(NamedTuple):
@@ -267,6 +280,12 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
         lses[f"lse is rounded to {name}"] = float(rounded)
     if row.case.variant.has_weighty_sinks:
         lses["the LSE leaves out the sink"] = top + of_keys
+    if row.kv_scales is not None and row.is_plain:
+        lses["the maximum in lse lacks the scale of K"] = top / float(row.kv_scales[0, row.kv_head]) + log_total
+    for tile in TILES:
+        if (first := float(row.log_weights[:tile].max())) > -math.inf:
+            keys = f"the largest of the first {tile} keys" if tile > 1 else "that of the first key"
+            lses[f"lse adds the largest score to a sum that is still relative to {keys}"] = row.lse + top - first
     yield from lse_bases(row)
     yield from family("lse_formula", (Predicted(row.expected, lse, words, words) for words, lse in lses.items()))
 
@@ -408,6 +427,8 @@ _LEFT_OUT = {
     "sinks": "the sink is left out",
 }
 
+_FIRST_TOKENS = (1, 2, 4, 8, 16)
+"""That some caches keep beside a window: https://arxiv.org/abs/2309.17453 has four."""
 _MOST_COUNTS = 8
 """Splits that may each add a sink."""
 
@@ -439,6 +460,7 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     behind = torch.arange(row.num_tokens, device="cpu") >= window
     words = f"the window lies at the first key of the sequence, not at the last (window {window})"
     yield Predicted(*row.averaged(plain.masked_fill(behind, -torch.inf)), "from the first key", words)
+    yield from _widened_windows(row, plain, row.num_tokens - window)
     if query_len > 1:
         for way, shift in (
             ("from the last query token", query_len - 1 - number_of),
@@ -448,6 +470,27 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
             if shift and 0 <= first < row.num_tokens:
                 scores = plain.masked_fill(torch.arange(row.num_tokens, device="cpu") < first, -torch.inf)
                 yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
+
+
+def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begins: int) -> Iterator[Predicted]:
+    """Of a window that ``begins`` with some key: from the beginning of a tile on, or with the first keys beside it.
+
+    Where that is all keys, and all take weight, it may as well be left out, and nothing follows.
+    """
+    positions = torch.arange(row.num_tokens, device="cpu")
+    ways = []
+    for tile in sorted({*TILES[1:], max(row.case.page_size, 2)}):
+        if begins % tile:
+            words = f"the window begins with the tile of {tile} in which its first key lies"
+            ways.append((f"from a tile of {tile}", words, positions < begins // tile * tile))
+    for count in _FIRST_TOKENS:
+        first = f"{count} tokens are" if count > 1 else "token is"
+        words = f"the first {first} seen beside the window"
+        ways.append((f"and the first {count}", words, (positions < begins) & (positions >= count)))
+    for way, words, hidden in ways if begins > 0 else ():
+        out, lse = row.averaged(plain.masked_fill(hidden, -torch.inf))
+        is_told = bool(hidden.any()) or not row.nearly_got(out)
+        yield Predicted(out if is_told else out * math.nan, lse if is_told else math.nan, way, words)
 
 
 def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
@@ -650,12 +693,11 @@ def _ones(seen: bytes) -> tuple[int, ...]:
 
 
 def columns(row: AttentionRow) -> Iterator[Family]:
-    """Those with rows that are keys and values at once; nothing where V is a tensor of its own."""
-    if not row.case.values_in_keys:
-        return
+    """Which numbers of a query and a key are multiplied, and how; of keys that are values, which are averaged."""
+    yield from family("scored_dims", _multiples_scored(row))
     yield from family("score_columns", _wrong_columns_scored(row))
     size = row.case.value_size
-    if len(row.expected) != size:  # each token has a dimension of its own, to measure its weight
+    if not row.case.values_in_keys or len(row.expected) != size:  # to measure its weight, each token has a dimension
         return
     outs = row.given(row.scores, row.k)[0].unfold(0, size, 1)[1:]
     if len(outs):
@@ -666,8 +708,21 @@ def columns(row: AttentionRow) -> Iterator[Family]:
         )
 
 
+def _multiples_scored(row: AttentionRow) -> Iterator[Predicted]:
+    """What is left over of whole vectors is left out, if that is not all that no value is read from."""
+    size, of_values = row.case.head_size, row.case.value_size if row.case.values_in_keys else 0
+    for length in _VECTORS:
+        whole = size // length * length
+        if 0 < whole < size and whole != of_values:
+            words = f"dims {whole}-{size - 1} of q and k are left out of the scores"
+            dots = row.case.scale * (row.k[:, :whole] @ row.q[:whole])
+            yield Predicted(*row.given(dots), f"multiples of {length}", words)
+
+
 def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
-    """Part of the products, or a scale that goes by the size of that part."""
+    """Part of the products, or a scale that goes by the size of that part, or is that of one alone."""
+    if not row.case.values_in_keys:
+        return
     scale, size, last = row.case.scale, row.case.value_size, row.case.head_size - 1
     of_values, of_rest = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
     wrong = {
@@ -676,6 +731,14 @@ def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
         "V's head size": (
             f"the scale is 1/sqrt({size}), V's head size, expected {number(scale)}",
             row.scores / scale / math.sqrt(size),
+        ),
+        "the others not scaled": (
+            f"products of columns {size}-{last} of the cache are not multiplied by the scale",
+            of_values + of_rest / scale,
+        ),
+        "V's not scaled": (
+            f"products of columns 0-{size - 1} of the cache, those of V, are not multiplied by the scale",
+            of_values / scale + of_rest,
         ),
     }
     for way, (words, dots) in wrong.items():

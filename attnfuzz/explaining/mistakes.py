@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
@@ -28,6 +27,7 @@ __all__ = [
     "Predicted",
     "Replay",
     "family",
+    "in_output_alone",
     "matches",
     "predicts",
     "silent",
@@ -210,14 +210,16 @@ def matches(row: AveragedRow, families: Iterable[Family]) -> Iterator[Match]:
             left = one.left_open(row)
             yield from (Match(one.as_cause(i), float(left[i])) for i in both.nonzero()[:, 0].tolist())
         if row.got_lse is not None and one.lse is not None and abs(row.got_lse - row.lse) <= row.lse_bound:
-            alone = replace(one, lse=None)
+            alone = in_output_alone(one)
             if bool((is_given := predicts(row, alone) & ~both).any()):
                 left = alone.left_open(row)
-                for i in is_given.nonzero()[:, 0].tolist():
-                    told = one.as_cause(i)
-                    words = f"{told.words}, for out alone: lse is right"
-                    way = told.way + _OUT_ALONE
-                    yield Match(msgspec.structs.replace(told, way=way, words=words), float(left[i]))
+                yield from (Match(alone.as_cause(i), float(left[i])) for i in is_given.nonzero()[:, 0].tolist())
+
+
+def in_output_alone(one: Family) -> Family:
+    """The mistake, made in the output, beside a log-sum-exp without it."""
+    ways = [way + _OUT_ALONE for way in one.ways]
+    return replace(one, lse=None, ways=ways, words=lambda i: f"{one.words(i)}, for out alone: lse is right")
 
 
 def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:

@@ -106,7 +106,7 @@ def _nothing_read(row: MeasuredRow) -> Reading:
     has = "has" if len(seen) == 1 else "have"
     lse = row.weights.lse
     as_empty = lse is not None and _is_of_no_token(row, float(lse[row.number]))
-    why = ": the sequence is treated as empty" if as_empty else ""
+    why = ", and lse is that of a row without keys" if as_empty else ""
     top = float(row.scores.max())
     scores = f" (its largest score is {number(top)})" if abs(top) > 80 else ""
     return Reading(f"{tokens} {has} weight 0, expected {weight(row.expected.sum())}{why}{scores}", "tokens")

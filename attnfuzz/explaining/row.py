@@ -19,6 +19,8 @@ from attnfuzz.values import LogicalAttention
 
 __all__ = ["AttentionRow", "AveragedRow", "Query"]
 
+_SOME_BOUNDS = 8.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
@@ -81,6 +83,8 @@ class Query:
             "the same of the last KV head": case.num_q_heads - group + self.head % group,
             "the next head": self.head + 1,
             "the head before": self.head - 1,
+            "numbered by group": self.head % group * case.num_kv_heads + self.kv_head,
+            "numbered by KV head": self.head % case.num_kv_heads * group + self.head // case.num_kv_heads,
             "the group's first head": first,
             "the group's last head": first + group - 1,
         }
@@ -119,6 +123,10 @@ class AveragedRow:
     got_lse: float | None
     bound: Float64[Tensor, " v_head_size"]
     lse_bound: float
+
+    def nearly_got(self, out: Float64[Tensor, " v_head_size"]) -> bool:
+        """Whether that came out, but for some error bounds."""
+        return bool(((out - self.got).abs() <= _SOME_BOUNDS * self.bound).all())
 
     @property
     def dtype(self) -> torch.dtype:

@@ -284,12 +284,11 @@ def past_the_end(row: AttentionRow) -> Iterator[Family]:
     """Tokens past the sequence's end: zeros that a masked load gave, whatever the memory holds, or another's tokens."""
     if row.case.variant.alibi is None and row.num_tokens == row.case.seq_lens[row.seq]:
         counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
+        masked = "K and V masked to zero, the score not to -inf"
+        if not row.case.partial_states:  # there a part's own log-sum-exp tells
+            masked += "; or a part without keys has LSE 0"
         for number, source, way in (
-            (
-                0.0,
-                "K and V masked to zero, the score not to -inf; or a part without keys has LSE 0",
-                "zeros",
-            ),
+            (0.0, masked, "zeros"),
             (row.poison, "read from memory that holds no token", "dead memory"),
         ):
             if not math.isfinite(number):  # it would give NaN, as much else does
@@ -334,15 +333,33 @@ def _counted(row: AttentionRow, source: str) -> list[tuple[str, int]]:
 
 
 def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
-    """What a row of the block table leads to from the end of its sequence on, where some of that are tokens.
+    """What lies behind a sequence's last token, where some of that are tokens.
 
-    Those of another sequence on a page that both share, or on a page that an unused entry names.
+    Those of another sequence on a page that both share, on one that an unused entry of the block table names, or on
+    page 0, which many kernels read where no entry is.
     """
-    case, length = row.case, row.case.seq_lens[row.seq]
-    if not isinstance(case, PagedDecodeCase) or row.num_tokens < length or case.variant.alibi is not None:
+    case = row.case
+    if (
+        not isinstance(case, PagedDecodeCase)
+        or row.num_tokens < case.seq_lens[row.seq]
+        or case.variant.alibi is not None
+    ):
         return
-    table, size, total = block_table_rows(case)[row.seq], case.block_size, num_blocks(case)
-    tokens = _tokens_of_pages(case)
+    table = block_table_rows(case)[row.seq]
+    owned = table[: -(-case.seq_lens[row.seq] // case.block_size)]
+    left = -case.seq_lens[row.seq] % case.block_size
+    zeros = (0,) * -(-_MAX_EXTRA // case.block_size)
+    yield from _behind_the_last(row, table, 0, "through the table", "where its row of the block table leads")
+    yield from _behind_the_last(row, (*owned, *zeros), left, "on page 0", "from page 0, in place of pages it has not")
+
+
+def _behind_the_last(row: AttentionRow, table: Sequence[int], least: int, way: str, source: str) -> Iterator[Family]:
+    """More than ``least`` slots from a sequence's end on, if ``table`` has its pages, up to one of which nothing
+    follows."""
+    case, length = row.case, row.case.seq_lens[row.seq]
+    if not isinstance(case, PagedDecodeCase):
+        return
+    size, total, tokens = case.block_size, num_blocks(case), _tokens_of_pages(case)
     found = list[tuple[int, int] | None]()
     for position in range(length, min(len(table) * size, length + _MAX_EXTRA)):
         page, offset = table[position // size], position % size
@@ -354,14 +371,15 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
         return
 
     k, v = (torch.cat((of(row.seq, row.kv_head), _in_slots(row, of, found))) for of in (row.keys_of, row.values_of))
-    ends = torch.arange(length + 1, len(k) + 1, device="cpu")
+    ends = torch.arange(length + least + 1, len(k) + 1, device="cpu")
+    if not len(ends):
+        return
     dots = row.case.scale * (k @ row.q)
     scores = torch.cat((row.log_weights if length else dots[:0], row.capped(dots[length:])))
     masked = scores.masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)
     out, lse = row.average(masked, v)
-    source = "where its row of the block table leads"
-    ways = [f"{i + 1} through the table" for i in range(len(ends))]
-    yield Family(PAST_THE_END, out, lse, ways, _extra_words(source, range(len(ends))))
+    numbers = range(least, least + len(ends))
+    yield Family(PAST_THE_END, out, lse, [f"{i + 1} {way}" for i in numbers], _extra_words(source, numbers))
 
 
 def _in_slots(
@@ -437,23 +455,24 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
 def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     """Pages that are found through the wrong entry of the block table."""
     case = row.case
-    if not isinstance(case, PagedDecodeCase):
+    if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return
     size, table = case.block_size, block_table_rows(case)
     count = -(-row.num_tokens // size)
-    own, last = list(table[row.seq][:count]), len(table[row.seq]) - 1
+    entries, last = table[row.seq], len(table[row.seq]) - 1
+    of = "of the block table"
     rules = [
         (
             "the next entry",
-            "a page is read through the next entry",
-            [table[row.seq][min(i + 1, last)] for i in range(count)],
+            f"a page is read through the next entry {of}",
+            [entries[min(i + 1, last)] for i in range(count)],
         ),
         (
             "the entry before",
-            "a page is read through the entry before its own",
-            [table[row.seq][max(i - 1, 0)] for i in range(count)],
+            f"a page is read through the entry before its own {of}",
+            [entries[max(i - 1, 0)] for i in range(count)],
         ),
-        ("the first entry", "every page is read through the first entry", [table[row.seq][0]] * count if count else []),
+        ("the first entry", f"every page is read through the first entry {of}", [entries[0]] * count),
         ("the page's number", "a page's number in its sequence is taken for a physical page", list(range(count))),
     ]
     for way, other in (
@@ -462,19 +481,28 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         ("the first row", 0),
     ):
         if other != row.seq and 0 <= other < case.num_seqs:
-            rules.append((way, f"pages are read through sequence {other}'s row", list(table[other][:count])))
+            rules.append((way, f"pages are read through sequence {other}'s row {of}", list(table[other][:count])))
+    by_token = [
+        (way, words, [pages[t // size] for t in range(row.num_tokens)])
+        for way, words, pages in rules
+        if len(pages) == count
+    ]
+    if (power := 1 << (size - 1).bit_length()) != size:  # a shift in place of a division
+        words = f"the entry {of} is that of position // {power}, not // {size}"
+        by_token.append(("pages of a power of 2", words, [entries[t // power] for t in range(row.num_tokens)]))
     owners = _tokens_of_pages(case)
-    for way, words, pages in rules:
-        if pages == own or len(pages) < count or not all(0 <= page < num_blocks(case) for page in pages):
+    for way, words, pages in by_token:
+        if not all(0 <= page < num_blocks(case) for page in pages):
             continue
-        slots = [owners.get((pages[t // size], t % size)) for t in range(row.num_tokens)]
+        slots = [owners.get((page, t % size)) for t, page in enumerate(pages)]
+        if slots == [(row.seq, t) for t in range(row.num_tokens)]:
+            continue
         if any(slot is None for slot in slots) and not math.isfinite(row.poison):
             continue
         if all(slot is None for slot in slots):  # dead memory is alike everywhere, so that no place is borne out
             continue
-        parts = (_in_slots(row, of, slots) for of in (row.keys_of, row.values_of))
-        where = words if "number in" in words else f"{words} of the block table"
-        yield Predicted(*_attend(row, *parts), way, where)
+        parts = (_in_slots(row, of_seq, slots) for of_seq in (row.keys_of, row.values_of))
+        yield Predicted(*_attend(row, *parts), way, words)
 
 
 _MOST_PAGES = 16
@@ -530,9 +558,11 @@ def another_tensor(row: AttentionRow) -> Iterator[Predicted]:
     if size == row.k.shape[1]:
         for words, v in (("V is read in place of K", row.v), ("K and V are exchanged", row.k)):
             yield Predicted(*_attend(row, row.v, v), words, words)
-    for words, step in (("V is read one token behind its K", -1), ("V is read one token before its K", 1)):
+    for words, step in (("V is read one token behind its K", 1), ("V is read one token before its K", -1)):
         if row.num_tokens > 1:
-            yield Predicted(*_attend(row, row.k, row.v.roll(step, 0)), words, words)
+            yield Predicted(*_attend(row, row.k, row.v.roll(-step, 0)), words, words)
+            within = [min(max(t + step, 0), row.num_tokens - 1) for t in range(row.num_tokens)]
+            yield Predicted(*_attend(row, row.k, row.v[within]), f"{words}, within the sequence", words)
 
 
 _PADS = (1, 4, 8, 16, 32, 64)
@@ -550,21 +580,25 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Predicted]:
         return
     heads = (Query(case=case, row=row.row, head=head) for head in range(case.num_q_heads))
     rows = torch.stack([row_weights(case, row.row, one.head, row.scores_of(one))[0] for one in heads])
-    first, number = row.kv_head * case.gqa_ratio, row.head % case.gqa_ratio
+    every = range(case.num_q_heads)
+    numbered = {"": list(every)}
+    if case.num_kv_heads > 1:
+        numbered[" of its group"] = [head % case.gqa_ratio for head in every]
     for pad in _PADS:
         for stored, read in ((length, length + pad), (length + pad, length)):
             plane = torch.nn.functional.pad(rows, (0, stored - length)).flatten()
             plane = torch.nn.functional.pad(plane, (0, len(rows) * pad))
-            starts = {first * stored + number * read: (number, " of its group"), row.head * read: (row.head, "")}
-            for at, (steps, of) in starts.items():
-                weights = plane[at : at + length]
-                if not torch.equal(weights, rows[row.head]):
-                    where = "behind" if read > stored else "before"
-                    words = (
-                        f"the weights of query head {row.head} are read {steps * pad} places {where} their own, "
-                        f"as if rows of weights{of} were {read} long, not {stored}"
-                    )
-                    yield Predicted(weights @ row.v, None, f"{pad} {where}{of}", words)
+            where = "behind" if read > stored else "before"
+            for of, number in numbered.items():
+                starts = [head * stored + number[head] * (read - stored) for head in every]
+                given = torch.stack([plane[at : at + length] for at in starts])
+                if not bool(((given != rows) & (given != 0)).any()) or torch.equal(given[row.head], rows[row.head]):
+                    continue  # where no head has another's weights, it may as well have none
+                words = (
+                    f"the weights of query head {row.head} are read {number[row.head] * pad} places {where} their own, "
+                    f"as if rows of weights{of} were {read} long, not {stored}"
+                )
+                yield Predicted(given[row.head] @ row.v, None, f"{pad} {where}{of}", words)
 
 
 def single_token(row: AttentionRow) -> Iterator[Predicted]:
@@ -595,8 +629,9 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
     yield from family("another_row", found)
     yield from family("another_query", of_query)
     zero = torch.zeros_like(row.v[0]) if row.num_tokens else row.got.new_zeros(len(row.got))
-    words = "the sequence is treated as empty"
-    yield from family("treated_as_empty", [Predicted(zero, float(row.sink), words, words)])
+    words = "out and lse are those of a row without keys"
+    if row.got_lse is not None and not abs(row.got_lse - row.lse) <= row.lse_bound:  # else only the output is 0
+        yield from family("treated_as_empty", [Predicted(zero, float(row.sink), "no keys", words)])
     yield from family("output_is_zero", [Predicted(zero, None, "zero", "the output is 0")])
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from attnfuzz.bundled.merge_states import ONE_EMPTY, SIDES_EMPTY
+from attnfuzz.cases.facets.contents import SCALES
 from attnfuzz.cases.facets.sequences import RAGGED, SEVERAL_SEQUENCES
 from attnfuzz.cases.facets.storage import EXTRA_COLUMNS, strided
 from attnfuzz.corpus import FindingRecord
@@ -79,6 +80,7 @@ _SUPPLIED: dict[str, frozenset[Feature]] = {
     "merge_laws": frozenset({ONE_EMPTY, *SIDES_EMPTY}),
     "batch_invariance": frozenset({SEVERAL_SEQUENCES, RAGGED}),
     "block_table_slack": frozenset({EXTRA_COLUMNS}),
+    "value_affinity": frozenset({SCALES}),
 }
 """What a relation's further runs have, whatever the case has."""
 _OF_ROUNDING = frozenset({"value_affinity", "batch_invariance"})
@@ -326,6 +328,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         return _is_of_relation(self)
 
     @property
+    def all_features(self) -> frozenset[Feature]:
+        """``features``, with those of the runs that its oracle makes of a case."""
+        return self.features | _SUPPLIED.get(self.oracle, frozenset())
+
+    @property
     def needs_others(self) -> bool:
         """Whether it shows only after other cases."""
         return NEEDS_PRECEDING in self.features
@@ -364,9 +371,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         if self.symptom.sort != seen.symptom.sort:
             return False
         if self.mistakes & (seen.mistakes | seen.perhaps) and (
-            self.is_rounding or is_about(seen.features, self.features)
+            self.is_rounding or is_about(seen.all_features, self.features)
         ):
             return True
+        if KEPT_BETWEEN_CALLS in self.mistakes and seen.is_of_relation and are_of_what_was_read(seen.mistakes):
+            return True  # whose runs come after others, so that what is kept of them is read
         if self.is_told_apart_from(seen):
             return False
         if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
@@ -381,8 +390,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether relatives are worth asking about it: nothing tells the two apart, and ``seen`` has what it needs."""
         if self.kernel != seen.kernel or self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
             return False
-        had = seen.features | _SUPPLIED.get(seen.oracle, frozenset())
-        return not self.is_of_luck and has_essentials(had, self.features)
+        return not self.is_of_luck and has_essentials(seen.all_features, self.features)
 
     def may_show_as(self, seen: Bug) -> bool:
         """Whether nothing that was tested tells ``seen`` from it, of which no more than one case is known."""

@@ -100,13 +100,25 @@ _WIDE = (1 << 30) + (1 << 20)
 elements or bytes comes out beside the rows that are there."""
 
 
+class _Live(NamedTuple):
+    """A stretch of memory that holds what lives, in elements.
+
+    Of its offset all but ``wide`` may be what has 32 bits: an index of a sequence is cast more often than one of a
+    token.
+    """
+
+    start: int
+    length: int
+    wide: int = 0
+
+
 class _Placed(NamedTuple):
-    """A far tensor on the host: the stretches of its memory (start, length in elements) that hold what lives."""
+    """A far tensor on the host, and what of it lives."""
 
     buffer: SparseBuffer
     dtype: torch.dtype
     elements: int
-    live: Sequence[tuple[int, int]]
+    live: Sequence[_Live]
     role: Role
 
 
@@ -187,10 +199,11 @@ class FarAllocator:
         """What lives, as start and length in elements, and where short offsets look for it, if that is in reach."""
         for buffer, dtype, elements, live, role in self._placed:
             lowest = -(buffer.below // dtype.itemsize)
-            for start, length in live:
-                for at, lands, piece in dict.fromkeys(_moved(start, length, dtype.itemsize)):
+            for start, length, wide in live:
+                for at, cut, piece in dict.fromkeys(_moved(start - wide, length, dtype.itemsize)):
+                    lands = cut + wide
                     if lowest <= lands <= lands + piece <= elements:
-                        yield buffer, dtype, (at, piece), lands, role
+                        yield buffer, dtype, (at + wide, piece), lands, role
 
     def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind, role: Role) -> Tensor:
         first, count = self._first[name], shape[0]  # a mask has no pages: each entry stands for one
@@ -205,7 +218,7 @@ class FarAllocator:
         below = max(_LARGEST_SIGNED, block << _ID_BITS - 1)
         elements = layout.storage_elements
         if self._on_gpu is None:
-            live_strips = [(start + first * block, length) for start, length in strips]
+            live_strips = [_Live(start + first * block, length) for start, length in strips]
             memory = self._laid_out(name, elements, dtype, decoys, live_strips, role, below=below)
         else:
             # All of it is elements, and a kernel may copy them. Where that is too much to be copied, and to be mapped:
@@ -239,7 +252,9 @@ class FarAllocator:
             live = _shared_granules(starts, length, self._granule(dtype))
             memory = self._mapped(span(shape, strides), dtype, live, decoys, below=_LARGEST_SIGNED)
         else:
-            rows_at = [(start, length) for start in starts]
+            around = _offsets(shape[:axis], strides[:axis])
+            inner = _offsets(shape[axis : axis + 1], strides[axis : axis + 1])
+            rows_at = [_Live(wide + own, length, of) for wide in around for own in inner for of in {0, wide}]
             memory = self._laid_out(name, span(shape, strides), dtype, decoys, rows_at, role, below=_LARGEST_SIGNED)
         rows = memory.as_strided(shape, strides)
         if role == "output":
@@ -254,7 +269,7 @@ class FarAllocator:
         elements: int,
         dtype: torch.dtype,
         decoys: set[tuple[int, int]],
-        live: Sequence[tuple[int, int]],
+        live: Sequence[_Live],
         role: Role,
         *,
         below: int,

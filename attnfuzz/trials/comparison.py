@@ -197,20 +197,25 @@ def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, T
 
 
 def _empty_partials(case: Any, out: Tensor, lse: Tensor) -> list[Comparison]:
-    """An empty sequence leaves 0 and -inf in every split; what lies beside an LSE of -inf must be a number."""
+    """An empty sequence leaves 0 and -inf in every split; what lies beside an LSE of -inf must be a number.
+
+    All else is as it came out: any state is right that is merged to the right result.
+    """
     empty = (torch.tensor(case.seq_lens, dtype=torch.int64, device=lse.device) == 0).view(-1, 1, 1).expand_as(lse)
+    given = lse.nan_to_num(0.0, posinf=0.0, neginf=-torch.inf)
+    outs = out.double()
     unused = lse.isneginf().unsqueeze(-1).expand_as(out)
-    should_be = torch.where(unused & out.isfinite() & ~empty.unsqueeze(-1), out.double(), 0.0)
+    should_be = torch.where(unused & empty.unsqueeze(-1), 0.0, outs.nan_to_num(0.0, posinf=0.0, neginf=0.0))
     zeros = torch.zeros_like(should_be)
     return [
         Comparison(
-            "partial_lse", ("seq", "head", "split"), torch.where(empty, lse, 0.0), _infinite(empty), zeros[..., 0]
+            "partial_lse",
+            ("seq", "head", "split"),
+            torch.where(empty, lse, given),
+            given.masked_fill(empty, -torch.inf).double(),
+            zeros[..., 0],
         ),
         Comparison(
-            "partial_out", ("seq", "head", "split", "dim"), torch.where(unused, out.double(), 0.0), should_be, zeros
+            "partial_out", ("seq", "head", "split", "dim"), torch.where(unused, outs, should_be), should_be, zeros
         ),
     ]
-
-
-def _infinite(where: Tensor) -> Tensor:
-    return torch.where(where, float("-inf"), 0.0).double()

@@ -30,6 +30,7 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.problems.variants import Variant
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure
 from tests.oracles.conftest import paged_tokens
@@ -397,6 +398,61 @@ def test_tokens_in_the_places_of_others_of_their_page(plant: Any, paged: PagedDe
     assert "tokens 4-5 (page 0) of sequence 0 are read from tokens 0-1 (page 0), in place of their own" in message
 
 
+def test_pages_that_are_looked_up_by_another_size(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Pages of six tokens that a shift takes for eight would be told as a token without weight."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        places = [(int(inputs.block_table[seq, i // 8]), i % inputs.block_size, kv_head) for i in range(n)]
+        k = torch.stack([inputs.k_cache[place] for place in places])
+        return k, torch.stack([inputs.v_cache[place] for place in places])
+
+    case = msgspec.structs.replace(paged, block_size=6, seq_lens=(21,))
+    message = failure_of(plant("paged_decode", tokens=tokens), case).message
+    assert "the entry of the block table is that of position // 8, not // 6" in message
+
+
+def test_v_of_the_token_before(plant: Any, dense: Case, failure_of: Any) -> None:
+    """V of its neighbour would be told as a weight of 0, for all that the first token has its own."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        before = [max(i - 1, 0) for i in range(n)]
+        return inputs.k[seq, :n, kv_head], inputs.v[seq, before, kv_head]
+
+    assert "V is read one token before its K" in failure_of(plant(tokens=tokens), dense).message
+
+
+def test_places_past_the_last_page_that_are_read_on_page_0(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Where a load of the table gives 0 past its end, a token too many would have no cause, and be a second bug."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        k, v = paged_tokens(inputs, seq, n, kv_head)
+        if n % inputs.block_size:
+            return k, v
+        of_k, of_v = (cache[0, :1, kv_head] for cache in (inputs.k_cache, inputs.v_cache))
+        return torch.cat((k, of_k)), torch.cat((v, of_v))
+
+    case = msgspec.structs.replace(paged, pages=Pages(), seq_lens=(5, 16))
+    failure = failure_of(plant("paged_decode", tokens=tokens), case)
+    assert failure.cause == PAST_THE_END
+    assert "1 token past the end of the sequence takes weight (from page 0" in failure.message
+
+
+@pytest.mark.parametrize("values", [Values(keys="normal"), Values(keys="negative", logit_exponent=4)])
+def test_a_split_without_tokens_that_has_lse_0(
+    values: Values, plant: Any, split: SplitDecodeCase, failure_of: Any
+) -> None:
+    """One line of a kernel would be told as a maximum that begins at 0, and as padding where scores are not low."""
+
+    def store(out: Tensor, lse: Tensor) -> None:
+        out.fill_(0)
+        lse.fill_(0)
+
+    case = msgspec.structs.replace(split, seq_lens=(1, 3), values=values)
+    failure = failure_of(plant("split_decode", store_empty=store), case)
+    assert failure.cause == "idle_splits"
+    assert failure.message.endswith("a split without tokens has lse = 0, expected -inf")
+
+
 def test_exchanged_tensors(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
     """K read in place of V would not be named."""
 
@@ -429,7 +485,8 @@ FORMULAS = [
         },
         "0.25 is added to the sum of the weights",
     ),
-    ({"average": lambda w, v: w @ v * 0, "lse": lambda s: -math.inf}, "the sequence is treated as empty"),
+    ({"average": lambda w, v: w @ v * 0, "lse": lambda s: -math.inf}, "out and lse are those of a row without keys"),
+    ({"average": lambda w, v: w @ v * 0}, "the output is 0"),
 ]
 
 
@@ -452,11 +509,67 @@ def test_a_scale_left_out_is_not_told_as_doubled_or_halved_scores(
     assert failure_of(plant(before=leave_out), case).message.endswith("; the scale is left out")
 
 
+def test_dims_that_are_left_out_of_the_scores(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """A head size that is no multiple of a vector would be two bugs without a cause."""
+    case = msgspec.structs.replace(dense, head_size=24, values=Values(keys="normal", values="normal", seed=3))
+    kernel = plant(dots=lambda k, q, scale: k[:, :16].float() @ q[:16].float() * scale)
+    failure = failure_of(kernel, case)
+    assert failure.cause == "scored_dims"
+    assert failure.message.endswith("; dims 16-23 of q and k are left out of the scores")
+
+
+WIDENED = [
+    (lambda t, begins: t >= begins // 16 * 16, "the window begins with the tile of 16 in which its first key lies"),
+    (lambda t, begins: (t >= begins) | (t < 4), "the first 4 tokens are seen beside the window"),
+]
+
+
+@pytest.mark.parametrize(("sees", "words"), WIDENED, ids=[words for _, words in WIDENED])
+def test_windows_that_see_more(sees: Any, words: str, plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Of short sequences these look like a window that is left out, and would be told so."""
+    given: list[Any] = []
+
+    def score(scores: Tensor) -> Tensor:
+        seen = sees(torch.arange(len(scores)), max(0, len(scores) - given[-1].window))
+        return scores.masked_fill(~seen, -torch.inf)
+
+    supports = attnfuzz.Supports(variants=("window",))
+    kernel = plant("paged_decode", before=given.append, score=score, supports=supports)
+    case = msgspec.structs.replace(paged, seq_lens=(5, 21), variant=Variant(window=2))
+    assert failure_of(kernel, case).message.endswith(f"; {words}")
+
+
 def test_scores_that_are_clipped_are_told_with_the_limit(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
     """Large scores of either sign, of needles and of long sequences would be five bugs."""
     case = msgspec.structs.replace(dense, values=Values(keys="rising", logit_exponent=6))
     message = failure_of(plant(score=lambda s: s.clamp(-20, 20)), case).message
     assert "scores beyond 20.0 are clipped to that" in message
+
+
+def test_heads_that_are_left_at_0(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Heads that nobody computes would be told as sequences that have no keys."""
+
+    def clear(inputs: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        return out.index_fill(1, torch.tensor([3]), 0), lse
+
+    message = failure_of(plant("paged_decode", after=clear), msgspec.structs.replace(paged, seq_lens=(1,))).message
+    assert message.endswith("; the output is 0, though not always")
+
+
+@pytest.mark.parametrize("tile", [1, 16])
+def test_what_a_tile_adds_is_rescaled_with_the_rest(tile: int, plant: Any, dense: Case, failure_of: Any) -> None:
+    """A factor that is applied after the sum in place of before would be told as weights that are wrong somehow."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        acc, top, logs = torch.zeros(v.shape[1]), torch.tensor(-torch.inf), weights.log()
+        for start in range(0, len(v), tile):
+            new = torch.maximum(top, logs[start : start + tile].max())
+            acc = (acc + (logs[start : start + tile] - new).exp() @ v[start : start + tile]) * (top - new).exp()
+            top = new
+        return acc * top.exp()
+
+    message = failure_of(plant(average=average), dense).message
+    assert "what a tile adds to the sum of weights x V is multiplied by exp(old - new maximum), too" in message
 
 
 LSES = [
@@ -476,6 +589,10 @@ LSES = [
     (lambda s: 0.125 * s.logsumexp(0), "lse is multiplied by the scale"),
     (lambda s: s.logsumexp(0) - math.log(len(s)), "lse is the logarithm of the mean of exp(score), not of the sum"),
     (lambda s: s.logsumexp(0).bfloat16().float(), "lse is rounded to bfloat16"),
+    (
+        lambda s: s.logsumexp(0) + s.max() - s[0],
+        "lse adds the largest score to a sum that is still relative to that of the first key",
+    ),
 ]
 
 

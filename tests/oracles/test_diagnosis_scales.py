@@ -96,6 +96,13 @@ def test_a_wrong_lse_beside_a_right_output_is_named() -> None:
     assert "the scale of K is left out" in told(replace(with_one_key, got=with_one_key.v[0], got_lse=wrong))
 
 
+def test_a_maximum_without_the_scale_of_k_is_named() -> None:
+    """Scores that are right would be told to be halved, or a scale to be left out that is not."""
+    right = row_that_got(lambda k, v: k[1], lambda k, v: v[1])
+    wrong = right.lse - right.top + right.top / float(right.kv_scales[0, 1])
+    assert "the maximum in lse lacks the scale of K" in told(replace(right, got_lse=wrong))
+
+
 def replace_lengths(case: PagedDecodeCase) -> PagedDecodeCase:
     return PagedDecodeCase(**{name: getattr(case, name) for name in case.__struct_fields__} | {"seq_lens": (1,)})
 

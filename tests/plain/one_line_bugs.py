@@ -45,7 +45,7 @@ BUGS = (
         ("tl.cdiv(seq_len, BLOCK_SIZE)", "seq_len // BLOCK_SIZE + 1"),
     ),
     _bug("tail of a page not masked", "past the end", ("live = page * BLOCK_SIZE + t < seq_len", "live = t >= 0")),
-    _bug("last page lost", "dropped|treated as empty", ("tl.cdiv(seq_len, BLOCK_SIZE)", "seq_len // BLOCK_SIZE")),
+    _bug("last page lost", "dropped|without keys", ("tl.cdiv(seq_len, BLOCK_SIZE)", "seq_len // BLOCK_SIZE")),
     _bug("last token lost", "is dropped", ("+ t < seq_len", "+ t < seq_len - 1")),
     _bug("another KV head", "KV head", ("head // group_size", "head % num_kv_heads")),
     _bug("accumulator not rescaled", "weight", ("acc = acc * alpha +", "acc = acc +")),

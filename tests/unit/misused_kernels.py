@@ -82,6 +82,14 @@ def fine(inputs):
     return right(inputs)
 
 
+@attnfuzz.kernel("paged_decode", supports=SMALL)
+def of_three_pages(inputs):
+    third_page = inputs.block_table[:, 2]
+    assert third_page is not None
+    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
+    return eager.paged_decode(**{name: getattr(inputs, name) for name in names})
+
+
 @attnfuzz.kernel("dense_decode", supports=SMALL)
 def sometimes(inputs):
     if inputs.q.shape[0] > 1:

@@ -155,6 +155,21 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
 
 
+def test_what_earlier_calls_left_does_not_hide_what_it_is() -> None:
+    """Partial results that nobody has written would be told as a wrong number where an earlier case left some."""
+    unwritten = Failure(oracle="unwritten", kind="read before written", message="made of memory that nobody wrote")
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Any]) -> Failure | None:
+        larger = [one for one in earlier if max(one.seq_lens) > max(case.seq_lens)]
+        return None if max(case.seq_lens) < 3 else WRONG if larger else unwritten
+
+    process = PretendedProcess(bug)
+    case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(33,), scale=0.25)
+    sent = investigated(process, process.suspect(case, failure=unwritten))
+    assert last(sent, Smaller).failure == unwritten
+    assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
+
+
 def test_what_there_was_no_time_to_shrink_is_asked_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be told to need all that a large case has, and be taken for a bug beside the one that it is."""
     monkeypatch.setattr(investigation, "_HANG_GUARD_S", 0.0)

@@ -98,6 +98,11 @@ def test_a_kernel_that_fails_in_some_cases_has_a_bug(runner: Runner, name: str) 
     assert [one.kernel.name for one in readiness.take() if one.is_settled] == [name]
 
 
+def test_a_kernel_that_needs_longer_tables_has_a_bug(runner: Runner) -> None:
+    """An index that small batches do not have would end a search before the bugs of larger ones."""
+    assert looked_at(runner, "of_three_pages").never_returned == {}
+
+
 @pytest.mark.parametrize("name", ["swapped", "in_float64", "flattened"])
 def test_a_result_of_another_kind_is_a_finding(runner: Runner, name: str) -> None:
     """`verify` would say of a wrong solution that it could not be judged."""

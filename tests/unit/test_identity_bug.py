@@ -59,6 +59,22 @@ def test_a_told_cause_predicts_whatever_a_case_has() -> None:
     assert not known.predicts(a_bug("soft_cap", cause="variant"))  # another option, of which as much is said
 
 
+def test_relations_see_what_is_kept_between_calls() -> None:
+    """A plan that is kept from call to call was told again as page ids that are ignored: a relation moves pages."""
+    kept = a_bug("block_size>1", "preceding cases", oracle="dead_memory", kind="out", cause="kept_between_calls")
+    assert kept.predicts(a_bug(oracle="page_relocation", kind="ignored page ids", cause="ignored_page_ids"))
+    assert kept.predicts(a_bug(oracle="page_permutation", kind="bits"))
+    assert not kept.predicts(a_bug(oracle="page_relocation", kind="strides of k", cause="narrow_offsets"))
+    assert not kept.predicts(a_bug())
+
+
+def test_what_a_relation_adds_to_a_case_counts_as_had() -> None:
+    """A scale that is left out was told again of a case with a scale of 1, which a relation had multiplied."""
+    known = a_bug("fp8 cache", "scales", cause="kv_scales")
+    assert known.predicts(a_bug("fp8 cache", oracle="value_affinity", kind="bits", cause="kv_scales"))
+    assert not known.predicts(a_bug("fp8 cache", cause="kv_scales"))
+
+
 def test_a_rounding_does_not_predict_large_errors() -> None:
     """A token that is lost would be put down to scores in 16 bits, which hardly any case is without."""
     known = a_bug("seq_len>1", cause="scores_rounded")

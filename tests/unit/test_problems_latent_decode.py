@@ -31,13 +31,18 @@ def case_of(**changes: Any) -> LatentDecodeCase:
     return LatentDecodeCase(**{**fields, "seq_lens": (9, 0, 5), **changes})
 
 
-def attend(inputs: Any, width: int | None = None, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, with ``width`` columns scored and V read from column ``first`` on."""
+def attend(
+    inputs: Any, width: int | None = None, first: int = 0, *, unscaled: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition, with ``width`` columns scored, others ``unscaled``, and V read from column ``first`` on."""
     out, lse = torch.zeros_like(inputs.out), torch.full_like(inputs.lse, -torch.inf)
     for seq, length in enumerate(inputs.seq_lens.tolist()):
         pages = inputs.block_table[seq, : -(-length // inputs.block_size)].long()
         rows = inputs.kv_cache[pages].flatten(0, 1)[:length].double()
         scores = inputs.scale * (inputs.q[seq].double()[:, :width] @ rows[:, :width].T)
+        if unscaled:
+            rank = inputs.v_head_size
+            scores += (1 - inputs.scale) * (inputs.q[seq].double()[:, rank:] @ rows[:, rank:].T)
         if length:
             values = rows[:, first : first + inputs.v_head_size]
             out[seq], lse[seq] = (scores.softmax(-1) @ values).to(out.dtype), scores.logsumexp(-1).float()
@@ -60,6 +65,12 @@ def reads_v_behind(inputs: Any) -> Any:
 def scores_latents_only(inputs: Any) -> Any:
     """The part of the key for the position is not scored."""
     return attend(inputs, width=inputs.v_head_size)
+
+
+@attnfuzz.kernel("latent_decode", supports=SUPPORTS)
+def scales_latents_only(inputs: Any) -> Any:
+    """Products of the part of the key for the position are added as they are."""
+    return attend(inputs, unscaled=True)
 
 
 @pytest.mark.by_day
@@ -150,6 +161,7 @@ def test_no_other_problem_has_such_a_case() -> None:
     [
         (reads_v_behind, "value_columns", "V is read from columns 8-23 of the cache"),
         (scores_latents_only, "score_columns", "columns 16-23 of the cache are left out of the scores"),
+        (scales_latents_only, "score_columns", "columns 16-23 of the cache are not multiplied by the scale"),
     ],
 )
 def test_which_columns_are_mistaken_is_told(kernel: Kernel, cause: str, words: str) -> None:

@@ -491,6 +491,13 @@ class Investigation:
 
     def _look_again(self, before: FailingCase) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
+        if not self._is_flaky and not self._now.preceding:
+            failure = self._retries.alone(self._now.case, afresh=True)
+            shown = None if failure is None else self._now.as_(self._now.case, failure)
+            if shown is not None and shown.symptom != self._now.symptom and self._is_alike(shown):
+                self._step_to(shown)  # what other calls had left hid it, as numbers do in what nobody has written
+                if still_fails_afresh(shown, self._retries):
+                    return
         if not self._is_flaky and not ever_fails_afresh(self._now, self._retries):
             self._shrink_afresh(before)
             if still_fails_afresh(self._now, self._retries):

@@ -29,9 +29,10 @@ from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES
 
-__all__ = ["FREED_PAGES", "CacheFormat", "Numbers", "Scale", "VariantFacet"]
+__all__ = ["FREED_PAGES", "SCALES", "CacheFormat", "Numbers", "Scale", "VariantFacet"]
 
 FREED_PAGES = Feature("freed pages")
+SCALES = Feature("scales")
 _KEYS, _VALUES = Feature("keys", "={}", "numbers"), Feature("values", "={}", "numbers")
 _SIMPLE_CAPS = (1.0, 30.0)
 _LEFT_OUT = {"window": "no window", "soft_cap": "no soft cap", "alibi": "no ALiBi", "sinks": "no sinks"}
@@ -255,7 +256,7 @@ class CacheFormat(Facet[AttentionCase]):
         if kv.per != "tensor":
             yield Feature(f"scale per {kv.per}")
         if kv.scales != "one":
-            yield Feature("scales")
+            yield SCALES
         if kv.scales in ("scattered", "wide"):
             yield Feature("scales", " not pow2")
         if kv.scales == "wide":

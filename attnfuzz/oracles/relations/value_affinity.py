@@ -50,7 +50,7 @@ from attnfuzz.oracles.relations.relation import (
 from attnfuzz.problems.cases import AttentionCase, BundledCase, Case
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Cause, Failure
 
 __all__ = ["VALUE_AFFINITY"]
 
@@ -124,9 +124,11 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
     what = "V" if isinstance(contents.values, LogicalAttention) else "both outputs"
     words = "-1" if factor == -1 else f"-2**{math.frexp(factor)[1] - 1}"
     scaled = _scaled(contents.values, factor)
+    by_scale = isinstance(scaled, LogicalAttention) and scaled.kv_scales is not None and factor != -1
     if isinstance(scaled, LogicalAttention) and case.values_in_keys:
         scaled = _with_same_scores(case, scaled, factor)
-    changed = Changed(f"with {what} times {words}", case, scaled, contents.placement)
+    how = f"{what} times -1 and its scale times {words[1:]}" if by_scale else f"{what} times {words}"
+    changed = Changed(f"with {how}", case, scaled, contents.placement)
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
         (found,) = others
@@ -142,6 +144,8 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
             as_it_was=f"if the original result is multiplied with {words}",
             details=(f"the result is linear in {what}, and such a factor changes no digit of it",),
         )
+        if failure is not None and by_scale and (cause := _of_scale(one, found, factor)):
+            return msgspec.structs.replace(failure, message=f"{failure.message}; {cause.words}", causes=(cause,))
         overflows = any(bool((mask & ~found[name].isfinite()).any()) for name, mask in masks.items())
         if failure is None or case.dtype != "float16" or not overflows:
             return failure
@@ -149,6 +153,18 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
         return msgspec.structs.replace(failure, message=message, maybe=("sums_rounded",))
 
     return FurtherRuns([changed], compare)
+
+
+def _of_scale(one: Results, found: Results, factor: float) -> Cause | None:
+    """What the scale of V does where it has been multiplied by the size of ``factor``, if that is plain."""
+    name, out = next(iter(one.items()))
+    for times, words in (
+        (1.0, "the scale of V makes no difference"),
+        (factor * factor, "the result grows as the square of the scale of V"),
+    ):
+        if torch.equal(found[name], (-times * out.double()).to(out.dtype)):
+            return Cause(mistake="kv_scales", way=words, words=words)
+    return None
 
 
 def _scaled(values: LogicalAttention | LogicalStates, factor: float) -> LogicalAttention | LogicalStates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +331,26 @@ def test_an_offset_that_overflows_within_a_page_is_narrow() -> None:
     failure = relocated(wrapped("paged_eager", narrow), case)
     assert failure is not None
     assert failure.cause == "narrow_offsets"
+
+
+def narrow_tokens(inputs: Any) -> None:
+    """Has K read at offsets of 64 bits, of which what goes by the token has 32."""
+    k = inputs.k
+    num_seqs, longest, num_heads, size = k.shape
+    read = bytearray()
+    for seq, token, head in product(range(num_seqs), range(longest), range(num_heads)):
+        of_token = (token * k.stride(1) + (1 << 31)) % (1 << 32) - (1 << 31)
+        at = seq * k.stride(0) + of_token + head * k.stride(2)
+        read += ctypes.string_at(k.data_ptr() + k.element_size() * at, k.element_size() * size)
+    inputs.k = torch.frombuffer(read, dtype=k.dtype).view(k.shape)
+
+
+def test_a_narrow_part_of_a_wide_offset_is_narrow() -> None:
+    """One index without a cast beside one that has it would be two findings, of which one says it is something else."""
+    case = msgspec.structs.replace(DENSE, seq_lens=(4, 3), extra_rows=0)
+    failure = relocated(wrapped("dense_eager", narrow_tokens, strides="serving"), case)
+    assert failure is not None
+    assert (failure.cause, failure.kind) == ("narrow_offsets", "strides of k")
 
 
 def test_where_ids_and_offsets_reach_a_limit_together_either_may_be_narrow() -> None:

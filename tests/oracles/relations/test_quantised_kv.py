@@ -59,7 +59,23 @@ def test_v_is_scaled_by_its_scale() -> None:
     case = paged("float8_e5m2", dtype="bfloat16")
     failure = judge(clamped, case, device="cpu", relations=("value_affinity",)).failure
     assert failure is not None
-    assert "with V times -2**" in failure.message
+    assert "with V times -1 and its scale times 2**" in failure.message
+    assert "the scale of V" not in failure.message
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [(-1, "the scale of V makes no difference"), (1, "the result grows as the square of the scale of V")],
+)
+def test_a_scale_of_v_that_is_left_out_or_counted_twice_is_named(times: int, words: str) -> None:
+    """A scale of 1 hides it from accuracy, so that the relation would tell it as a bug of its own."""
+    wrong = kernel(lambda inputs, out, lse: (out * inputs.v_scale[0] ** times, lse))
+    one = QuantisedKv(dtype="float8_e4m3fn", per="tensor", scales="one")
+    case = paged(dtype="bfloat16", kv=one)
+    failure = judge(wrong, case, device="cpu", relations=("value_affinity",)).failure
+    assert failure is not None
+    assert failure.cause == "kv_scales"
+    assert failure.message.endswith(words)
 
 
 def test_scales_of_expanded_heads_are_those_of_their_heads() -> None:
