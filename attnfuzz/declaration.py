@@ -27,6 +27,7 @@ from attnfuzz.oracles.own import OwnOracle, oracles_beside
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Problem
+from attnfuzz.problems.choices import without_lse
 from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.open_cases import OpenProblem, implemented, narrowed
@@ -74,6 +75,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``versions``: of the packages that the kernel belongs to, where it is an engine's; ``calls``: the functions of the
     engine that it calls, as ``module:attribute``.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
+    ``builds_apart``: what it builds when it is called may be built beside other kernels' builds.
     ``is_settled``: it is an engine's, in Triton, and of what it leaves open it has been found out that it means the
     default.
     ``oracles``: those that its file defines (`attnfuzz.oracle`).
@@ -92,6 +94,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     versions: dict[str, str] = {}
     calls: tuple[str, ...] = ()
     needs_preparing: bool = False
+    builds_apart: bool = False
     is_settled: bool = False
     oracles: tuple[OracleName, ...] = ()
     lengths: tuple[int, ...] = ()
@@ -108,6 +111,11 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name, kind in (("supports", Supports), ("numerics", Numerics)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name}={getattr(self, name)!r:.80} must be an attnfuzz.{kind.__name__}(...)")
+        if self.problem == "split_decode" and self.supports.lse == "none":
+            raise ValueError(
+                'Supports(lse="none"): states of split_decode are merged by their log-sum-exp; leave it out, or say '
+                '"base2"'
+            )
         msgspec.structs.force_setattr(self, "supports", settled(self.problem, self.supports, self.options))
 
     @property
@@ -172,8 +180,8 @@ class Kernel:
         return self.plan(inputs, **options) or functools.partial(self, inputs, **options)
 
     def without_lse(self) -> Kernel:
-        """The same, declared to return its output alone."""
-        return self.declared(supports=msgspec.structs.replace(self.declaration.supports, lse="none"))
+        """The same, as if it returned its output alone."""
+        return self.declared(supports=without_lse(self.declaration.problem, self.declaration.supports))
 
     def declared(self, **changes: Any) -> Kernel:
         """The same with other fields of its declaration."""

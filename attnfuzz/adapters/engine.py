@@ -26,13 +26,15 @@ class Engine:
     """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with.
 
     ``written_for``: versions whose signatures they follow, where none of them has run yet. ``settled``: versions of
-    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`).
+    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`). ``builds_apart`` says
+    whether modules that it compiles may be compiled at once, and may see to it; else they are one after the other.
     """
 
     package: str
     tried: tuple[str, ...]
     written_for: tuple[str, ...] = ()
     settled: tuple[str, ...] = ()
+    builds_apart: Callable[[], bool] | None = None
 
     def kernel(
         self,
@@ -82,6 +84,7 @@ class Engine:
                 declared.declaration,
                 versions=versions,
                 calls=calls,
+                builds_apart=self.builds_apart is not None and self.builds_apart(),
                 is_settled=version in self.settled and not gpu_only,
             )
             return Kernel(call, declaration, plan=plan)

@@ -144,7 +144,7 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         pythons=tuple(pythons),
         unbuilt={target: how for result in results for target, how in result.unbuilt.items()},
         never_returned={target: why for result in results for target, why in result.never_returned.items()},
-        unsettled=tuple(dict.fromkeys(target for result in results for target in result.unsettled)),
+        unsettled={target: how for result in results for target, how in result.unsettled.items()},
         missed=frozenset(target for result in results for target in result.unreached),
         devices={python.path: one.statistics.device_name for python, one in zip(pythons, results, strict=False)},
     )

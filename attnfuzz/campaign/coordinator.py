@@ -36,7 +36,7 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest
-from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, StopReason, forgiving
+from attnfuzz.campaign.result import LEAST_SEARCH_S, CampaignResult, Reporter, Statistics, StopReason, forgiving
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import CampaignState, StateWriter
 from attnfuzz.campaign.stopping import Interrupts
@@ -92,7 +92,6 @@ _HOUSEKEEPING_EVERY_S = 5.0
 _FORMATS_KEPT = 32
 """Of each kernel, for workers that start later."""
 _KILLS = ("SIGKILL", "SIGTERM")
-_LEAST_SEARCH_S = 5.0
 _MOST_LATE_S = 5.0
 """How long a search may go on when its budget is spent, so that kernels are searched within what they take."""
 
@@ -186,6 +185,7 @@ class Coordinator:
                     if self._lost_devices:
                         self._give_up_lost_devices()
                     self._keep_house()
+                asked = {} if self._readiness is None or reason != "budget" else self._readiness.stop_asking()
                 self._finish(entered)
                 self._checkpoint(ended=reason)
             finally:
@@ -200,12 +200,8 @@ class Coordinator:
             troubles=tuple(self._troubles),
             signal=entered.first,
             unbuilt={} if self._readiness is None else self._readiness.unbuilt,
-            unsettled=self._unsettled if reason == "budget" else (),
+            unsettled=asked,
         )
-
-    @property
-    def _unsettled(self) -> tuple[str, ...]:
-        return () if self._readiness is None else tuple(sorted(self._readiness.asking))
 
     def _reason_to_stop(self, interrupts: Interrupts) -> StopReason | None:
         if interrupts.count:
@@ -225,7 +221,7 @@ class Coordinator:
         now, budget_ends = time.monotonic(), self._statistics.deadline
         if self._settled_at is None:
             return now >= budget_ends + _MOST_LATE_S
-        searched_until = self._settled_at + min(_LEAST_SEARCH_S, self._statistics.budget_s)
+        searched_until = self._settled_at + min(LEAST_SEARCH_S, self._statistics.budget_s)
         return now >= max(budget_ends, min(searched_until, budget_ends + _MOST_LATE_S))
 
     def _finish(self, interrupts: Interrupts) -> None:

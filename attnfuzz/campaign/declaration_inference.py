@@ -83,6 +83,7 @@ from attnfuzz.problems.choices import (
     layouts_of,
     lying_alike,
     strided_tensors_of,
+    without_lse,
 )
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
@@ -466,7 +467,9 @@ class _Probes:
 
     def _judge(self, case: Case, supports: Supports) -> _Seen:
         verdict = self._verdict(case, supports, self.numerics)
-        if verdict is None or (failure := verdict.failure) is None:
+        if verdict is None:
+            return _UNKNOWN
+        if (failure := verdict.failure) is None:
             return _PASSED
         self._hangs += failure.oracle == HANG.name
         # all that the kernel does will be told of it
@@ -551,7 +554,7 @@ class _Inference:
     def _least(self) -> Supports:
         """What a kernel takes that is right about ordinary cases: no more than these have, of all that is left open."""
         least = {name: getattr(self.point, name) for name in _NOUNS} | _LEAST
-        if self.declaration.problem in ("merge_states", "split_decode"):  # their states go by it
+        if self._is_in_parts or self.declaration.problem == "merge_states":  # their states go by it
             least["lse"] = self.supports.lse
         return msgspec.structs.replace(
             self.supports, **{name: value for name, value in least.items() if self._is_open(name)}
@@ -559,6 +562,11 @@ class _Inference:
 
     def _is_open(self, name: str) -> bool:
         return self.declaration.supports.leaves_open(name)
+
+    @property
+    def _is_in_parts(self) -> bool:
+        """Whether the output is there only once partial states are merged by their log-sum-exp."""
+        return self.declaration.problem == "split_decode"
 
     def _leave_out(self, name: str, kept: object, values: Values, seen: _Seen) -> None:
         before, supports = getattr(self.supports, name), self.supports
@@ -580,18 +588,31 @@ class _Inference:
         """The first of some ordinary combinations of values for which the kernel is right about anything."""
         ordinary = list(points(self.declaration))
         self.point = ordinary[0]
-        for point in ordinary:
-            for self.is_even in (False, True):
-                if any(self._output(case).outcome == "passes" for case in self._cases(point)):
-                    self.point, self.works = point, True
-                    return
-        self.is_even = False
+        if self._is_right_about_any(ordinary):
+            return
+        if self._is_in_parts and self._is_open("lse"):
+            natural, first = self.supports, self._output(self._cases(self.point)[0])
+            self.supports = msgspec.structs.replace(natural, lse="base2")
+            found = self._is_right_about_any(ordinary[:1])
+            self.supports = natural
+            if found:
+                self._leave_out("lse", "base2", ("natural",), first)
+                return
         raising = [self._output(case).outcome == "raises" for case in self._cases(ordinary[0])]
         if all(raising):  # whatever it does for another value is better
             for point in ordinary:
                 if not all(self._output(case).outcome == "raises" for case in self._cases(point)):
                     self.point = point
                     return
+
+    def _is_right_about_any(self, ordinary: Sequence[Supports]) -> bool:
+        for point in ordinary:
+            for self.is_even in (False, True):
+                if any(self._output(case).outcome == "passes" for case in self._cases(point)):
+                    self.point, self.works = point, True
+                    return True
+        self.is_even = False
+        return False
 
     def _find_merge(self) -> None:
         """Which logarithms it takes, and on which axes: those that make the output right."""
@@ -637,8 +658,9 @@ class _Inference:
         return ProbeCases(self.declaration, self.point, self.is_even).with_lengths(case, lengths, **fields)
 
     def _output(self, case: Case) -> _Seen:
-        """The verdict on the output alone."""
-        return self.probes(case, msgspec.structs.replace(self.point, lse="none"))
+        """The verdict on the output alone, or on what partial states are merged to."""
+        point = msgspec.structs.replace(self.point, lse=self.supports.lse)
+        return self.probes(case, without_lse(self.declaration.problem, point))
 
     def _result(self, case: Case) -> _Seen:
         """The verdict on all that the kernel is believed to return, and rightly."""
@@ -653,11 +675,12 @@ class _Inference:
 
         One that it returns is evidence, and not left out: what is wrong with weights alone is not rounded scores.
         """
-        kinds: tuple[LseKind, ...] = get_args(LseKind) if self._is_open("lse") else (self.supports.lse,)
+        is_open = self._is_open("lse") and not self._is_in_parts
+        kinds: tuple[LseKind, ...] = get_args(LseKind) if is_open else (self.supports.lse,)
         before = self.probes.numerics
         for kind in kinds:
             point = msgspec.structs.replace(self.point, lse=kind)
-            if kind == "none" and self._is_open("lse") and not self._writes_no_lse():
+            if kind == "none" and is_open and not self._writes_no_lse():
                 continue
             first = self._explained_by(point)
             if first is not None and self._is_throughout(before, point):
@@ -678,7 +701,7 @@ class _Inference:
         cases = ProbeCases(self.declaration, msgspec.structs.replace(point, dtypes=(dtype,)), self.is_even)
         shapes = [shape for path in cases.of_paths() if (shape := cases.permitted(path))]
         self.probes.numerics = before
-        is_throughout = all(any(self.probes(case, point).outcome != "passes" for case in shape) for shape in shapes)
+        is_throughout = all(any(self.probes(case, point).failure is not None for case in shape) for shape in shapes)
         self.probes.numerics = adopted
         return is_throughout
 

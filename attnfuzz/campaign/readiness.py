@@ -6,9 +6,11 @@ starts a compiler meanwhile is stopped, and left to be built beside the search. 
 first ordinary cases that it is right about, within no more than these have; it widens once all is known. Where more
 kernels are asked than there are cores, and no GPU does the work, a search would only hold that up, and waits.
 
-Builds are made one after the other, by one process: build tools that share a folder (FlashInfer's do) forget each
-other's results when they run at once. First comes what the simplest case of each kernel needs, then what those of
-other dtypes, head sizes and options do; a kernel is searched in what of it is built. Bundled kernels, and those
+Builds are made one after the other, by one process: build tools that share a folder forget each other's results when
+they run at once. Kernels of which an adapter says that they do not are built at once, each in a process of its own, as
+far as there are cores and memory; none waits for what another one builds. First comes what the simplest case of each
+kernel needs, then what those of other dtypes, head sizes and options do; a kernel is searched in what of it is built.
+Bundled kernels, and those
 of engines that are settled, are Triton's to compile, and mean what they declare.
 """
 
@@ -43,6 +45,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.identity.bug import Symptom, is_refusal
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
+from attnfuzz.isolation.process import available_bytes
 from attnfuzz.judging.runner import ProblemUnusable, Runner
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
@@ -61,6 +64,8 @@ _LEAST_PATIENCE_S = {"cpu": 10.0, "cuda": 30.0}
 """In which a kernel that works has shown it, compilations included."""
 _MOST_BUILT = 32
 _MOST_TRIED = 8
+_CORES_OF_BUILD, _BYTES_OF_BUILD = 2, 12 << 30
+"""Of each kernel that is built: a module of FlashInfer has up to ten files, and a compiler takes 1 to 2 GB for each."""
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 2.0
 
@@ -219,21 +224,37 @@ class Readiness:
         self._listen()
 
     def wait_for_first(self, waiting: Callable[[str], None] = lambda what: None) -> float:
-        """Wait until there is a kernel to search, and say so; the seconds that went into asking what kernels take.
+        """Wait until there is a kernel to search, and say so; the seconds in which all that could be were being built.
 
         Raises KernelLoadError if none can be searched, with a sentence for each.
         """
-        began, asked_s, is_over = time.monotonic(), 0.0, self._thread is None
+        began, is_over = time.monotonic(), self._thread is None
+        asked = began
         while not self.ready and not self._joining and self._thread is not None and not is_over:
             waiting(self.stage)
             self._thread.join(_LOOK_EVERY_S)
-            asked_s = time.monotonic() - began if self.asking else asked_s
+            asked = time.monotonic() if self.asking else asked
             is_over = not self._thread.is_alive()
             self._listen()
         if not self.ready and not self._joining:
             never = [f"{target} {why}" for target, why in self.never_returned.items()]
             raise KernelLoadError("\n".join([*never, *self._why_not.values()]))
-        return asked_s
+        return time.monotonic() - asked
+
+    def stop_asking(self) -> dict[str, str]:
+        """Find out no more: by target, in words, how far that has come of each kernel of which not all is known."""
+        how_far = {target: "what it takes was not found out" for target in sorted(self.asking)}
+        self._over.set()
+        self._begun.set()
+        if self._thread is not None:
+            self._thread.join(_GRACE_S)
+        while not self._told.empty():
+            said = self._told.get()
+            if isinstance(said, _Looked) and said.target in how_far and (found := said.inferred) is not None:
+                so_far = ", ".join(map(str, found.left_out))
+                how_far[said.target] += f" in {found.probes} probes" * bool(found.probes)
+                how_far[said.target] += f" (so far: {so_far})" * bool(so_far)
+        return {target: how for target, how in how_far.items() if target not in self.never_returned}
 
     def take(self) -> list[Join]:
         """What can be searched that could not before."""
@@ -424,19 +445,25 @@ class Readiness:
         return True
 
     def _build(self) -> None:
+        kernels = list(self._building.values())
         try:
             self._builder = self._make_runner()
-            with self._builder as own:
-                own.give_up_builds(lambda builds: self._over.is_set())
-                waiting = list(self._building.values())
-                while waiting and not self._over.is_set():
-                    waiting = [one for one in waiting if not self._over.is_set() and self._goes_on(own, one)]
+            with self._builder as first, ExitStack() as opened, ThreadPoolExecutor(len(kernels)) as pool:
+                first.give_up_builds(lambda builds: self._over.is_set())
+                turns = _in_turn(kernels, _at_once())
+                others = (opened.enter_context(first.sibling()) for _ in turns[1:])
+                for done in [pool.submit(self._build_all, *each) for each in zip((first, *others), turns, strict=True)]:
+                    done.result()
         except ExecutorUnavailable as error:
             self._why_not |= {target: f"it could not be built: {error}" for target in self._building}
             self._told.put(f"{', '.join(self._building)} could not be built: {error}")
         except BaseException as error:  # noqa: BLE001 - a thread's end: whoever takes what it made is told
             if not self._over.is_set():
                 self._error = error
+
+    def _build_all(self, runner: Runner, waiting: list[_Building]) -> None:
+        while waiting and not self._over.is_set():
+            waiting = [one for one in waiting if not self._over.is_set() and self._goes_on(runner, one)]
 
     def _goes_on(self, runner: Runner, kernel: _Building) -> bool:
         """Build some of ``kernel``; whether there is more to build."""
@@ -488,6 +515,20 @@ class Readiness:
             found = msgspec.structs.replace(found, supports=msgspec.structs.replace(found.supports, where=where))
             kernel.inferred = found
             self._told.put(found)
+
+
+def _at_once() -> int:
+    """How many kernels are built at a time."""
+    free = available_bytes()
+    return max(1, min(cores() // _CORES_OF_BUILD, _MOST_BUILT if free is None else free // _BYTES_OF_BUILD))
+
+
+def _in_turn(kernels: Sequence[_Building], at_once: int) -> list[list[_Building]]:
+    """Lists of kernels of which each is built one after the other, beside the other lists."""
+    alone = [one for one in kernels if not one.declaration.builds_apart]
+    apart = [one for one in kernels if one.declaration.builds_apart]
+    number = max(1, min(at_once, len(apart)))
+    return [one for one in (alone, *(apart[i::number] for i in range(number))) if one]
 
 
 def _unfinished(target: str, failing: Failing) -> Unfinished:

@@ -27,15 +27,15 @@ _LEAST_IMPORT_PATIENCE_S = 10.0
 class CampaignRequest:
     """What a campaign is asked to do.
 
-    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker
-    can judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not
-    inferred. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``resume`` is the
-    state of an interrupted campaign to go on with; ``trust`` is false where that alone names ``kernels``, and no
-    user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors run, if not in the
-    driver's environment. ``verifying``: it is about one kernel, of whose contract only what it refuses is left out,
-    and where tensors lie (`infer`). ``asks_first``: what kernels take is found out before the search begins, not
-    beside it, of those that are settled as well. ``max_seq_len``, ``max_seqs``: how long a sequence of a case may be,
-    and how many there may be; None: as usual.
+    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
+    judge, or from a few seconds later than ``started``. With ``pedantic`` all that a kernel does not declare away is
+    searched, and what it takes is not inferred. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of
+    them judge. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that alone
+    names ``kernels``, and no user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors
+    run, if not in the driver's environment. ``verifying``: it is about one kernel, of whose contract only what it
+    refuses is left out, and where tensors lie (`infer`). ``asks_first``: what kernels take is found out before the
+    search begins, not beside it, of those that are settled as well. ``max_seq_len``, ``max_seqs``: how long a sequence
+    of a case may be, and how many there may be; None: as usual.
     """
 
     kernels: tuple[str, ...]

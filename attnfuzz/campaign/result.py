@@ -29,6 +29,7 @@ from attnfuzz.oracles.registry import OracleName, oracle_of
 
 __all__ = [
     "FORMAT",
+    "LEAST_SEARCH_S",
     "CampaignResult",
     "Earlier",
     "EarlierError",
@@ -134,16 +135,20 @@ is told with it; one that an earlier campaign told; one that the kernel's author
 one that the kernel refuses, as a declaration says."""
 
 
+LEAST_SEARCH_S = 5.0
+"""However long the search waited to begin, or for what kernels take; a budget that is shorter is all of it."""
+
+
 @dataclass(slots=True)
 class Statistics:
     """Everything about a campaign that changes while it runs. Times are on the monotonic clock.
 
     ``why_so_many``: what the number of workers was chosen by; empty if it was asked for. ``deadline`` allows for
-    start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
+    start-up until ``begin``, which says when the budget ends. ``pedantic``: all that is not declared away is the
     contract. ``verifying``: no question is left open. ``against``: what an earlier campaign told, where only what is
     new counts. ``python``: where kernels run, if not in the driver's environment. ``oracles``: those that were asked
     for by name, if any were. ``first_case_s``: when the first case had been judged, in seconds since the command began.
-    ``asked_s``: how much of the budget was spent on what kernels take before any could be searched.
+    ``counts_from``: from when on the budget counts at the latest, however long start-up takes.
     ``asking``: of how many kernels it is not known yet what they take. ``compiling``: how many workers on a GPU have
     judged no case yet, for which a kernel has to be compiled.
     """
@@ -165,7 +170,7 @@ class Statistics:
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
     first_case_s: float | None = None
-    asked_s: float = 0.0
+    counts_from: float = math.inf
     asking: int = 0
     compiling: int = 0
 
@@ -233,8 +238,14 @@ class Statistics:
         return sum(kernel.cases for kernel in self.kernels.values())
 
     def begin(self) -> None:
-        """Cases can be judged from now on, if not before: nothing may postpone the end any more."""
-        self.deadline = min(self.deadline, time.monotonic() + self.searched_s)
+        """Cases can be judged from now on, if not before: nothing may postpone the end any more.
+
+        A third of the budget is left at least, and a few seconds: else a short one would end before the search.
+        """
+        now = time.monotonic()
+        least_s = max(self.budget_s / 3, min(self.budget_s, LEAST_SEARCH_S))
+        ends = max(min(now, self.counts_from) + self.budget_s, now + least_s)
+        self.deadline = min(self.deadline, ends)
 
     def elapsed_s(self) -> float:
         """Seconds since the command began."""
@@ -242,12 +253,7 @@ class Statistics:
 
     def remaining_s(self) -> float:
         """Seconds of the budget that are left."""
-        return max(0.0, min(self.searched_s, self.deadline - time.monotonic()))
-
-    @property
-    def searched_s(self) -> float:
-        """What asking has left of the budget: a third of it at least, or a short one would end before the search."""
-        return max(self.budget_s - self.asked_s, self.budget_s / 3)
+        return max(0.0, min(self.budget_s, self.deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +268,8 @@ class CampaignResult:
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
     ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end;
-    ``never_returned``: why kernels were not searched that never gave a result. ``unsettled``: targets of kernels of
-    which it was not found out within the budget what they take: what failed was not looked into.
+    ``never_returned``: why kernels were not searched that never gave a result. ``unsettled``: by target, how far it
+    was found out what a kernel takes, if not to the end within the budget: what failed was not looked into.
     """
 
     stop_reason: StopReason
@@ -279,7 +285,7 @@ class CampaignResult:
     missed: frozenset[str] = frozenset()
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     never_returned: Mapping[str, str] = field(default_factory=dict)
-    unsettled: tuple[str, ...] = ()
+    unsettled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unreached(self) -> tuple[str, ...]:

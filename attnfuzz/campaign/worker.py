@@ -523,7 +523,7 @@ def work(
         opened.callback(judge.close)
         runner.start_device()
         if setup.kernels:  # or the first is still being built
-            runner.declarations([declaration.target for declaration in setup.kernels])
+            runner.import_known(setup.kernels)
         channel.send(Ready())
         begin = _await_begin(channel, mail)
         if begin is None:

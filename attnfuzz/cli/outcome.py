@@ -97,8 +97,8 @@ def why_not_judged(result: CampaignResult) -> str:
         return f"no case can run here: {reasons[0]}; use a GPU"
     for how_far in result.unbuilt.values():
         return f"it compiles itself, and within the budget {how_far}; raise --budget"
-    if result.unsettled:
-        return "what it takes was not found out within the budget; raise --budget"
+    for how_far in result.unsettled.values():
+        return f"within the budget, {how_far}; raise --budget"
     for doubt in result.unconfirmed:
         return f"a failure was seen and could not be confirmed: {doubt.failure.message}; raise --budget"
     for one in result.too_few:

@@ -112,6 +112,10 @@ class LoadedKernels:
         """
         return self._load(DeclarationsRequest(list(targets), None if within is None else str(within)))
 
+    def import_known(self, declarations: Sequence[Declaration]) -> None:
+        """Have the present process import kernels that are known, all at once. Raises `KernelLoadError`."""
+        self._load(DeclarationsRequest([one.target for one in declarations], known=True))
+
     def prepare(self, declaration: Declaration) -> None:
         """Have the kernel do what it declares to do before its first case.
 
@@ -189,7 +193,7 @@ class LoadedKernels:
             raise self._stuck_error()
         self.start_device()
         if self._contracts.get(declaration.target) != (contract := _contract(declaration)):
-            self._load(DeclarationsRequest([declaration.target], contract=contract))
+            self._load(DeclarationsRequest([declaration.target], contract=contract, known=True))
             self._contracts[declaration.target] = contract
         if declaration.needs_preparing and declaration.target not in self.prepared:
             self.prepare(declaration)

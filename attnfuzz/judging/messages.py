@@ -83,11 +83,13 @@ class DeclarationsRequest(_Message, frozen=True):
     """Load all kernels that `targets` name, `within` a project's root if it is a file that names them.
 
     `contract`: from now on the kernel, of which `targets` is the only one, is judged by it, whatever its file declares.
+    `known`: what they declare has been told before, so that their sources need not be read.
     """
 
     targets: list[str]
     within: str | None = None
     contract: Contract | None = None
+    known: bool = False
 
 
 class DeclarationsReply(_Message, frozen=True):

@@ -72,7 +72,7 @@ def start_executor(zygote: Zygote, environment: Mapping[str, str], targets: Sequ
     with suppress(ServiceError):  # the runner asks again, and says so then
         executor.call("device", b"{}", timeout_s=START_TIMEOUT_S)
         if targets:
-            request = msgspec.json.encode(DeclarationsRequest(list(targets)))
+            request = msgspec.json.encode(DeclarationsRequest(list(targets), known=True))
             executor.call("declarations", request, timeout_s=START_TIMEOUT_S)
     return executor
 
@@ -182,6 +182,13 @@ class Runner:
         `within`: the root of the project that they must lie in, where not the user but a file names them.
         """
         return self._kernels.declarations(targets, within=within)
+
+    def import_known(self, declarations: Sequence[Declaration]) -> None:
+        """Have the present executor import kernels that are known, before a case waits for it.
+
+        Raises `KernelLoadError` in one sentence.
+        """
+        self._kernels.import_known(declarations)
 
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """The same kernels, prepared: wherever they are judged, that will not be done again.

@@ -131,6 +131,7 @@ class JudgingService:
             (target,) = request.targets
             changes = {"supports": contract.supports, "numerics": contract.numerics}
             self._kernels[target] = self._kernels[target].declared(**changes)
+        if request.known:
             return DeclarationsReply([kernel.declaration for kernel in kernels])
         return DeclarationsReply(
             [msgspec.structs.replace(kernel.declaration, lengths=numbers_in_source(kernel)) for kernel in kernels]

@@ -9,8 +9,8 @@ something else costs a few cases. Torch-free.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
@@ -24,7 +24,9 @@ MOST_NUMBERS = 12
 _LEAST, _MOST = 8, 1 << 15
 _MOST_FUNCTIONS = 48
 _MOST_WRAPPINGS = 4
-_MOST_CHARACTERS = 200_000
+_MOST_CHARACTERS = 1_000_000
+"""Of a file."""
+_FILES_KEPT = 32
 _DIVIDING = frozenset(
     {"range", "arange", "cdiv", "tl_range", "static_range", "min", "max", "minimum", "maximum", "next"}
 )
@@ -84,11 +86,13 @@ def _lie_together(one: FunctionType, other: FunctionType) -> bool:
     return one.__code__.co_filename == other.__code__.co_filename or len(packages) == 1
 
 
+@functools.cache
 def _numbers_of(function: FunctionType) -> Counter[int]:
+    """Kernels of one engine refer to the same functions."""
     try:
-        source = inspect.getsource(function)
-        tree = ast.parse(textwrap.dedent(source)) if len(source) <= _MOST_CHARACTERS else None
-    except (OSError, TypeError, SyntaxError):  # made by exec, or a line of a lambda
+        lines, _ = inspect.findsource(function)
+        tree = _functions_in("".join(lines)).get(function.__code__.co_firstlineno)
+    except (OSError, TypeError, SyntaxError):  # made by exec
         return Counter()
     found = Counter[int]()
     for node in ast.walk(tree) if tree is not None else ():
@@ -96,6 +100,17 @@ def _numbers_of(function: FunctionType) -> Counter[int]:
             number = _value(expression, function.__globals__)
             if number is not None and _LEAST <= number <= _MOST:
                 found[number] += weight
+    return found
+
+
+@functools.lru_cache(_FILES_KEPT)
+def _functions_in(source: str) -> dict[int, ast.AST]:
+    """The functions of a file by the line that they begin at, decorators included."""
+    found: dict[int, ast.AST] = {}
+    for node in ast.walk(ast.parse(source)) if len(source) <= _MOST_CHARACTERS else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            decorators = getattr(node, "decorator_list", ())
+            found.setdefault(min(one.lineno for one in (node, *decorators)), node)
     return found
 
 

@@ -282,7 +282,7 @@ def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> 
         def ready() -> Runner:
             runner = made.result()
             runner.start_device()
-            runner.declarations([one.target for one in kernels])
+            runner.import_known(kernels)
             return runner
 
         prepared = pool.submit(ready)

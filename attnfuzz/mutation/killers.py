@@ -115,7 +115,7 @@ class CommandKiller:
 def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
     """Why the kernels cannot be imported; None if they can."""
     try:
-        runner.declarations([one.target for one in kernels])
+        runner.import_known(kernels)
     except KernelLoadError as error:
         return str(error)
     return None

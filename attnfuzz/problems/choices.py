@@ -10,6 +10,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import msgspec
+
 from attnfuzz.problems.attention import packed_width
 from attnfuzz.problems.masks import MASK_KINDS, MaskKind
 from attnfuzz.problems.module import Problem, module_of
@@ -68,6 +70,7 @@ __all__ = [
     "strided_tensors_of",
     "v_head_sizes_of",
     "variants_of",
+    "without_lse",
 ]
 
 HEAD_SIZES = (16, 13, 40, 64, 72, 80, 96, 128, 192, 256)
@@ -275,6 +278,11 @@ def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
     """Kinds of input LSE; an infinite one stands for a state without keys."""
     empty: tuple[str, ...] = supports.empty_state_lse if supports.empty_sequences else ()
     return tuple(kind for kind in get_args(LseKind) if kind not in EMPTY_STATE_LSES or kind in empty)
+
+
+def without_lse(problem: Problem, supports: Supports) -> Supports:
+    """``supports`` of a kernel whose output alone is looked at; partial states need their LSE, to be merged by."""
+    return supports if problem == "split_decode" else msgspec.structs.replace(supports, lse="none")
 
 
 def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | None = None) -> tuple[str, ...]:

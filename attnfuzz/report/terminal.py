@@ -131,9 +131,7 @@ def _unjudged(result: CampaignResult) -> Iterator[str]:
     yield from (f"{target} {why}" for target, why in result.never_returned.items())
     if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
         yield _unreached(result, unreached)
-    if result.unsettled:
-        takes = "it takes" if len(result.unsettled) == 1 else "they take"
-        yield f"{', '.join(result.unsettled)}: what {takes} was not found out{_more_time(result)}"
+    yield from (f"{target}: {how_far}{_more_time(result)}" for target, how_far in result.unsettled.items())
     yield from sentences_of(result.too_few)
     for oracle in result.idle_oracles:
         cases = count(result.statistics.cases, "case")

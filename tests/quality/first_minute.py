@@ -3,8 +3,8 @@
 All bundled kernels, one kernel of an engine, all of the engines that are installed, kernels in files of a user
 (`--files FILE:NAME ...`) and bugs that are planted in bundled kernels, each with nothing compiled. `--before FOLDER`
 measures another tree of attnfuzz as well: rows that need few cores at once, each tree on half of them, the others in
-turn, and of the other tree for a minute. What there is no time for within `--limit` seconds is left out, and named. The
-exit status is 1 if a campaign could not be run.
+turn, and of the other tree mostly for a minute. What there is no time for within `--limit` seconds is left out, and
+named. The exit status is 1 if a campaign could not be run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attnfuzz.bench.first_minute import FirstMinute, measure_first_minutes
 from tests.quality.mutants import mutant_named
 from tests.quality.planting import plant
 
-__all__ = ["Measured", "Row", "main", "rows", "table"]
+__all__ = ["Measured", "Row", "main", "rows", "table", "turns"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PLANTED = (
@@ -37,20 +37,35 @@ _PLANTED = (
     "dense_v_not_masked",
     "merge_plus_inf",
 )
+_WITH_DEFECTS = (
+    "sglang:decode_attention",
+    "sglang:extend_attention",
+    "sglang:merge_state",
+    "sglang:suffix_merge",
+    "sglang:verify_mla",
+    "vllm:decode_attention",
+    "vllm:unified_attention",
+    "vllm:unified_attention_segments",
+)
+"""Released kernels of docs/defects.md that Triton compiles."""
 _AT_ONCE = 4
-_MINUTE_S = 52
-"""Of a campaign whose command is over after about a minute."""
+_MINUTE_S, _FOUR_MINUTES_S = 52, 232
+"""Of a campaign whose command is over after about a minute, and after four."""
 _STARTS_AND_ENDS_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Campaigns that are told as one; ``few_cores``: both trees at once. ``budget_s`` of each, which may end sooner."""
+    """Campaigns that are told as one; ``few_cores``: both trees at once. ``budget_s`` of each, which may end sooner.
+
+    ``is_compared``: the other tree has all of that, too.
+    """
 
     name: str
     campaigns: Sequence[Sequence[str]]
     budget_s: int
     few_cores: bool = False
+    is_compared: bool = False
 
     @property
     def needs_s(self) -> float:
@@ -77,6 +92,11 @@ def rows(files: Sequence[str], planted: Sequence[str], *, quick: bool, files_s: 
     if not quick:
         chosen.append(Row("`vllm:*` and `sglang:*`, 14 workers", [["vllm:*", "sglang:*", "--workers", "14"]], 45))
         chosen += [Row(f"{len(files)} kernels in files", [files], files_s)] * bool(files)
+        one_each = [[target, "--fail-fast", "--workers", "1"] for target in _WITH_DEFECTS]
+        chosen.append(
+            Row(f"{len(one_each)} released kernels with defects, 1 worker each", one_each, 60, few_cores=True)
+        )
+        chosen.append(Row("all bundled kernels, four minutes", [["*"]], _FOUR_MINUTES_S, is_compared=True))
     return chosen
 
 
@@ -147,14 +167,14 @@ def _measure(row: Row, tree: str, folder: Path, cores: Sequence[int], more: Sequ
     return Measured(row, tree, [one for one in ran if one is not None], errors)
 
 
-def _turns(chosen: Sequence[Row], trees: Sequence[str]) -> Iterator[tuple[Row, Sequence[str]]]:
+def turns(chosen: Sequence[Row], trees: Sequence[str]) -> Iterator[tuple[Row, Sequence[str]]]:
     """Rows with the trees that are measured at once. The other tree has its turn after all of this one, if alone."""
     *others, last = trees
     for row in chosen:
         yield row, trees if row.few_cores else [last]
     for row in chosen:
         for tree in () if row.few_cores else others:
-            yield replace(row, budget_s=min(row.budget_s, _MINUTE_S)), [tree]
+            yield row if row.is_compared else replace(row, budget_s=min(row.budget_s, _MINUTE_S)), [tree]
 
 
 def main() -> None:
@@ -175,7 +195,7 @@ def main() -> None:
         targets = [plant(mutant_named(name), Path(scratch)) for name in _PLANTED]
         chosen = rows(asked.files, targets, quick=asked.quick, files_s=asked.files_budget)
         kept = [chosen[number - 1] for number in asked.rows] if asked.rows else chosen
-        for row, group in _turns(kept, list(trees)):
+        for row, group in turns(kept, list(trees)):
             if time.monotonic() + row.needs_s > until:
                 print(f"no time for {row.name}, {', '.join(group)}", flush=True)
                 continue

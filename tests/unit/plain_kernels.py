@@ -6,6 +6,7 @@ They rest on what they never say: contiguous tensors, one layout, one page size,
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -146,6 +147,36 @@ def takes_everything(inputs: Any) -> tuple[Tensor, Tensor]:
 @attnfuzz.kernel("dense_decode")
 def returns_base_2(inputs: Any) -> tuple[Tensor, Tensor]:
     return solve(inputs, inputs.k, inputs.v, base2=True)
+
+
+def leave_states(inputs: Any, *, base2: bool = False) -> None:
+    """Each sequence in parts, whose states are for others to merge."""
+    group = inputs.q.shape[1] // inputs.k_cache.shape[2]
+    inputs.partial_out.zero_()
+    inputs.partial_lse.fill_(-torch.inf)
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        pages = inputs.block_table[seq, : -(-length // inputs.block_size)]
+        keys, values = (
+            cache[pages].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)
+            for cache in (inputs.k_cache, inputs.v_cache)
+        )
+        per = -(-length // inputs.num_splits) or 1
+        for split, start in enumerate(range(0, length, per)):
+            k, v = keys[start : start + per], values[start : start + per]
+            scores = inputs.scale * torch.einsum("hd,nhd->hn", inputs.q[seq].float(), k)
+            out = torch.einsum("hn,nhd->hd", scores.softmax(1), v)
+            inputs.partial_out[seq, :, split] = out.to(inputs.partial_out.dtype)
+            inputs.partial_lse[seq, :, split] = scores.logsumexp(1) / (math.log(2) if base2 else 1.0)
+
+
+@attnfuzz.kernel("split_decode", supports=attnfuzz.Supports(layouts=("NHD",)))
+def leaves_states(inputs: Any) -> None:
+    leave_states(inputs)
+
+
+@attnfuzz.kernel("split_decode", supports=attnfuzz.Supports(layouts=("NHD",)))
+def leaves_states_in_base_2(inputs: Any) -> None:
+    leave_states(inputs, base2=True)
 
 
 @attnfuzz.kernel("dense_decode")

@@ -63,6 +63,8 @@ def inferred(runner: Runner, kernel: str, file: Path = KERNELS) -> Inferred:
         ("textbook_merge", Supports(empty_state_lse=("-inf",))),
         ("takes_everything", Supports()),
         ("returns_base_2", Supports(lse="base2")),
+        ("leaves_states", Supports(layouts=("NHD",))),
+        ("leaves_states_in_base_2", Supports(layouts=("NHD",), lse="base2")),
         ("refuses_groups", Supports(gqa_ratios=(1,))),
         ("refuses_odd_heads", Supports(head_sizes=(16, 32, 64, 128, 256))),
     ],
@@ -275,6 +277,14 @@ def test_what_is_declared_stays(runner: Runner) -> None:
     found = inferred(runner, "declares_some")
     assert (found.supports.dtypes, found.supports.lse) == (("float16",), "none")
     assert not found.works
+
+
+def test_partial_states_are_asked_of_with_their_log_sum_exp(runner: Runner) -> None:
+    """Probes of the output alone would be errors of attnfuzz, each of which costs a process: on a GPU, seconds."""
+    (declaration,) = runner.declarations([f"{KERNELS}:leaves_states"])
+    before = runner.restarts
+    assert infer(runner, declaration).works
+    assert runner.restarts == before
 
 
 def test_the_same_kernel_gets_the_same_probes(runner: Runner) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
-from typing import Any, Self, cast
+import time
+from typing import Any, ClassVar, Self, cast
 
 import pytest
 
 from attnfuzz.campaign import readiness
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.builds import BuildWatch, GiveUp
+from attnfuzz.isolation.outcomes import DeadlinePassed
 from attnfuzz.judging.runner import Runner
-from attnfuzz.verdict import Verdict
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.supports import Supports
+from attnfuzz.verdict import Failure, Verdict
 
 _SOON_S = 20.0
 _NOT_SOON_S = 0.3
@@ -98,3 +104,116 @@ def test_a_kernel_is_searched_before_the_process_has_ended_that_looked_at_it() -
     runner.may_end.set()
     with asking:
         pass
+
+
+class RefusesFloat32(OnGpu):
+    """Of a kernel that raises for float32, and of which the rest is not heard for long."""
+
+    def judge(self, declaration: Declaration, case: object, **how: Any) -> Verdict:
+        assert isinstance(case, DenseDecodeCase)
+        if case.head_size == 128:
+            return super().judge(declaration, case)
+        raised = Failure(oracle="exception", kind="TypeError", message="the kernel raised TypeError: no float32")
+        return Verdict(failure=raised if case.dtype == "float32" else None)
+
+    def heir(self) -> OnGpu:
+        return self
+
+
+def test_what_is_known_when_time_is_up_is_told() -> None:
+    """A minute of probes would come to nothing: nobody would hear of what the kernel was seen to refuse."""
+    runner = RefusesFloat32()
+    kernel = Declaration(name="a", problem="dense_decode", target="mine.py:a")
+    runner.answers = {kernel.target: threading.Event()}
+    asking = Readiness(cast(Runner, runner), [kernel], make_runner=lambda: pytest.fail("nothing is built"), note=print)
+    with asking:
+        asking.start()
+        assert runner.asked.get(timeout=_SOON_S) == kernel.target
+        threading.Timer(0.2, runner.answers[kernel.target].set).start()
+        how_far = asking.stop_asking()
+    said = r"what it takes was not found out in \d+ probes \(so far: it raises for dtype float32\)"
+    assert re.fullmatch(said, how_far[kernel.target])
+    assert runner.asked.empty()
+
+
+class Building:
+    """A runner of kernels that compile themselves, which notes how many of it and its siblings build at a time."""
+
+    device = "cpu"
+    is_building = 0
+    most = 0
+    order: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.give_up: GiveUp | None = None
+
+    def heir(self) -> Building:
+        made = Building()
+        made.give_up = self.give_up
+        return made
+
+    sibling = heir
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        return
+
+    close = __exit__
+
+    @property
+    def zygote(self) -> Building:
+        return self
+
+    def give_up_builds(self, when: GiveUp) -> None:
+        self.give_up = when
+
+    def prepare(self, declarations: list[Declaration]) -> list[Declaration]:
+        return declarations
+
+    def judge(self, declaration: Declaration, case: object, **how: Any) -> Verdict:
+        watch = BuildWatch(None)
+        watch.compiles_itself = True
+        assert self.give_up is not None
+        if self.give_up(watch):
+            raise DeadlinePassed
+        Building.is_building += 1
+        Building.most = max(Building.most, Building.is_building)
+        Building.order.append(declaration.target)
+        time.sleep(_NOT_SOON_S)
+        Building.is_building -= 1
+        return Verdict()
+
+
+@pytest.mark.parametrize(("builds_apart", "most"), [(True, 2), (False, 1)])
+def test_builds_that_share_nothing_are_made_at_once(
+    builds_apart: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of an engine's kernels would wait for what all before it build, minutes for each."""
+    monkeypatch.setattr(readiness, "cores", lambda: 4)
+    monkeypatch.setattr(readiness, "available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(Building, "most", 0)
+    monkeypatch.setattr(Building, "order", [])
+    kernels = [
+        Declaration(
+            name=one,
+            problem="dense_decode",
+            supports=Supports(dtypes=("float16", "float32"), head_sizes=(64,)),
+            target=f"mine.py:{one}",
+            builds_apart=builds_apart,
+        )
+        for one in "abc"
+    ]
+    asking = Readiness(
+        cast(Runner, Building()), kernels, make_runner=lambda: cast(Runner, Building()), note=print, infers=False
+    )
+    with asking:
+        asking.start()
+        until = time.monotonic() + _SOON_S
+        while len(Building.order) < 6 and time.monotonic() < until:
+            asking.take()
+            time.sleep(0.01)
+    assert Building.most == most
+    if not builds_apart:  # first what the first case of each needs
+        assert Building.order == [f"mine.py:{one}" for one in "abcabc"]

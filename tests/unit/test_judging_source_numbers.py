@@ -72,3 +72,10 @@ def test_what_triton_kernels_are_launched_with_counts() -> None:
     payload = msgspec.json.encode({"targets": ["paged_attention_auto"]})
     reply = msgspec.json.decode(JudgingService().handle("declarations", payload), type=DeclarationsReply)
     assert 128 in reply.kernels[0].lengths
+
+
+def test_sources_of_kernels_that_are_known_are_not_read_again() -> None:
+    """Each worker would do so before its first case, which takes longer than importing an engine's kernels."""
+    payload = msgspec.json.encode({"targets": ["paged_attention_auto"], "known": True})
+    reply = msgspec.json.decode(JudgingService().handle("declarations", payload), type=DeclarationsReply)
+    assert reply.kernels[0].lengths == ()

@@ -9,6 +9,7 @@ import pytest
 
 from attnfuzz.cases.features import features
 from attnfuzz.cases.supported import why_unsupported
+from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -174,3 +175,9 @@ def test_no_format_at_all_is_an_error_that_says_what_to_do() -> None:
     """A declaration that no case fits would fail somewhere else, later."""
     with pytest.raises(ValueError, match=r"head_sizes=\(13,\).*multiples of 8.*add such a size"):
         simplest_case("paged_decode", Supports(head_sizes=(13,), layouts=("packed",)), {})
+
+
+def test_partial_states_without_a_log_sum_exp_cannot_be_declared() -> None:
+    """Nothing can merge them: every case would end in an error of attnfuzz itself."""
+    with pytest.raises(ValueError, match=r"lse=\"none\".*merged by their log-sum-exp; leave it out"):
+        Declaration(name="states", problem="split_decode", supports=Supports(lse="none"))

@@ -45,7 +45,7 @@ from attnfuzz.identity.relatives import in_other_formats, nearest_permitted, wit
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RESIDUALS, UNWRITTEN
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.choices import dtypes_of
+from attnfuzz.problems.choices import dtypes_of, without_lse
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
@@ -225,7 +225,7 @@ class Investigation:
     @staticmethod
     def _of_output(declaration: Declaration) -> Declaration:
         """As if the kernel gave no log-sum-exp."""
-        return msgspec.structs.replace(declaration, supports=msgspec.structs.replace(declaration.supports, lse="none"))
+        return msgspec.structs.replace(declaration, supports=without_lse(declaration.problem, declaration.supports))
 
     def _passes_with(self, numerics: Numerics) -> bool:
         now, declared = self._now, self._declaring(numerics)
