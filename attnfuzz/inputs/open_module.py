@@ -75,12 +75,7 @@ def values(case: OpenCase, device: torch.device | str, supports: Supports) -> Op
 
 def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
     tensors = filled(case)
-    for name, again in filled(case).items():
-        if not torch.equal(_bits(tensors[name]), _bits(again)):
-            raise ProblemError(
-                f"{case.problem}.write gives {name} other numbers at each call, so that no two runs compare; take them "
-                "from attnfuzz.numbers, or a torch.Generator with the case's seed"
-            )
+    written = _written(case, tensors)
     found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
     expected = _checked(case, found)
     bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))
@@ -97,19 +92,33 @@ def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
         return found
 
     counted = {name: one.where for name, one in expected.items()}
-    return OpenValues(targets, counted, _written(case, tensors), origin=(expected, bounds))
+    return OpenValues(targets, counted, written, origin=(expected, bounds))
 
 
 def _written(case: OpenCase, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What the problem has written into ``tensors``: what it writes alike where other numbers were before."""
-    others = allocate(case, PlainAllocator("cpu"))
+    """What the problem has written into ``tensors``: what it writes alike where other numbers were before.
+
+    Raises ProblemError if it writes other numbers at each call.
+    """
+    before, others = (allocate(case, PlainAllocator("cpu")) for _ in range(2))
     for other in others.values():
         if other.dtype is torch.bool:
             other.logical_not_()
         else:
             _bits(other).bitwise_not_()
+    left = {name: _bits(other).clone() for name, other in others.items()}
     _asked(_problem_of(case).write, case, others)
-    return {name: (tensor, _bits(tensor) == _bits(others[name])) for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in tensors.items():
+        bits, again = _bits(tensor), _bits(others[name])
+        is_written = bits == again
+        if not bool((is_written | ((bits == _bits(before[name])) & (again == left[name]))).all()):
+            raise ProblemError(
+                f"{case.problem}.write gives {name} other numbers at each call, so that no two runs compare; take them "
+                "from attnfuzz.numbers, or a torch.Generator with the case's seed"
+            )
+        found[name] = tensor, is_written
+    return found
 
 
 def filled(case: OpenCase) -> dict[str, Tensor]:

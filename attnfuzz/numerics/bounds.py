@@ -3,6 +3,7 @@
 A merge is attention over two tokens, with the LSEs as scores. Error over bound, above 1, is a bug.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,16 @@ from attnfuzz.numerics.rows import RowResult, bound_rows, bound_scored_rows
 from attnfuzz.numerics.scores import VariantRows, variant_scores
 from attnfuzz.problems.declared_numerics import Numerics
 
-__all__ = ["Bound", "attention_bound", "attention_rows", "error_ratio", "largest_chunk", "merge_bound", "merge_rows"]
+__all__ = [
+    "Bound",
+    "attention_bound",
+    "attention_rows",
+    "error_ratio",
+    "largest_chunk",
+    "merge_bound",
+    "merge_rows",
+    "ragged_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -91,8 +101,51 @@ def attention_bound(
     Returns a `Bound` with `out [num_q_heads, v_head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
     Raises `ValueError` for `num_partials` < 1, for head counts that do not divide and for an unknown dtype.
     """
-    num_q_heads, head_size = q.shape
-    seq_len, num_kv_heads, _ = k.shape
+    found = ragged_rows(
+        q[None],
+        [k],
+        [v],
+        scale,
+        in_dtype=in_dtype,
+        out_dtype=out_dtype,
+        numerics=numerics,
+        num_partials=num_partials,
+        partial_merge=partial_merge,
+        one_copy=one_copy,
+        soft_cap=soft_cap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        reach=reach,
+        smallest_kv=smallest_kv,
+    )
+    return Bound(out=found.out_error[0], lse=found.lse_error[0])
+
+
+def ragged_rows(
+    q: Float64[Tensor, "num_queries num_q_heads head_size"],
+    k: Sequence[Float64[Tensor, "_ num_kv_heads head_size"]],
+    v: Sequence[Float64[Tensor, "_ num_kv_heads v_head_size"]],
+    scale: float | int,
+    *,
+    in_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    numerics: Numerics,
+    num_partials: int = 1,
+    partial_merge: bool = False,
+    one_copy: bool = False,
+    soft_cap: float | None = None,
+    alibi_slopes: Float64[Tensor, " num_q_heads"] | None = None,
+    sinks: Float64[Tensor, " num_q_heads"] | None = None,
+    reach: int | None = None,
+    smallest_kv: tuple[float, float] | None = None,
+) -> RowResult:
+    """Results and bounds of many queries, each of the keys that it sees; arguments as those of `attention_bound`.
+
+    Query i attends to `k[i]` and `v[i]`. `out [num_queries num_q_heads v_head_size]`, `lse [num_queries num_q_heads]`,
+    and both errors in these shapes. Without keys they are 0 and -inf, with errors of 0.
+    """
+    num_queries, num_q_heads, head_size = q.shape
+    num_kv_heads, v_head_size = v[0].shape[1:] if num_queries else (1, head_size)
     _check(num_q_heads, num_kv_heads, num_partials)
     arithmetic = attention_arithmetic(
         numerics,
@@ -104,28 +157,62 @@ def attention_bound(
         num_partials=num_partials,
         smallest_kv=smallest_kv,
     )
-    if seq_len == 0 and sinks is None:
-        return Bound(out=q.new_zeros(num_q_heads, v.shape[-1]), lse=q.new_zeros(num_q_heads))
-    numbers = {"scale": scale, "head_size": head_size, "num_tokens": seq_len + int(sinks is not None)}
-    variant = None
-    if soft_cap is None and alibi_slopes is None and sinks is None:
-        columns = attention_units(side_by_side([arithmetic]), **_columns(numbers))
-    else:
-        reach = max(0, seq_len - 1) if reach is None else reach
-        numbers |= {"soft_cap": soft_cap or 0.0, "is_biased": alibi_slopes is not None}
-        numbers |= {"reach": reach, "has_sink": sinks is not None}
-        columns = variant_units(side_by_side([arithmetic]), **_columns(numbers))
-        variant = VariantRows.of_heads(alibi_slopes, sinks, num_kv_heads, num_q_heads, seq_len, q.device)
-        k, v = (torch.cat([part, part.new_zeros(int(sinks is not None), *part.shape[1:])]) for part in (k, v))
-    rows = attention_rows(
-        q.view(num_kv_heads, -1, head_size),
-        k.transpose(0, 1),
-        v.transpose(0, 1),
-        q.new_ones(num_kv_heads, 1, len(k)),
-        RowUnits.of_columns(columns.expand(-1, num_kv_heads).to(q.device)),
-        variant,
-    )
-    return Bound(out=rows.out_error.flatten(0, 1), lse=rows.lse_error.flatten())
+    out, lse = q.new_zeros(num_queries, num_q_heads, v_head_size), q.new_full((num_queries, num_q_heads), -torch.inf)
+    result = RowResult(out=out, lse=lse, out_error=torch.zeros_like(out), lse_error=torch.zeros_like(lse))
+    lengths = [len(keys) for keys in k]
+    for together in _of_similar_length(lengths, at_least=0 if sinks is not None else 1):
+        own, has_sink = [lengths[i] for i in together], sinks is not None
+        counted = [num_keys + has_sink for num_keys in own]
+        num_tokens, alike = max(counted), len(own)
+        columns: dict[str, Sequence[float]] = {
+            "scale": [scale] * alike,
+            "head_size": [head_size] * alike,
+            "num_tokens": counted,
+        }
+        variant = None
+        if soft_cap is None and alibi_slopes is None and sinks is None:
+            units = attention_units(side_by_side([arithmetic]), **_columns(columns))
+        else:
+            reaches = [max(0, num_keys - 1) if reach is None else reach for num_keys in own]
+            columns |= {"soft_cap": [soft_cap or 0.0] * alike, "is_biased": [alibi_slopes is not None] * alike}
+            columns |= {"reach": reaches, "has_sink": [has_sink] * alike}
+            units = variant_units(side_by_side([arithmetic]), **_columns(columns))
+            variant = VariantRows.of_heads(alibi_slopes, sinks, num_kv_heads, num_q_heads, own, num_tokens, q.device)
+        present = torch.arange(num_tokens, device=q.device) < q.new_tensor(counted)[:, None]
+        rows = attention_rows(
+            q[together].view(alike * num_kv_heads, -1, head_size),
+            _padded([k[i] for i in together], num_tokens, repeats=not has_sink),
+            _padded([v[i] for i in together], num_tokens, repeats=not has_sink),
+            present.double().repeat_interleave(num_kv_heads, dim=0)[:, None],
+            RowUnits.of_columns(units.repeat_interleave(num_kv_heads, dim=1).to(q.device)),
+            variant,
+        )
+        shape = (alike, num_q_heads)
+        result.out[together], result.lse[together] = rows.out.reshape(*shape, -1), rows.lse.reshape(shape)
+        result.out_error[together] = rows.out_error.reshape(*shape, -1)
+        result.lse_error[together] = rows.lse_error.reshape(shape)
+    return result
+
+
+def _of_similar_length(lengths: Sequence[int], at_least: int) -> Iterator[list[int]]:
+    """Which of ``lengths`` are padded to one: those between the same powers of two, and none below ``at_least``."""
+    found: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        if length >= at_least:
+            found.setdefault(length.bit_length(), []).append(i)
+    yield from found.values()
+
+
+def _padded(
+    parts: Sequence[Float64[Tensor, "_ num_kv_heads size"]], num_tokens: int, *, repeats: bool
+) -> Float64[Tensor, "rows num_tokens size"]:
+    """``parts`` by KV head, behind their ends with their last token again, or with 0."""
+    whole = parts[0].new_zeros(len(parts), num_tokens, *parts[0].shape[1:])
+    for row, part in zip(whole, parts, strict=True):
+        row[: len(part)] = part
+        if repeats:
+            row[len(part) :] = part[-1]
+    return whole.transpose(1, 2).flatten(0, 1)
 
 
 def attention_rows(
@@ -203,9 +290,8 @@ def _joined(parts: list[RowResult], dim: int) -> RowResult:
     )
 
 
-def _columns(numbers: dict[str, float]) -> dict[str, Tensor]:
-    """Each number as the column of one row."""
-    return {name: torch.tensor([float(number)], dtype=torch.float64, device="cpu") for name, number in numbers.items()}
+def _columns(numbers: Mapping[str, Sequence[float]]) -> dict[str, Float64[Tensor, " rows"]]:
+    return {name: torch.tensor(each, dtype=torch.float64, device="cpu") for name, each in numbers.items()}
 
 
 def _check(num_q_heads: int, num_kv_heads: int, num_partials: int) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.numerics.arithmetic import half_smallest_subnormal, unit_roundoff
-from attnfuzz.numerics.bounds import Bound, attention_bound
+from attnfuzz.numerics.bounds import ragged_rows
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.own import Expected
 
@@ -41,47 +41,27 @@ def attention(
     `attnfuzz.numerics.attention_bound`, which raises ValueError for what it is not made for.
     """
     stored = getattr(torch, dtype)
-    sink = None if sinks is None else sinks.double()
-    exact: list[tuple[Tensor, Tensor]] = []
-    bounds: list[Bound] = []
-    for row, (keys, values) in enumerate(zip(k, v, strict=True)):
-        of_row = q[row].double(), keys.double(), values.double()
-        exact.append(_exact(*of_row, scale=scale, soft_cap=soft_cap, sinks=sink))
-        bounds.append(
-            attention_bound(
-                *of_row,
-                scale,
-                in_dtype=stored,
-                out_dtype=stored,
-                numerics=numerics or Numerics(),
-                num_partials=num_partials,
-                soft_cap=soft_cap,
-                sinks=sink,
-            )
-        )
-    out, lse = (torch.stack(parts) for parts in zip(*exact, strict=True))
-    return {
-        "out": Expected(out, bound=torch.stack([bound.out for bound in bounds])),
-        "lse": Expected(lse, bound=torch.stack([bound.lse for bound in bounds])),
-    }
+    found = ragged_rows(
+        q.double(),
+        [keys.double() for keys in k],
+        [values.double() for values in v],
+        scale,
+        in_dtype=stored,
+        out_dtype=stored,
+        numerics=numerics or Numerics(),
+        num_partials=num_partials,
+        soft_cap=soft_cap,
+        sinks=None if sinks is None else sinks.double(),
+    )
+    return {"out": _expected(found.out, found.out_error), "lse": _expected(found.lse, found.lse_error)}
 
 
-def _exact(
-    q: Float64[Tensor, "num_q_heads head_size"],
-    k: Float64[Tensor, "tokens num_kv_heads head_size"],
-    v: Float64[Tensor, "tokens num_kv_heads v_head_size"],
-    *,
-    scale: float,
-    soft_cap: float | None,
-    sinks: Float64[Tensor, " num_q_heads"] | None,
-) -> tuple[Float64[Tensor, "num_q_heads v_head_size"], Float64[Tensor, " num_q_heads"]]:
-    group = len(q) // k.shape[1]
-    keys, values = (part.repeat_interleave(group, dim=1).transpose(0, 1) for part in (k, v))  # heads first
-    scores = scale * (keys @ q[..., None])[..., 0]  # [num_q_heads, tokens]
-    scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
-    total = torch.logsumexp(scores if sinks is None else torch.cat((scores, sinks[:, None]), dim=1), dim=1)
-    weights = torch.exp(scores - total.nan_to_num(neginf=0.0)[:, None])
-    return (weights[:, None] @ values)[:, 0], total
+def _expected(value: Float64[Tensor, "*shape"], bound: Float64[Tensor, "*shape"]) -> Expected:
+    """Of elements that are NaN nothing is promised."""
+    is_promised = ~value.isnan()
+    if bool(is_promised.all()):
+        return Expected(value, bound=bound)
+    return Expected(value.nan_to_num(0.0), where=is_promised, bound=bound)
 
 
 _SMALL_FORMATS = {"float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17), "int8": (0.0, 0.5)}

@@ -25,6 +25,7 @@ tokens out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -272,22 +273,20 @@ class VariantRows:
         cls,
         alibi_slopes: Float64[Tensor, " num_q_heads"] | None,
         sinks: Float64[Tensor, " num_q_heads"] | None,
-        num_rows: int,
+        num_kv_heads: int,
         num_q_heads: int,
-        num_keys: int,
+        num_keys: Sequence[int],
+        num_tokens: int,
         device: torch.device,
     ) -> VariantRows:
-        """Of the KV heads of one sequence, whose last key is the query's own."""
+        """Of the KV heads of some queries, each of which is its own last key; padded to ``num_tokens``."""
         none = torch.zeros(num_q_heads, dtype=torch.float64, device=device)
-        slope, sink = (none if of is None else of for of in (alibi_slopes, sinks))
-        position = torch.arange(num_keys + int(sinks is not None), device=device)
-        distance = (position - (num_keys - 1)).clamp(max=0).to(torch.float64)
-        return cls(
-            slope=slope.view(num_rows, -1, 1),
-            sink=sink.view(num_rows, -1, 1),
-            distance=distance.expand(num_rows, 1, -1),
-            is_sink=(position >= num_keys).expand(num_rows, 1, -1),
-        )
+        heads = [none if of is None else of for of in (alibi_slopes, sinks)]
+        slope, sink = (of.expand(len(num_keys), -1).reshape(len(num_keys) * num_kv_heads, -1, 1) for of in heads)
+        own = torch.tensor(num_keys, dtype=torch.int64, device=device).repeat_interleave(num_kv_heads)[:, None, None]
+        position = torch.arange(num_tokens, device=device)
+        distance = (position - (own - 1)).clamp(max=0).to(torch.float64)
+        return cls(slope=slope, sink=sink, distance=distance, is_sink=position >= own)
 
     def part(self, rows: slice, heads: slice) -> VariantRows:
         """Some query heads of some rows."""

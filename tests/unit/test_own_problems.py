@@ -411,7 +411,7 @@ def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -
     text = PAGE.read_text(encoding="utf-8")
     example, shown = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)[number] for kind in ("python", "text"))
     (tmp_path / "kernels.py").write_text(example)
-    run = explore("kernels.py", "--budget", "60s", "--seed", "1", "--fail-fast", cwd=tmp_path)
+    run = explore("kernels.py", "--budget", "60s", "--seed", "1", "--workers", "1", "--fail-fast", cwd=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
     assert shown
     for line in shown.splitlines():

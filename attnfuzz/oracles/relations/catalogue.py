@@ -21,6 +21,10 @@ _ONE_IN = {"cpu": 2, "cuda": 8}
 """Cases of which one draws a relation. Its runs cost as much as the case, or several times that, and most bugs show
 without. On a GPU those that are not made along with a batch (see `Relation.further`) wait for the device as well."""
 
+_OF_A_USERS_ONE_IN = {"cpu": 8, "cuda": 32}
+"""The same of users' problems: nearly all that judges them is the sequence of calls, which takes as long as ten cases,
+and took half of a search's time when every second case had it."""
+
 _COSTLY_ONE_IN = 32
 """Of these, those that draw one that is costly there. Drawn as often as others, when they took 0.4 to 0.9 s on an H100
 shared by eight executors, the three that are left 287 of 2,780 cases a second. A campaign, which sees what they take,
@@ -44,7 +48,8 @@ def drawn(
     promised by name.
     """
     number = zlib.crc32(encode_case(case))
-    if turn is None and number % _ONE_IN[device]:
+    one_in = _ONE_IN if problem_of(case).targets is None else _OF_A_USERS_ONE_IN
+    if turn is None and number % one_in[device]:
         return None
     candidates = [one for one in _able(oracles, device) if device in one.drawn_on and _knows(one, case)]
     costly, others = (
@@ -54,7 +59,7 @@ def drawn(
         costly = [one for one in costly if one.applies(declaration, case)]
         costly.sort(key=lambda one: not one.is_promised(declaration))  # a kernel that is searched for seconds has few
         return costly[turn % len(costly)] if costly else None
-    if others and number // _ONE_IN[device] % _COSTLY_ONE_IN:
+    if others and number // one_in[device] % _COSTLY_ONE_IN:
         costly = []
     lot = partial(_lot, number, declaration, case)
     in_order = (*sorted(costly, key=lot), *sorted(others, key=lot))
