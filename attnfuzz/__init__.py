@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from attnfuzz.testing import KernelFailure as KernelFailure
     from attnfuzz.testing import check as check
     from attnfuzz.testing import fuzz as fuzz
+    from attnfuzz.testing.capture import capture as capture
     from attnfuzz.testing.closeness import assert_close as assert_close
     from attnfuzz.values.draws import numbers as numbers
 
@@ -68,6 +69,7 @@ _HOMES = {
     "TensorSpec": "attnfuzz.problems.shapes",
     "assert_close": "attnfuzz.testing.closeness",
     "attention": "attnfuzz.numerics.own",
+    "capture": "attnfuzz.testing.capture",
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",

@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["engines", "module_of"]
 
 _GROUP = "attnfuzz.kernels"
-_NO_ADAPTERS = ("__init__", "engine", "solution")
+_NO_ADAPTERS = ("__init__", "engine", "solution", "tokens")
 
 
 def engines() -> dict[str, str]:

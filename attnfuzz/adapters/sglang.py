@@ -6,13 +6,16 @@ Without caches of 8 bits: for those they round weights, and when prefilling quer
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.adapters.tokens import flat, slots_of, whole_prompts, with_room
 from attnfuzz.families import LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
 from attnfuzz.problems.supports import DTYPES
 
@@ -33,9 +36,13 @@ __all__ = [
     "kda_packed",
     "merge_state",
     "merge_state_v2",
+    "mimo_local_attention",
+    "prefill_attention",
     "sparse_mla_decode",
     "suffix_merge",
+    "unified_attention_3d_mtp",
     "verify_mla",
+    "verify_splitkv",
 ]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
@@ -51,21 +58,6 @@ _CACHES: dict[str, Any] = {
 
 def _ops(name: str) -> tuple[str, ...]:
     return tuple(f"{place}.{name}" for place in _OPS)
-
-
-def _slots(i: Any, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Its form of a block table, for the tokens of each sequence from ``starts`` to ``ends``.
-
-    Where each sequence begins, and the slot of the cache of each of its tokens.
-    """
-    positions = torch.arange(i.block_table.shape[1] * i.block_size, device=i.q.device)
-    slots = i.block_table.long().repeat_interleave(i.block_size, 1) * i.block_size + positions % i.block_size
-    indptr = torch.nn.functional.pad((ends - starts).cumsum(0, dtype=torch.int32), (1, 0))
-    return indptr, slots[(positions >= starts[:, None]) & (positions < ends[:, None])]
-
-
-def _flat(cache: Tensor) -> Tensor:
-    return cache.reshape(-1, *cache.shape[2:])
 
 
 _DECODE: dict[str, Any] = {
@@ -116,7 +108,7 @@ def decode_attention_mla(i: Any, *, forward: Any, max_kv_splits: int) -> Callabl
 
 def _seen(i: Any) -> tuple[Tensor, Tensor]:
     first = torch.zeros_like(i.seq_lens) if i.window is None else (i.seq_lens - i.window).clamp(min=0)
-    return _slots(i, first, i.seq_lens)
+    return slots_of(i, first, i.seq_lens)
 
 
 def _decode(i: Any, forward: Any, max_kv_splits: int, indptr: Tensor, slots: Tensor) -> Callable[[], Tensor]:
@@ -126,7 +118,7 @@ def _decode(i: Any, forward: Any, max_kv_splits: int, indptr: Tensor, slots: Ten
     splits = torch.full((num_seqs,), max_kv_splits, dtype=torch.int32, device=i.q.device)
 
     def call() -> Tensor:
-        k, v = _flat(i.k_cache), _flat(i.v_cache)  # here, since a copy, where there are gaps, belongs to a graph
+        k, v = flat(i.k_cache), flat(i.v_cache)  # here, since a copy, where there are gaps, belongs to a graph
         forward(
             i.q, k, v, i.out, indptr, slots, partial_out, partial_lse, splits, max_kv_splits, i.scale, 1.0, 1.0,
             logit_cap=i.soft_cap or 0.0, sinks=i.sinks,
@@ -188,9 +180,9 @@ def _extend(
     mask_indptr: Tensor | None = None,
     **others: Any,
 ) -> Callable[[], tuple[Tensor, Tensor]]:
-    k, v = _flat(i.k_cache), _flat(i.v_cache)
-    indptr, slots = _slots(i, first, context)
-    _, fresh = _slots(i, context, i.seq_lens)
+    k, v = flat(i.k_cache), flat(i.v_cache)
+    indptr, slots = slots_of(i, first, context)
+    _, fresh = slots_of(i, context, i.seq_lens)
     k_new, v_new = k[fresh], v[fresh]
 
     def call() -> tuple[Tensor, Tensor]:
@@ -211,9 +203,9 @@ def _extend(
 )
 def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """The same with all keys and values in the cache, as its deterministic mode runs it."""
-    k, v = _flat(i.k_cache), _flat(i.v_cache)
+    k, v = flat(i.k_cache), flat(i.v_cache)
     left, first, context = _context(i)
-    indptr, slots = _slots(i, first, i.seq_lens)
+    indptr, slots = slots_of(i, first, i.seq_lens)
 
     def call() -> Tensor:
         forward(
@@ -494,11 +486,11 @@ def suffix_merge(i: Any, *, merge: Any, longest_suffix: int) -> Callable[[], Ten
     """
     suffix = i.seq_lens % (longest_suffix + 1)
     prefix = i.seq_lens - suffix
-    k, v = _flat(i.k_cache), _flat(i.v_cache)
+    k, v = flat(i.k_cache), flat(i.v_cache)
     places = torch.arange(longest_suffix, device=i.q.device)
     table = torch.zeros(len(suffix), longest_suffix, dtype=torch.int64, device=i.q.device)
-    table[places < suffix[:, None]] = _slots(i, prefix, i.seq_lens)[1]
-    starts, slots = _slots(i, torch.zeros_like(prefix), prefix)
+    table[places < suffix[:, None]] = slots_of(i, prefix, i.seq_lens)[1]
+    starts, slots = slots_of(i, torch.zeros_like(prefix), prefix)
     out, lse = torch.zeros_like(i.q), i.q.new_empty(i.q.shape[1], len(prefix), dtype=torch.float32)
     for n, (first, end) in enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False)):
         keys, values = (
@@ -512,5 +504,145 @@ def suffix_merge(i: Any, *, merge: Any, longest_suffix: int) -> Callable[[], Ten
     def call() -> Tensor:
         merged: Tensor = merge(i.q, k, v, table, suffix, out.clone(), lse, i.scale)
         return merged
+
+    return call
+
+
+_EXACT: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "layouts": ("NHD", "interleaved"),
+    "lse": "none",
+    "padding_tokens": False,
+    "graph_replay": False,
+}
+
+
+@SGLANG.kernel(
+    "paged_attention",
+    needs={"verify": (f"{_OPS[0]}.verify_splitkv:verify_splitkv_fwd",), **_EXTEND},
+    supports=attnfuzz.Supports(**_EXACT, max_query_len=8, empty_sequences=False),
+)
+def verify_splitkv(i: Any, *, verify: Any, forward: Any) -> Callable[[], Tensor]:
+    """Verifying a chain of draft tokens, `verify_splitkv_fwd`; its workspace is kept from call to call.
+
+    It takes batches of as many draft tokens of each sequence. Sequences with fewer query tokens get queries of zeros
+    before them. Where one is too short for that, or has nothing in the cache, `extend_attention_fwd` is called, as
+    SGLang does for what `verify_splitkv_fwd` does not take.
+    """
+    counts, drafts = i.cu_seqlens_q.diff(), i.max_query_len
+    is_taken = bool((i.seq_lens > drafts).all())
+    news = torch.full_like(counts, drafts) if is_taken else counts
+    indptr, cached = slots_of(i, torch.zeros_like(news), i.seq_lens - news)
+    starts, fresh = slots_of(i, i.seq_lens - news, i.seq_lens)
+    k, v = flat(i.k_cache), flat(i.v_cache)
+    k_new, v_new = k[fresh], v[fresh]
+    q, own = with_room(i, starts)
+    out = i.out if q is i.q else torch.empty_like(q)
+    arguments = (q, k_new, v_new, out, k, v, starts, indptr, cached, None, True, None, drafts, 1.0, 1.0)
+
+    def call() -> Tensor:
+        if not (is_taken and verify(*arguments, sm_scale=i.scale)):
+            forward(*arguments, sm_scale=i.scale)
+        result: Tensor = out[own]
+        return result
+
+    return call
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """In Triton's interpreter, `unified_attention_3d_mtp_func` asks for the number of processors all the same."""
+    cuda: Any = torch.cuda
+    before = cuda.get_device_properties
+    cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=304)
+    try:
+        yield
+    finally:
+        cuda.get_device_properties = before
+
+
+@SGLANG.kernel(
+    "paged_attention",
+    needs={"attend": (f"{_OPS[0]}.unified_attention_3d_mtp:unified_attention_3d_mtp_func",)},
+    supports=attnfuzz.Supports(
+        dtypes=("bfloat16",),
+        head_sizes=(256,),
+        block_sizes=(16,),
+        gqa_ratios=(16,),
+        layouts=("NHD",),
+        lse="none",
+        max_query_len=4,
+        kv_dtypes=("float8_e4m3fn",),
+        kv_scales=("tensor",),
+        where=({"kv_dtype": "float8_e4m3fn"},),
+    ),
+)
+def unified_attention_3d_mtp(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+    """Verifying 2 to 4 tokens on AMD's GPUs, `unified_attention_3d_mtp_func`, whose launch options only these know."""
+    longest = max(2, i.max_query_len)  # it is asserted, and not used otherwise
+
+    def call() -> Tensor:
+        with _as_on_a_gpu():
+            attend(
+                i.q, i.k_cache, i.v_cache, i.out, i.cu_seqlens_q, i.seq_lens, longest, i.max_seq_len, i.scale,
+                i.block_table, i.k_scale, i.v_scale,
+            )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+@SGLANG.kernel(
+    "paged_attention",
+    needs={"forward": (f"{_OPS[0]}.prefill_attention:context_attention_fwd",)},
+    supports=attnfuzz.Supports(**_EXACT, max_seq_len=300),
+)
+def prefill_attention(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """Whole prompts without a cache, `context_attention_fwd`, of which the last query tokens are looked at."""
+    q, k, v, starts, own = whole_prompts(i)
+    out = i.out if q is i.q else torch.empty_like(q)
+
+    def call() -> Tensor:
+        forward(q, k, v, out, starts, i.seq_lens, i.max_seq_len, sm_scale=i.scale)
+        result: Tensor = out[own]
+        return result
+
+    return call
+
+
+@SGLANG.kernel(
+    "paged_attention",
+    needs={"kernel": (f"{_OPS[0]}.mimo_local_attention:_mimo_local_attention_kernel",)},
+    supports=attnfuzz.Supports(
+        **{**_EXACT, "layouts": ("NHD",)}, head_sizes=(16,), gqa_ratios=(1,), max_seq_len=4, empty_sequences=False
+    ),
+)
+def mimo_local_attention(i: Any, *, kernel: Any) -> Callable[[], Tensor]:
+    """Groups of at most four audio tokens, launched as `mimo_local_attention` does, which asks for a GPU before.
+
+    Groups of one length go into one launch, so there is one for each length.
+    """
+    q, k, v, starts, own = whole_prompts(i)
+    out = i.out if q is i.q else torch.empty_like(q)
+    heads, lengths = q.shape[1], i.seq_lens.tolist()
+    groups = {
+        length: torch.cat(
+            [torch.arange(first, first + length, device=q.device)
+             for first, one in zip(starts.tolist(), lengths, strict=False) if one == length]
+        )
+        for length in set(lengths)
+    }  # fmt: skip
+
+    def call() -> Tensor:
+        for length, rows in groups.items():
+            parts = [part[rows].view(-1, length, heads, 16).transpose(1, 2) for part in (q, k, v)]
+            made = q.new_empty(len(rows), heads, 16)
+            num = len(parts[0]) * heads
+            strides = [stride for part in parts for stride in part.stride()[:3]]
+            kernel[(-(-num // 4),)](*parts, made, num, heads, length, *strides, i.scale, True, num_warps=1)
+            out[rows] = made
+        result: Tensor = out[own]
+        return result
 
     return call

@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.adapters.tokens import slots_of, whole_prompts
 from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
 __all__ = [
+    "chunked_prefill",
+    "chunked_prefill_alibi",
     "dcp_correct",
     "dcp_exchange",
     "decode_attention",
     "decode_attention_mla",
+    "diffkv",
+    "diffkv_segments",
     "flash_attention_3",
     "flash_attention_3_decode",
     "flash_attention_3_sinks",
@@ -32,8 +37,12 @@ __all__ = [
     "kda_packed",
     "merge_attn_states",
     "merge_attn_states_cuda",
+    "prefill_attention",
+    "prefix_prefill",
     "reshape_and_cache",
     "reshape_and_cache_per_token_head",
+    "segmented",
+    "segmented_full",
     "sparse_mla",
     "triton_backend",
     "unified_attention",
@@ -247,6 +256,195 @@ def _unified(
         )  # fmt: skip
         out: Tensor = i.out
         return out
+
+    return call
+
+
+_DIFFKV: dict[str, Any] = {
+    "needs": {"attend": _ops("triton_unified_attention_diffkv:unified_attention_diffkv")},
+    "numerics": _UNIFIED_NUMERICS,
+}
+_DIFFKV_CACHES: dict[str, Any] = {**_UNIFIED, "v_head_sizes": "any", "kv_dtypes": ("float8_e4m3fn",)}
+
+
+@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_DIFFKV_CACHES), **_DIFFKV)
+def diffkv(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+    """Heads of V that are smaller or larger than those of K, `unified_attention_diffkv`, without segments."""
+    return _diffkv(i, attend)
+
+
+@VLLM.kernel(
+    "paged_attention",
+    supports=attnfuzz.Supports(**{**_DIFFKV_CACHES, "graph_replay": False}, max_query_len=16),
+    **_DIFFKV,
+)
+def diffkv_segments(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+    """The same with the buffers of its backend: decode, and the few tokens that speculation verifies, in segments."""
+    rows = (len(i.q), i.q.shape[1], _SEGMENTS)
+    return _diffkv(
+        i,
+        attend,
+        seq_threshold_3D=_ALWAYS_IN_SEGMENTS,
+        num_par_softmax_segments=_SEGMENTS,
+        softmax_segm_output=i.q.new_empty(*rows, 1 << (i.out.shape[-1] - 1).bit_length(), dtype=torch.float32),
+        softmax_segm_max=i.q.new_empty(rows, dtype=torch.float32),
+        softmax_segm_expsum=i.q.new_empty(rows, dtype=torch.float32),
+    )
+
+
+def _diffkv(i: Any, attend: Any, **segments: Any) -> Callable[[], Tensor]:
+    left = -1 if i.window is None else i.window - 1
+
+    def call() -> Tensor:
+        attend(
+            q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=i.cu_seqlens_q, seqused_k=i.seq_lens,
+            softmax_scale=i.scale, causal=True, window_size=(left, 0), block_table=i.block_table,
+            softcap=i.soft_cap or 0, max_seqlen_q=i.max_query_len, alibi_slopes=i.alibi_slopes, sinks=i.sinks,
+            k_descale=i.k_scale, v_descale=i.v_scale, **segments,
+        )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+_SEGMENTED: dict[str, Any] = {
+    "needs": {"run": _ops("segmented_attention:run_segmented_attention")},
+    "numerics": _UNIFIED_NUMERICS,
+}
+_SEGMENTED_CACHES: dict[str, Any] = {
+    **_CACHES,
+    "head_sizes": (64, 128, 256),
+    "gqa_ratios": tuple(range(1, 17)),
+    "lse": "none",
+    "kv_dtypes": ("float8_e4m3fn",),
+    "kv_scales": ("tensor",),
+}
+"""What `can_use_segmented_attention` lets through."""
+
+
+@VLLM.kernel(
+    "paged_attention", supports=attnfuzz.Supports(**_SEGMENTED_CACHES, variants=("window", "sinks")), **_SEGMENTED
+)
+def segmented(i: Any, *, run: Any) -> Callable[[], Tensor]:
+    """`run_segmented_attention` of the backend ROCM_SEGMENTED_ATTN, with a workspace of each call's own."""
+    return _segmented(i, run, causal=True)
+
+
+@VLLM.kernel(
+    "masked_attention",
+    supports=attnfuzz.Supports(**_SEGMENTED_CACHES, variants=("sinks",), masks=("full",)),
+    **_SEGMENTED,
+)
+def segmented_full(i: Any, *, run: Any) -> Callable[[], Tensor]:
+    """The same with `causal=False`."""
+    return _segmented(i, run, causal=False)
+
+
+def _segmented(i: Any, run: Any, *, causal: bool) -> Callable[[], Tensor]:
+    window = getattr(i, "window", None)
+    left = -1 if window is None else window - 1
+
+    def call() -> Tensor:
+        run(
+            i.q, i.out, i.k_cache, i.v_cache, i.block_table, i.cu_seqlens_q, i.seq_lens, i.max_query_len,
+            i.max_seq_len, i.k_scale, i.v_scale, i.scale, sliding_window=left, causal=causal, sinks=i.sinks,
+        )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+_PACKED_CACHES: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "layouts": ("packed",),
+    "lse": "none",
+    "padding_tokens": False,
+    "kv_dtypes": ("float8_e4m3fn",),
+    "kv_scales": ("tensor",),
+}
+_CHUNKED: dict[str, Any] = {
+    "needs": {"forward": _ops("chunked_prefill_paged_decode:chunked_prefill_paged_decode")},
+    "numerics": _UNIFIED_NUMERICS,
+}
+
+
+@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_PACKED_CACHES, variants=("window", "sinks")), **_CHUNKED)
+def chunked_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """`chunked_prefill_paged_decode` of the backend ROCM_ATTN, without its decode in HIP.
+
+    Prompts by `prefix_prefill`, with new keys and values apart; sequences of one query token by a kernel of its own.
+    """
+    return _chunked(i, forward)
+
+
+@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_PACKED_CACHES, variants=("window", "alibi")), **_CHUNKED)
+def chunked_prefill_alibi(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """The same with ALiBi, for which it has another kernel, and which it does not take beside sinks."""
+    return _chunked(i, forward)
+
+
+def _chunked(i: Any, forward: Any) -> Callable[[], Tensor]:
+    _, new = slots_of(i, i.seq_lens - i.cu_seqlens_q.diff(), i.seq_lens)
+    k = i.k_cache.permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[new]  # from [blocks, heads, size / x, block, x]
+    v = i.v_cache.permute(0, 3, 1, 2).flatten(0, 1)[new]  # from [blocks, heads, size, block]
+    if i.k_scale is not None:
+        k, v = ((part.float() * scale).to(i.q.dtype) for part, scale in ((k, i.k_scale), (v, i.v_scale)))
+
+    def call() -> Tensor:
+        forward(
+            i.q, k, v, i.out, "auto" if i.k_scale is None else "fp8", i.k_cache, i.v_cache, i.block_table,
+            i.cu_seqlens_q, i.seq_lens, i.max_seq_len, i.max_query_len, i.k_scale, i.v_scale, i.alibi_slopes,
+            i.window, i.scale, sinks=i.sinks,
+        )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+@VLLM.kernel(
+    "paged_attention",
+    needs={"forward": _ops("prefix_prefill:context_attention_fwd")},
+    supports=attnfuzz.Supports(**_PACKED_CACHES, variants=("window", "sinks")),
+    numerics=_UNIFIED_NUMERICS,
+)
+def prefix_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """`context_attention_fwd` that reads all keys and values from the cache, new ones too."""
+
+    def call() -> Tensor:
+        forward(
+            i.q, None, None, i.out, "auto" if i.k_scale is None else "fp8", i.k_cache, i.v_cache, i.block_table,
+            i.cu_seqlens_q, i.seq_lens, i.max_seq_len, i.max_query_len, i.k_scale, i.v_scale,
+            sliding_window=i.window, sm_scale=i.scale, sinks=i.sinks,
+        )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+@VLLM.kernel(
+    "paged_attention",
+    needs={"forward": _ops("triton_prefill_attention:context_attention_fwd")},
+    supports=attnfuzz.Supports(
+        **_CACHES, lse="none", variants=("window", "sinks"), padding_tokens=False, freed_pages=False, max_seq_len=300
+    ),
+)
+def prefill_attention(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """Whole prompts without a cache, `context_attention_fwd`, of which the last query tokens are looked at."""
+    q, k, v, starts, own = whole_prompts(i)
+    out = i.out if q is i.q else torch.empty_like(q)
+    left = -1 if i.window is None else i.window - 1
+
+    def call() -> Tensor:
+        forward(
+            q, k, v, out, starts, i.seq_lens, i.max_seq_len, is_causal=True, softmax_scale=i.scale,
+            sliding_window_q=left, sinks=i.sinks,
+        )  # fmt: skip
+        result: Tensor = out[own]
+        return result
 
     return call
 

@@ -251,7 +251,7 @@ def _bare(
     case: PagedDecodeCase, seq_lens: tuple[int, ...], query_lens: tuple[int, ...] | None = None
 ) -> PagedDecodeCase:
     """With other lengths, and no column nor page beyond what they need."""
-    pages = msgspec.structs.replace(case.pages, extra_columns=0, spare_blocks=0)
+    pages = msgspec.structs.replace(case.pages, extra_columns=0, spare_blocks=0, taken=())
     values = msgspec.structs.replace(case.values, needles=())
     lengths = {"seq_lens": seq_lens, "query_lens": query_lens} if query_lens else {"seq_lens": seq_lens}
     return msgspec.structs.replace(case, **lengths, pages=pages, values=values)

@@ -38,6 +38,7 @@ _COMMANDS = {
     "triage": "attnfuzz.cli.show:triage_command",
     "mutants": "attnfuzz.cli.mutants",
     "bench": "attnfuzz.cli.bench",
+    "tolerances": "attnfuzz.cli.tolerances",
     "doctor": "attnfuzz.cli.show:doctor_command",
 }
 

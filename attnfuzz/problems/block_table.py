@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache, partial
 
+import msgspec
+
 from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import Pages
@@ -47,7 +49,11 @@ def used_blocks(case: PagedDecodeCase) -> int:
 
 def num_blocks(case: PagedDecodeCase) -> int:
     """Pages of the cache: used and spare ones, at least 1."""
-    return max(1, used_blocks(case) + case.pages.spare_blocks)
+    return _num_blocks(used_blocks(case), case.pages)
+
+
+def _num_blocks(used: int, pages: Pages) -> int:
+    return max(1, used + pages.spare_blocks, 1 + max(pages.taken, default=0))
 
 
 def _used_blocks(seq_lens: tuple[int, ...], block_size: int, shared_blocks: int) -> int:
@@ -71,6 +77,9 @@ def _physical_pages(seq_lens: tuple[int, ...], block_size: int, pages: Pages) ->
 
 def _page_order(used: int, pages: Pages) -> list[int]:
     """Physical pages in the order in which sequences take them; spare pages come last or are never taken."""
+    if pages.taken:
+        others = _page_order(_num_blocks(used, pages), msgspec.structs.replace(pages, taken=(), spare_blocks=0))
+        return list(dict.fromkeys((*pages.taken, *others)))
     if pages.order == "identity":
         return list(range(used))
     if pages.order == "reversed":
@@ -82,7 +91,7 @@ def _page_order(used: int, pages: Pages) -> list[int]:
 @lru_cache(maxsize=16)
 def _block_table_rows(seq_lens: tuple[int, ...], block_size: int, pages: Pages, columns: int) -> Rows:
     live = _physical_pages(seq_lens, block_size, pages)
-    total = max(1, _used_blocks(seq_lens, block_size, pages.shared_blocks) + pages.spare_blocks)
+    total = _num_blocks(_used_blocks(seq_lens, block_size, pages.shared_blocks), pages)
     return tuple((*row, *_padding(i, row, columns - len(row), total, pages)) for i, row in enumerate(live))
 
 

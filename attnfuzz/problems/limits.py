@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
-from attnfuzz.problems.block_table import used_blocks
+from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.module import Case, module_of
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
@@ -74,8 +74,8 @@ def list_nbytes(case: Case) -> int:
     pages = table = 0
     if isinstance(case, PagedDecodeCase):
         pages = used_blocks(case)
-        if case.pages.order == "shuffled":  # spare ones too, with a key for each
-            pages = 2 * (pages + case.pages.spare_blocks)
+        if case.pages.order == "shuffled" or case.pages.taken:  # spare ones too, with a key for each
+            pages = 2 * num_blocks(case)
         entry = 16 if case.pages.padding != "wrong_page" else 16 + _LISTED_NUMBER
         table = entry * case.num_seqs * case.max_blocks_per_seq
     return 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows + pages) + table

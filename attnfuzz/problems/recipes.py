@@ -12,6 +12,7 @@ __all__ = [
     "LSE_KINDS",
     "MAX_LOGIT_EXPONENT",
     "MIN_LOGIT_EXPONENT",
+    "MOST_TAKEN",
     "NORMAL_EXPONENT",
     "STATE_RECIPES",
     "STRIDE_KINDS",
@@ -43,6 +44,7 @@ LsePair = tuple[LseKind, LseKind]
 STRIDE_KINDS: tuple[StrideKind, ...] = get_args(StrideKind)
 
 MIN_LOGIT_EXPONENT, MAX_LOGIT_EXPONENT = -6, 8
+MOST_TAKEN = 1024
 NORMAL_EXPONENT = -5
 """The "normal" recipe draws integers of standard deviation 36.9; times 2^-5 it is 1.15."""
 
@@ -93,6 +95,7 @@ class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ``shared_blocks``: every sequence uses sequence 0's physical page for its first ``shared_blocks`` pages
     (as far as both have them), as a prefix cache does.
     ``padding``: what unused table entries hold: 0, a valid page that is wrong, or ids that do not exist.
+    ``taken``: pages that sequences take before any other, one sequence after another, as a running program had them.
     """
 
     order: PageOrder = "identity"
@@ -101,8 +104,12 @@ class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     shared_blocks: int = 0
     padding: Padding = "zero"
     seed: int = 0
+    taken: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_range("len(taken)", len(self.taken), 0, MOST_TAKEN)
+        for page in self.taken:
+            check_range("taken", page, 0, 1 << 20)
         check_range("spare_blocks", self.spare_blocks, 0, 1 << 20)
         check_range("extra_columns", self.extra_columns, 0, 1 << 16)
         check_range("shared_blocks", self.shared_blocks, 0, 1 << 20)

@@ -142,7 +142,7 @@ def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: boo
     sources.files[file.as_posix()] = text
     for imported in _imported_files(tree, file):
         folder = _PACKAGE.parent if imported.parts[0] == "attnfuzz" else root
-        is_ours = imported.parts[0] == "attnfuzz" and imported.parts[:2] != ("attnfuzz", "kernels")
+        is_ours = imported.parts[0] == "attnfuzz" and imported.parts[1:2] not in (("kernels",), ("adapters",))
         if not is_ours and imported.as_posix() not in sources.files and (folder / imported).is_file():
             _collect(folder, imported, sources)
 

@@ -37,10 +37,10 @@ from attnfuzz.problems.choices import (
     stride_kinds_of,
 )
 from attnfuzz.problems.feature import Feature
-from attnfuzz.problems.fields import Choice, Integer, Proposal, Seed, first_of, number_traits
+from attnfuzz.problems.fields import Choice, Integer, Integers, Proposal, Seed, first_of, number_traits
 from attnfuzz.problems.module import Case, case_type_of
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
-from attnfuzz.problems.recipes import STRIDE_KINDS, Padding, PageOrder, StrideKind
+from attnfuzz.problems.recipes import MOST_TAKEN, STRIDE_KINDS, Padding, PageOrder, StrideKind
 from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
 from attnfuzz.problems.variants import absent_tensors
@@ -257,6 +257,13 @@ class PageMap(Facet[PagedDecodeCase]):
         Part("pages.spare_blocks", _COUNTED, Place.STORAGE, Feature("spare blocks", role="place"), "spare pages {}"),
         Part("pages.extra_columns", _COUNTED, Place.STORAGE, EXTRA_COLUMNS, "unused table columns {}"),
         Part("pages.seed", Seed(), Place.STORAGE),
+        Part(
+            "pages.taken",
+            Integers(0, 1 << 20, least=0, most=MOST_TAKEN),
+            Place.STORAGE,
+            Feature("pages as recorded", role="place"),
+            "pages taken {}",
+        ),
     )
 
     def features(self, case: PagedDecodeCase) -> Iterator[Feature]:
