@@ -1,10 +1,10 @@
-# Two commands: `make explore` fuzzes the bundled kernels, `make test` checks a change. Both make .venv first.
+# `make demo` finds a bug, `make explore` fuzzes the bundled kernels, `make test` checks a change. All make .venv first.
 #
 #   make explore BUDGET=10m KERNELS='paged_*'
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test test-all triton-versions lint types compiled unit quality audit docs pictures format clean
+.PHONY: demo explore test test-all triton-versions lint types compiled unit quality audit docs pictures format clean
 
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -18,6 +18,10 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 # One more than there are cores: tests wait for processes of their own.
 WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
+# A bug found in some 20 s, replayed, repaired and replayed: the broken kernel of docs/first-finding.md, in build/demo.
+demo: $(INSTALLED)
+	$(BIN)/python docs/demo.py
 
 explore: $(INSTALLED)
 	$(BIN)/attnfuzz explore $(KERNELS) --budget $(BUDGET)
@@ -61,6 +65,7 @@ audit: $(TESTABLE)
 # The site of docs/, in build/docs; a warning is an error.
 docs: $(TESTABLE)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/docs
+	@echo 'The site is in build/docs: open build/docs/index.html'
 
 # What docs/pictures/ shows, from a campaign of half a minute on a CPU; the report needs Chromium.
 pictures: $(TESTABLE)

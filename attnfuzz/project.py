@@ -14,23 +14,29 @@ from pathlib import Path
 
 __all__ = ["everybody_can_write", "project_root", "search_path", "why_foreign", "working_folder"]
 
-_MARKERS = ("pyproject.toml", ".git")
+_MARKERS = (("pyproject.toml", ".git"), (".attnfuzz",))
+"""What a project's folder holds; and, where there is no such folder, what a search has left in the one it ran in."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 def project_root(start: Path | None = None) -> Path:
-    """The nearest folder that holds a pyproject.toml or .git, from ``start`` upwards; ``start`` if there is none.
+    """The nearest folder that holds a pyproject.toml or .git, from ``start`` upwards, or else the nearest in which
+    attnfuzz has searched; ``start`` if there is none.
 
     ``start`` is the working directory by default. The search ends below a folder that everybody can write to, such as
     /tmp, and below one that belongs to another user (root excepted): whoever that is could put a marker there.
     """
     start = (start or Path.cwd()).resolve()
     owners = {os.geteuid(), 0, start.stat().st_uid}
-    for folder in (start, *start.parents):
-        if folder != start and (everybody_can_write(folder) or folder.stat().st_uid not in owners):
+    folders = [start]
+    for folder in start.parents:
+        if everybody_can_write(folder) or folder.stat().st_uid not in owners:
             break
-        if any((folder / marker).exists() for marker in _MARKERS):
-            return folder
+        folders.append(folder)
+    for markers in _MARKERS:
+        for folder in folders:
+            if any((folder / marker).exists() for marker in markers):
+                return folder
     return start
 
 

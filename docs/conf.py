@@ -18,6 +18,9 @@ html_theme = "furo"
 html_title = f"attnfuzz {version}"
 html_show_copyright = False
 html_extra_path = ["site"]  # the first page, which leads to docs/index.html
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
+html_js_files = ["copy.js"]
 
 myst_heading_anchors = 4
 default_role = "code"  # in docstrings

@@ -56,7 +56,7 @@ _NONE = "none"
 @click.option(
     "--known",
     is_flag=True,
-    help="Open cases are known: they are expected to fail, and fail the command if they pass.",
+    help="Open cases are expected to fail (xfail), and fail the command if they pass (XPASS).",
 )
 @SHARD
 @PYTHON
@@ -121,7 +121,7 @@ def command(
                 )
                 for result in replaying:
                     results.append(replace(result, python=python, device=runner.device_name))
-                    print_replayed(console, results[-1])
+                    print_replayed(console, results[-1], known=known)
                 device_name = runner.device_name
     # other kernels, and a tool that looks at something else, say nothing of the one that was running
     innocent = set() if kernels or sanitizer else cleared(results)

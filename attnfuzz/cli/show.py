@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -10,6 +12,9 @@ import msgspec
 from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, configured, profile_option, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
+
+if TYPE_CHECKING:
+    from attnfuzz.campaign.saved.replay import SavedCase
 
 __all__ = ["doctor_command", "list_command", "repro_command", "show_command", "triage_command"]
 
@@ -78,20 +83,35 @@ def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | No
 
 @click.command()
 @click.argument("paths", nargs=-1, type=FILE, metavar="[PATH]...")
+@click.option("--fixed", is_flag=True, help="First mark the cases of PATH as fixed: they must pass from now on.")
 @profile_option()
-def triage_command(paths: tuple[Path, ...]) -> Outcome:
+def triage_command(paths: tuple[Path, ...], fixed: bool) -> Outcome:
     """List saved cases (files or folders; the regressions folder by default): open, flaky and fixed, since when.
 
     Nothing is run: attnfuzz replay does that.
     """
+    if fixed and not paths:
+        raise Refusal("--fixed marks the saved cases that you name: attnfuzz triage --fixed FILE")
     with refusing():
         from attnfuzz.cli.replay import load_saved
         from attnfuzz.report.saved_cases import print_triage
         from attnfuzz.report.terminal import make_console
 
         saved = load_saved(paths, configured().regressions)
+    if fixed:
+        saved = [_fixed(one) for one in saved]
     print_triage(make_console(), saved)
     return SHOWN
+
+
+def _fixed(saved: SavedCase) -> SavedCase:
+    """Its file says so now, too."""
+    from attnfuzz.corpus import encode_regression
+    from attnfuzz.own_files import write_file
+
+    regression = msgspec.structs.replace(saved.regression, status="fixed")
+    write_asked(("--fixed", saved.path, lambda path: write_file(path, encode_regression(regression))))
+    return replace(saved, regression=regression)
 
 
 _STATUS_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}

@@ -90,7 +90,7 @@ def _cases(folder: Path) -> list[dict[str, Any]]:
 
 def _why(result: dict[str, Any]) -> str:
     if result["outcome"] == "pass":
-        return f'passes now; set its "status" to "fixed" {result.get("issue", "")}'.rstrip()
+        return f"passes now; once repaired: attnfuzz triage --fixed FILE {result.get('issue', '')}".rstrip()
     return "fails again" if result["status"] == "fixed" else "fails"
 
 
@@ -119,11 +119,20 @@ def _message(finding: dict[str, Any], others: list[_InKernel]) -> str:
 
 
 def _place(kernel: dict[str, Any], finding: dict[str, Any]) -> tuple[str, int]:
-    """A line that the finding names, or the kernel's file."""
+    """A line that the finding names, or that of the kernel's function."""
     for source in finding.get("sources", ()):
         return source["file"], source["line"]
-    file = kernel["target"].rpartition(":")[0]
-    return (file, 1) if file.endswith(".py") else ("", 1)
+    file, _, name = kernel["target"].rpartition(":")
+    return (file, _line_of(Path(file), name)) if file.endswith(".py") else ("", 1)
+
+
+def _line_of(file: Path, function: str) -> int:
+    """Where ``function`` begins, as its source says now; 1 where it does not say."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 1
+    return next((number for number, line in enumerate(lines, 1) if line.startswith(f"def {function}(")), 1)
 
 
 def _command(file: str, line: int, title: str, message: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,15 +79,19 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     differences: tuple[_Difference, ...] = ()
 
 
-def print_replayed(console: Console, result: Replayed) -> None:
-    """One line, and for a failure what the oracle says."""
-    style = {"PASS": "green", "FAIL": "bold red", "skip": "yellow"}
-    line = Text(f"{_outcome(result)}  ", style=style[_outcome(result)])
+def print_replayed(console: Console, result: Replayed, *, known: bool = False) -> None:
+    """One line, and for a failure what the oracle says. With ``known``, an open case that fails is xfail and no more,
+    and one that passes and may not is XPASS, as in pytest."""
+    outcome = _outcome(result)
+    if known and result.failed != result.is_unexpected:
+        outcome = "xfail" if result.failed else "XPASS"
+    style = {"PASS": "green", "FAIL": "bold red", "skip": "yellow", "xfail": "yellow", "XPASS": "bold red"}
+    line = Text(f"{outcome}  ", style=style[outcome])
     line.append(f"{result.saved.path}  {result.kernel.target}", style="default")
     line.append("".join(_remarks(result)), style="default")
     console.print(line, soft_wrap=True)
     failure = result.verdict.failure if result.verdict is not None else None
-    if failure is not None:
+    if failure is not None and outcome != "xfail":
         remedy = remedy_lines(failure.remedy, result.saved.regression.case)
         for text in (f"{failure.name}: {failure.message}", *failure.details, *remedy):
             console.print(Text(f"      {text}"), soft_wrap=True)
@@ -111,10 +116,15 @@ def print_total(
     if known:
         for result in results:
             if result.is_unexpected and not result.failed:
-                repaired_one = f'{result.saved.path} passes, though it is open: set "status" to "fixed"'
+                repaired_one = (
+                    f"{result.saved.path} passes, though it is open; once repaired: {_mark(result.saved.path)}"
+                )
                 console.print(Text(repaired_one, style="bold red"), soft_wrap=True)
     failed = {result.saved.path: _status(result) for result in ran if result.failed and result.is_own}
-    text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {sum(result.failed for result in ran)} failed"
+    bad = [result for result in ran if result.failed and (result.is_unexpected or not known)]
+    text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {len(bad)} failed"
+    expected = sum(result.failed for result in ran) - len(bad)
+    text += f", {expected} failed as expected" if expected else ""
     for status, meaning in _STATUSES.items():
         number = sum(value == status for value in failed.values())
         text += f"; {count(number, 'case')} {meaning}" if number else ""
@@ -122,7 +132,7 @@ def print_total(
     repaired = {result.saved.path for result in tried} - set(failed)
     elsewhere = any(result.python is not None for result in results)  # it may have been found in another environment
     passing = f"; {count(len(repaired), 'open case')} " + (
-        "passing there" if elsewhere else 'now passing: set "status" to "fixed"'
+        "passing there" if elsewhere else "now passing; once repaired: attnfuzz triage --fixed FILE"
     )
     text += passing if repaired else ""
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
@@ -153,6 +163,10 @@ def _environments(results: Sequence[Replayed]) -> tuple[EnvironmentSummary, ...]
 
 def _difference(one: Difference) -> _Difference:
     return _Difference(path=str(one.path), kernel=one.kernel, text=one.text, outcomes=outcomes_of(one.outcomes))
+
+
+def _mark(path: Path) -> str:
+    return shlex.join(["attnfuzz", "triage", "--fixed", str(path)])
 
 
 def _status(result: Replayed) -> str:
@@ -311,7 +325,7 @@ def _merged_remarks(row: Merged) -> Iterator[str]:
     for path in row.kept.replaced:
         yield f"{name} replaces {path.name}, the same bug in a larger case"
     if row.checked.outcome == "passes" and not row.is_fixed and row.kept.path.parent.name != PASSING:
-        yield f'{name} was there before and passes now: set its "status" to "fixed"'
+        yield f"{name} was there before and passes now; once repaired: {_mark(row.kept.path)}"
 
 
 def _total(rows: Sequence[Merged], files: int, folders: int, output: Path, verified: bool) -> str:

@@ -117,6 +117,18 @@ def print_result(console: Console, result: CampaignResult) -> None:
     for line in _unjudged(result):
         console.print(Text(line, style="bold yellow"), soft_wrap=True)
     console.print(Text(verdict_sentence(result), style="bold red" if result.fails else "bold"), soft_wrap=True)
+    if (step := _next_step(result)) is not None:
+        console.print(step, soft_wrap=True)
+
+
+def _next_step(result: CampaignResult) -> str | None:
+    """What to do where nothing at all was found; None where there is something to look at, or to mend first."""
+    is_over = result.stop_reason == "budget" and result.statistics.cases
+    if not is_over or result.findings or result.unconfirmed or any(_unjudged(result)):
+        return None
+    if all(":" not in target for target in result.statistics.kernels):
+        return "these kernels come with attnfuzz; next, yours: attnfuzz explore path/to/your_kernel.py"
+    return "next: a larger --budget searches on, and attnfuzz ci searches each commit"
 
 
 def _costs(statistics: Statistics) -> str:

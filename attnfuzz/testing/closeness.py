@@ -25,7 +25,11 @@ from attnfuzz.values import LogicalAttention
 
 __all__ = ["assert_close"]
 
-_BASES = {"natural": 1.0, "base2": math.log(2)}
+__tracebackhide__ = True
+"""pytest then shows the line that calls `assert_close`, and none of this module."""
+
+_BASES: dict[str | float, float] = {"natural": 1.0, math.e: 1.0, "base2": math.log(2), 2: math.log(2)}
+_SWAPPED = {"NHD": "HND", "HND": "NHD"}
 
 
 class _GivenVariant(Variant, frozen=True, kw_only=True):
@@ -65,20 +69,92 @@ def assert_close(
     sinks: Float[Tensor, " num_q_heads"] | None = None,
     k_scale: Float[Tensor, "..."] | float | None = None,
     v_scale: Float[Tensor, "..."] | float | None = None,
-    lse_base: str = "natural",
+    lse_base: str | float = "natural",
     numerics: Numerics | None = None,
 ) -> None:
     """Raise AssertionError, saying which token or head is wrong, unless ``out``, and ``lse``, are within their bounds.
 
-    Keys and values are either ``k`` and ``v`` or a paged cache with its ``block_table``, in a ``layout`` of
-    `attnfuzz.Supports`. One query token for each sequence, or those that ``cu_seqlens_q`` says, causal: the last of its
-    sequence. ``window`` (which counts the query itself), ``soft_cap``, ``alibi_slopes`` and ``sinks`` are those of
-    `attnfuzz.problems.variants`. K and V of 8 bits stand for their numbers times ``k_scale`` and ``v_scale``: one
-    number, or one for each KV head. ``lse_base``: "natural" or "base2". ``numerics``: what the kernel rounds on
-    purpose. Bounds are those of `attnfuzz.numerics`, and an empty sequence has 0 and -inf.
+    Keys and values are either ``k`` and ``v`` or a paged cache with its ``block_table``, whose ``layout`` is one of
+    `attnfuzz.Supports`. Each sequence has one query token, or as many as ``cu_seqlens_q`` says, causal: the last of its
+    sequence. ``window`` (which counts the query itself), ``soft_cap``, ``alibi_slopes`` and ``sinks`` mean what
+    `attnfuzz.problems.variants` says. K and V of 8 bits are multiplied with ``k_scale`` and ``v_scale``: one number, or
+    one for each KV head. ``lse_base`` is the base of the logarithm in ``lse``: "natural", or 2 (also "base2").
+    ``numerics`` says what the kernel rounds on purpose. `attnfuzz.numerics` derives the bounds; an empty sequence must
+    have 0 and -inf.
 
-    Raises ValueError for tensors that do not fit together or hold NaN or infinity where they are read.
+    Raises ValueError for tensors that do not fit together or hold NaN or infinity where they are read. Where another
+    ``layout`` or ``lse_base`` makes the results right, either error says so.
     """
+    given: dict[str, Any] = {
+        "q": q, "seq_lens": seq_lens, "scale": scale, "k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache,
+        "block_table": block_table, "layout": layout, "cu_seqlens_q": cu_seqlens_q, "window": window,
+        "soft_cap": soft_cap, "alibi_slopes": alibi_slopes, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale,
+        "lse_base": _base(lse_base), "numerics": numerics or Numerics(),
+    }  # fmt: skip
+    try:
+        reference, comparisons = _compared(out, lse, **given)
+        failure = objection(reference, comparisons, "nan", nearby=no_runs)
+    except ValueError as error:
+        if remedy := _remedy(out, lse, given):
+            raise ValueError(f"{error}\n{remedy}") from None
+        raise
+    if failure is not None:
+        told = (failure.message, *failure.details, _remedy(out, lse, given))
+        raise AssertionError("\n".join(filter(None, told)))
+
+
+def _remedy(out: Tensor, lse: Tensor | None, given: dict[str, Any]) -> str:
+    """The argument with which these results are right, if it was forgotten; empty where there is none."""
+    k_cache, bases, layouts = given["k_cache"], [given["lse_base"]], [given["layout"]]
+    if k_cache is not None and k_cache.dim() == 4 and layouts[0] in _SWAPPED:
+        layouts.append(_SWAPPED[layouts[0]])
+    if lse is not None:
+        bases += {1.0, math.log(2)} - {*bases}
+    for other_layout, base in list(itertools.product(layouts, bases))[1:]:
+        try:
+            _, comparisons = _compared(out, lse, **{**given, "layout": other_layout, "lse_base": base})
+        except ValueError:
+            continue
+        if any(bool((one.ratio > 1).any()) for one in comparisons):
+            continue
+        arguments, why = [], []
+        if other_layout != given["layout"]:
+            arguments.append(f"layout={other_layout!r}")
+            slots = token_views(given["k_cache"], given["v_cache"], given["layout"]).k
+            why.append(
+                f"as {given['layout']} this cache has pages of {slots.shape[1]} tokens and {slots.shape[2]} KV heads"
+            )
+        if base != given["lse_base"]:
+            arguments.append("lse_base=2" if base != 1 else 'lse_base="natural"')
+            why.append("lse holds " + ("base-2" if base != 1 else "natural") + " logarithms")
+        return f"with {', '.join(arguments)} these results are right: {'; '.join(why)}"
+    return ""
+
+
+def _compared(
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    q: Tensor,
+    seq_lens: Tensor | Sequence[int],
+    scale: float,
+    k: Tensor | None,
+    v: Tensor | None,
+    k_cache: Tensor | None,
+    v_cache: Tensor | None,
+    block_table: Tensor | None,
+    layout: Layout,
+    cu_seqlens_q: Tensor | Sequence[int] | None,
+    window: int | None,
+    soft_cap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    k_scale: Tensor | float | None,
+    v_scale: Tensor | float | None,
+    lse_base: float,
+    numerics: Numerics,
+) -> tuple[Reference, list[Comparison]]:
+    """The results beside what these arguments give; ``lse_base`` is the natural logarithm of the base."""
     lengths = tuple(_integers(seq_lens))
     ends = None if cu_seqlens_q is None else _integers(cu_seqlens_q)
     fields = _fields(out, q, lengths, scale)
@@ -126,7 +202,16 @@ def assert_close(
     for name, tensor in (("q", logical.q), ("k", logical.k), ("v", logical.v)):
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} holds NaN or infinity where it is read; no result is right then")
-    _judge(case, logical, out, None if lse is None else lse.double() * _base(lse_base), numerics or Numerics())
+    supports = Supports() if lse is not None else Supports(lse="none")
+    declaration = Declaration(name="result", problem=case.problem, supports=supports, numerics=numerics)
+    reference = Reference(declaration, case, device=out.device.type, tolerance="bound")
+    reference.values = logical
+    expected, bound = reference.expected, reference.bound
+    axis = axes_of("out", case)[0]
+    comparisons = [Comparison("out", (axis, "head", "dim"), out, expected.out, bound.out)]
+    if lse is not None:
+        comparisons.append(Comparison("lse", (axis, "head"), lse.double() * lse_base, expected.lse, bound.lse))
+    return reference, comparisons
 
 
 def _integers(given: Tensor | Sequence[int]) -> list[int]:
@@ -201,7 +286,8 @@ def _gathered(
         pages = row[first : -(-tokens.stop // size)]
         if (first + len(pages)) * size < tokens.stop or bool(((pages < 0) | (pages >= len(slots))).any()):
             raise ValueError(
-                f"block_table names pages {pages.tolist()} for {tokens.stop} tokens; the cache has {len(slots)}"
+                f"block_table names pages {pages.tolist()} for {tokens.stop} tokens; the cache has {len(slots)} pages "
+                f"of {size} tokens"
             )
         held = slots[pages.to(slots.device)].flatten(0, 1)
         found.append(_behind(held[tokens.start - first * size : tokens.stop - first * size].flatten(2), tokens.start))
@@ -212,22 +298,7 @@ def _behind(tokens: Tensor, unseen: int) -> Tensor:
     return torch.cat((tokens.new_zeros(unseen, *tokens.shape[1:]), tokens)) if unseen else tokens
 
 
-def _base(name: str) -> float:
-    if name not in _BASES:
-        raise ValueError(f"lse_base={name!r} must be one of {', '.join(map(repr, _BASES))}")
-    return _BASES[name]
-
-
-def _judge(case: Any, values: LogicalAttention, out: Tensor, lse: Tensor | None, numerics: Numerics) -> None:
-    supports = Supports() if lse is not None else Supports(lse="none")
-    declaration = Declaration(name="result", problem=case.problem, supports=supports, numerics=numerics)
-    reference = Reference(declaration, case, device=out.device.type, tolerance="bound")
-    reference.values = values
-    expected, bound = reference.expected, reference.bound
-    rows = axes_of("out", case)[0]
-    comparisons = [Comparison("out", (rows, "head", "dim"), out, expected.out, bound.out)]
-    if lse is not None:
-        comparisons.append(Comparison("lse", (rows, "head"), lse, expected.lse, bound.lse))
-    failure = objection(reference, comparisons, "nan", nearby=no_runs)
-    if failure is not None:
-        raise AssertionError("\n".join((failure.message, *failure.details)))
+def _base(base: str | float) -> float:
+    if base not in _BASES:
+        raise ValueError(f'lse_base={base!r} must be "natural" or 2, the base of the logarithm in lse')
+    return _BASES[base]

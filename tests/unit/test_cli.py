@@ -327,7 +327,7 @@ def test_found_saved_replayed_repaired_replayed(tmp_path: Path) -> None:
     kernel.write_text(BROKEN.replace("+= 1", "+= 0"))
     run = attnfuzz("replay", finding.path, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert '1 open case now passing: set "status" to "fixed"' in run.stdout
+    assert "1 open case now passing; once repaired: attnfuzz triage --fixed FILE" in run.stdout
     assert (tmp_path / str(finding.path)).read_bytes() == before
 
 

@@ -39,7 +39,9 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
     folder = tmp_path / "attnfuzz-ci"
     (saved,) = (folder / "findings").glob("*.json")
     (annotation,) = [line for line in run.stdout.splitlines() if line.startswith("::")]
-    assert annotation.startswith("::error file=mine.py,line=1,title=mine%3A accuracy/out%3Avalue [seq_len>1]::out[seq")
+    line = 1 + KERNEL.splitlines().index("def mine(inputs):")
+    place = f"::error file=mine.py,line={line},title=mine%3A accuracy/out%3Avalue [seq_len>1]::out[seq"
+    assert annotation.startswith(place)
     assert step.read_text() == (folder / "summary.md").read_text()
     assert "### attnfuzz: something is new" in step.read_text()
     assert f"attnfuzz replay attnfuzz-ci/findings/{saved.name}" in step.read_text()
@@ -53,15 +55,30 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
     with ending_after(cases=10):
         run = ci("mine.py", "--shard", "1/2", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "known: https://example.org/issues/12" in run.stdout
+    assert f"xfail  regressions/{saved.name}  mine.py:mine  known: https://example.org/issues/12" in run.stdout
+    assert "1 run: 0 failed, 1 failed as expected; 1 case still open" in run.stdout
     assert "nothing new found" in (folder / "shard-1" / "summary.md").read_text()
 
     (tmp_path / "mine.py").write_text(REPAIRED)
     with ending_after(cases=1):
         run = ci("mine.py", cwd=tmp_path, GITHUB_ACTIONS="true")
     assert run.returncode == 1, run.stdout + run.stderr
-    assert 'passes, though it is open: set "status" to "fixed"' in run.stdout
+    assert "passes, though it is open; once repaired: attnfuzz triage --fixed " in run.stdout
+    assert f"XPASS  regressions/{saved.name}" in run.stdout
     assert f"::error file=regressions/{saved.name},line=1,title=saved case of mine.py%3Amine::passes now" in run.stdout
+
+    marked = attnfuzz("triage", "--fixed", f"regressions/{saved.name}", cwd=tmp_path)
+    assert (marked.returncode, marked.stdout.splitlines()[-1]) == (0, "1 saved case: 0 open, 0 flaky, 1 fixed")
+    with ending_after(cases=1):
+        assert ci("mine.py", cwd=tmp_path).returncode == 0
+
+
+def test_no_case_is_marked_fixed_that_nobody_named(tmp_path: Path) -> None:
+    """A command that is meant for one file would mark all of a project's open bugs as repaired."""
+    told = attnfuzz("triage", "--fixed", cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (
+        2, "Error: --fixed marks the saved cases that you name: attnfuzz triage --fixed FILE\n"
+    )  # fmt: skip
 
 
 def test_what_cannot_be_tested_is_no_finding(tmp_path: Path) -> None:

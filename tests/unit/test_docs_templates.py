@@ -149,6 +149,40 @@ def test_the_workflow_runs_what_it_promises() -> None:
         assert set(step["with"]) <= set(action["inputs"])
 
 
+def steps_of(name: str) -> list[str]:
+    """The shell commands of each job of a template that installs something."""
+    (template,) = documents(name)
+    jobs = template.get("steps") or template.get("jobs", template).values()
+    parts = [job.get("command") or job.get("script") or [step.get("run", "") for step in job["steps"]] for job in jobs]
+    return [part if isinstance(part, str) else "\n".join(part) for part in parts]
+
+
+@pytest.mark.parametrize("name", ["buildkite.yml", "gitlab-ci.yml", "github-actions.yml"])
+def test_templates_install_attnfuzz_before_they_call_it(name: str, tmp_path: Path) -> None:
+    """In a project that is not attnfuzz the first line of the job would be "command not found"."""
+    (tmp_path / "bin").mkdir()
+    installer = "#!/bin/bash\necho installed $@ >> told\n"
+    attnfuzz = "#!/bin/bash\n[[ $(cat told) == *attnfuzz* ]] || exit 127\necho called >> told\n"
+    for program, text in (("python3", installer), ("attnfuzz", attnfuzz), ("buildkite-agent", "#!/bin/bash\n")):
+        (tmp_path / "bin" / program).write_text(text)
+        (tmp_path / "bin" / program).chmod(0o755)
+    (tmp_path / ".venv").symlink_to(tmp_path)  # what `python3 -m venv .venv` would make
+    (tmp_path / "bin" / "python").symlink_to(tmp_path / "bin" / "python3")
+    (tmp_path / "bin" / "activate").touch()
+    called = 0
+    for script_of_job in steps_of(name):
+        (tmp_path / "told").write_text("")
+        text = re.sub(r"\$\{\{.*?\}\}", "", script_of_job).replace("$$", "$")
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        environment = {"PATH": path, "BUILDKITE_SOURCE": "", "GITHUB_PATH": str(tmp_path / "path")}
+        command = ["bash", "-eu", "-c", f"ATTNFUZZ_NIGHT=; {text}"]
+        run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        if "venv" in text or "pip install --editable" in text:
+            assert run.returncode == 0, run.stderr
+            called += (tmp_path / "told").read_text().count("called")
+    assert called >= 1
+
+
 @pytest.mark.night
 def test_the_action_finds_a_planted_bug_without_a_gpu(tmp_path: Path) -> None:
     """Whoever tries it on a hosted runner would see it pass, whatever the kernel does."""
@@ -163,7 +197,7 @@ def test_the_action_finds_a_planted_bug_without_a_gpu(tmp_path: Path) -> None:
     assert set(search["env"]) == set(values)
     run = in_bash(search["run"], cwd=tmp_path, GITHUB_ACTIONS="true", **values)
     assert run.returncode == 1, run.stdout + run.stderr
-    assert "::error file=mine.py,line=1,title=mine%3A accuracy/out%3Avalue" in run.stdout
+    assert "::error file=mine.py,line=7,title=mine%3A accuracy/out%3Avalue" in run.stdout
     assert len(list((tmp_path / "attnfuzz-ci" / "findings").glob("*.json"))) == 1
 
 

@@ -46,6 +46,14 @@ def test_the_root_is_the_nearest_folder_with_a_marker(folder: Path) -> None:
     assert project_root(folder.parents[1]) == folder.parents[1]
 
 
+def test_where_a_search_has_run_is_a_project_if_nothing_else_is(folder: Path) -> None:
+    """`attnfuzz replay ../x.json` would find no kernel in a folder that has no pyproject.toml, as a newcomer's."""
+    (folder.parent / ".attnfuzz").mkdir()
+    assert project_root() == folder.parent
+    (folder.parents[1] / "pyproject.toml").touch()
+    assert project_root() == folder.parents[1]
+
+
 def test_settings_above_the_root_do_not_count(folder: Path) -> None:
     """A pyproject.toml around a clone would decide what runs in it."""
     (folder.parents[1] / "pyproject.toml").touch()

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from attnfuzz import check
 from attnfuzz.corpus import Environment, FindingRecord, Regression, decode_regression, write_regression
 from attnfuzz.problems.cases import PagedDecodeCase
 from tests.unit.in_process import attnfuzz
@@ -110,19 +111,18 @@ def assert_explanation_is_what_is_shown(folder: Path) -> None:
     assert (folder / "weights.svg").read_text(encoding="utf-8") == picture.read_text(encoding="utf-8")
 
 
-def reports() -> list[tuple[str, str]]:
-    """Each command on the page of reports, and what it printed."""
-    page = (ROOT / "docs/first-report.md").read_text(encoding="utf-8")
-    return re.findall(r"```console\n(\$ attnfuzz explore .*?)\n(.*?)```", page, re.DOTALL)
-
-
-def lines_of_any_run(report: str, *, at_once: bool = False) -> list[str]:
-    """What is told of its first finding, whatever the machine; ``at_once``: before its neighbours were run."""
+def first_finding(report: str) -> list[str]:
+    """What a report tells of its first finding, whatever the machine."""
     found = report[report.index("\n1. ") :].partition("\n\n")[0]
-    own = re.compile(r" +(#|NaN enters|passes if)" if at_once else r" +#")
-    kept = [line for line in found.splitlines() if line and not own.match(line)]
+    kept = [line for line in found.splitlines() if line and not re.match(r" +(#|\.\.\.)", line)]
     assert len(kept) >= 7
     return kept
+
+
+def lines_that_are_missing(page: str, told: str) -> list[str]:
+    """What ``page`` shows of the first search and ``told`` has not."""
+    shown = block(page, "console", "$ attnfuzz explore").splitlines()
+    return [line for line in shown if "..." not in line and line[0] != "$" and line.strip() not in told]
 
 
 def findings_of_the_example(folder: Path) -> list[Path]:
@@ -131,32 +131,20 @@ def findings_of_the_example(folder: Path) -> list[Path]:
     assert explored.returncode == 1, explored.stderr
     saved = list((folder / "regressions").iterdir())  # another symptom may be on its way when the search ends
     assert [path.name for path in saved if "dead_memory" in path.name], saved
-    for page in ("README.md", "docs/first-finding.md"):
-        shown = [
-            line
-            for line in block(page, "console", "$ attnfuzz explore").splitlines()
-            if "..." not in line and line[0] != "$"
-        ]
-        assert [line for line in shown if line.strip() not in explored.stdout] == []
-    of_page = lines_of_any_run(reports()[0][1], at_once=True)
-    assert [line for line in of_page if line not in explored.stdout.splitlines()] == []
     return saved
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("number", [0, 1], ids=["as declared", "undeclared"])
-def test_the_first_report_is_what_its_command_prints(folder: Path, number: int) -> None:
+def test_the_report_of_a_kernel_that_declares_nothing_is_what_its_command_prints(folder: Path) -> None:
     """A reader would compare what he is told with what an older version said."""
-    command, shown = reports()[number]
+    shown = block("docs/declaring.md", "console", "$ attnfuzz explore my_decode.py --budget 40s")
     kernel_file = folder / "my_decode.py"
-    if number:
-        source = kernel_file.read_text(encoding="utf-8")
-        bare = re.sub(r"@attnfuzz.kernel\(.*?\n\)\n", '@attnfuzz.kernel("paged_decode")\n', source, flags=re.DOTALL)
-        kernel_file.write_text(bare, encoding="utf-8")
-    name, *arguments = command.removeprefix("$ attnfuzz ").replace("20s", "40s").split()
-    told = attnfuzz(name, *arguments, cwd=folder)
+    source = kernel_file.read_text(encoding="utf-8")
+    bare = re.sub(r"@attnfuzz.kernel\(.*?\n\)\n", '@attnfuzz.kernel("paged_decode")\n', source, flags=re.DOTALL)
+    kernel_file.write_text(bare, encoding="utf-8")
+    told = attnfuzz(*shown.splitlines()[0].removeprefix("$ attnfuzz ").split(), cwd=folder)
     assert told.returncode == 1, told.stderr
-    assert [line for line in lines_of_any_run(shown) if line not in told.stdout.splitlines()] == []
+    assert [line for line in first_finding(shown) if line not in told.stdout.splitlines()] == []
 
 
 def repair(kernel_file: Path) -> None:
@@ -167,17 +155,32 @@ def repair(kernel_file: Path) -> None:
     assert before is not None
     assert after is not None
     source = kernel_file.read_text(encoding="utf-8")
-    assert block("README.md", "python") in source
     assert source.count(before[1]) == 1
     kernel_file.write_text(source.replace(before[1], after[1]), encoding="utf-8")
 
 
-def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
-    """The first thing that a reader tries would not work as described."""
-    findings_of_the_example(folder)
-    assert attnfuzz("replay", cwd=folder).returncode == 1
-    repair(folder / "my_decode.py")
-    assert attnfuzz("replay", cwd=folder).returncode == 0
+def test_a_launcher_with_another_signature_is_wrapped_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a kernel already would copy a wrapper that does not run, or is accused of what it converts."""
+    for name in ("attention_ops.py", "my_attention.py"):
+        (tmp_path / name).write_text(block("docs/first-finding.md", "python", f"# {name}\n"), encoding="utf-8")
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    case = {
+        "num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "block_size": 4, "seq_lens": [9, 0, 17], "scale": 0.25,
+        "layout": "HND", "strides": {"q": "outer_gap"},
+    }  # fmt: skip
+    check("my_attention.py:my_attention", case, device="cpu")
+
+
+def test_the_demo_finds_replays_and_repairs(tmp_path: Path) -> None:
+    """The first thing that a reader tries would not work, or would show something else than the pages say."""
+    command = [sys.executable, str(ROOT / "docs" / "demo.py"), str(tmp_path / "demo")]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    for page in ("README.md", "docs/first-finding.md", "docs/index.md"):
+        assert lines_that_are_missing(page, run.stdout) == []
+    assert block("README.md", "python") in block("docs/first-finding.md", "python", "# my_decode.py")
+    assert run.stdout.index("FAIL  ") < run.stdout.index("\nPASS  ") < run.stdout.index("\nNow yours")
 
 
 @pytest.mark.night

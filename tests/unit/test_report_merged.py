@@ -38,7 +38,7 @@ def printed(*rows: Merged, verified: bool = True) -> str:
         (a_row("unverified", status="fixed"), False, "not verified"),
         (a_row("passes", aside=True), False, f"put aside in {OUT / PASSING}, passing now: 1"),
         (a_row("passes", status="fixed"), False, "1 case marked fixed"),
-        (a_row("passes"), False, 'set its "status" to "fixed"'),
+        (a_row("passes"), False, "once repaired: attnfuzz triage --fixed"),
     ],
 )
 def test_what_became_of_a_bug_is_said(row: Merged, counts: bool, words: str) -> None:

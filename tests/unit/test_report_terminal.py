@@ -133,6 +133,17 @@ def test_the_last_sentence_says_what_it_amounts_to(result: CampaignResult, words
     assert verdict_sentence(result).startswith(words)
 
 
+def test_where_nothing_is_found_the_next_step_is_told() -> None:
+    """The first search of a newcomer finds nothing in kernels that are right, and would leave him there."""
+    assert "next: a larger --budget searches on, and attnfuzz ci searches each commit" in printed(a_result())
+    bundled = a_result()
+    (kernel,) = bundled.statistics.kernels.values()
+    bundled.statistics.kernels = {"dense_naive": kernel}
+    assert "next, yours: attnfuzz explore path/to/your_kernel.py" in printed(bundled)
+    for other in (a_result(a_finding()), a_result(stop_reason="interrupted"), a_result(cases=0)):
+        assert "next" not in printed(other)
+
+
 def test_kernels_that_were_never_reached_are_named() -> None:
     """ "Nothing found" would be taken for them too."""
     result = a_result()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +69,8 @@ def test_right_results_pass(dtype: torch.dtype) -> None:
     out, lse = results(tensors)
     attnfuzz.assert_close(out, lse, **tensors)
     attnfuzz.assert_close(out, **tensors)
-    attnfuzz.assert_close(out, lse / torch.log(torch.tensor(2.0)), lse_base="base2", **tensors)
+    for base in ("base2", 2):
+        attnfuzz.assert_close(out, lse / torch.log(torch.tensor(2.0)), lse_base=base, **tensors)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed"])
@@ -77,6 +81,43 @@ def test_caches_are_read_as_their_layout_says(layout: str) -> None:
     attnfuzz.assert_close(out, lse, **paged(tensors, layout))
     with pytest.raises(AssertionError, match=r"token 36 \(page 2, offset 4\) (is )?(dropped|left out)|dropped"):
         attnfuzz.assert_close(*results(tensors, dropped=1), **paged(tensors, layout))
+
+
+def test_a_forgotten_layout_is_told() -> None:
+    """Whoever leaves out layout="HND" would be told of block tables, or of wrong numbers, of a right kernel."""
+    tensors = dense()
+    out, lse = results(tensors)
+    given = paged(tensors, "HND")
+    del given["layout"]
+    with pytest.raises(
+        ValueError, match=r"with layout='HND' these results are right: as NHD this cache has pages of 2"
+    ):
+        attnfuzz.assert_close(out, lse, **given)
+
+
+def test_a_forgotten_base_is_told_by_the_argument_that_says_it() -> None:
+    """A right base-2 log-sum-exp would be told as a bug, with what a kernel declares, which nobody has here."""
+    tensors = dense()
+    out, lse = results(tensors)
+    with pytest.raises(AssertionError, match="with lse_base=2 these results are right: lse holds base-2 logarithms"):
+        attnfuzz.assert_close(out, lse / torch.log(torch.tensor(2.0)), **tensors)
+    with pytest.raises(AssertionError) as caught:
+        attnfuzz.assert_close(out.flip(0), lse, **tensors)
+    assert "these results are right" not in str(caught.value)
+
+
+def test_pytest_shows_the_line_of_the_test_and_no_frame_of_attnfuzz(tmp_path: Path) -> None:
+    """A page of attnfuzz's source would stand above the sentence that says what is wrong."""
+    (tmp_path / "test_it.py").write_text(
+        "import attnfuzz, torch\n\n\ndef test_it():\n    one = torch.ones(1, 1, 16)\n"
+        "    attnfuzz.assert_close(one * 2, q=one, k=one[None], v=one[None], seq_lens=[1], scale=1.0)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert "out[seq 0, head 0, dim 0] = 2.0, expected 1.0" in run.stdout
+    assert "closeness.py" not in run.stdout
 
 
 def test_what_is_wrong_is_named() -> None:
@@ -179,7 +220,7 @@ def test_a_cache_of_8_bits_stands_for_its_numbers_times_the_scales(
     ("changes", "message"),
     [
         ({"k": None}, "give k and v, or else k_cache, v_cache and block_table"),
-        ({"lse_base": "e"}, "lse_base='e' must be one of 'natural', 'base2'"),
+        ({"lse_base": "e"}, "lse_base='e' must be \"natural\" or 2"),
         ({"k": torch.full((3, 40, 2, 32), torch.nan).half()}, "k holds NaN or infinity where it is read"),
         ({"seq_lens": [41, 0, 16]}, r"k has 40 tokens"),
         ({"window": 0}, "window=0 must be between 1"),
