@@ -30,6 +30,26 @@ WORKERS = 1
 """Of several, each may be at another symptom of the bug, and which of them the campaign ends with is up to chance."""
 BUDGET_S = {"cpu": 60, "cuda": 120}
 
+_HOW_TO_READ = """\
+Which bugs attnfuzz finds, how soon, and how small it makes the case. In a clone, to hunt two of them, and all:
+
+```sh
+python -m tests.quality --only v_not_masked lse_in_base_two
+make quality
+```
+
+| column | what it holds |
+|---|---|
+| mutant | the bug's name in `tests/quality/mutants.toml`, which has its source |
+| class | A empty states, B splits, C dead memory that leaks, D index overflow, E strides, F block tables, G tile and \
+page boundaries, H head size and GQA, I masks, J logits, K scales of an 8-bit cache, L log-sum-exp, \
+M dependence on the batch, N stale plans, O races and hangs, P specialisation, \
+Q limits and workspaces, R precision, S misplaced rows |
+| re-created from | the report of the bug in a released kernel; empty: another mistake of the same class |
+| oracle | the [check](oracles.md) that failed |
+| found, shrunk | seconds until it was first seen, and until its case was as small as it gets |
+"""
+
 Hunted = tuple[Mutant, Catch | None]
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -96,6 +116,8 @@ def _header(hunted: Sequence[Hunted], device: str, jobs: int, *, left: int) -> l
     interpreter = " (interpreter)" if device == "cpu" else ""
     return [
         "# Planted bugs: time to find, shrunk size",
+        "",
+        *_HOW_TO_READ.splitlines(),
         "",
         f"Measured {today} with `python -m tests.quality --device {device} --jobs {jobs}` on {where}: "
         f"Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__}{interpreter}. "
