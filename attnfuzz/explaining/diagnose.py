@@ -20,7 +20,7 @@ from attnfuzz.explaining import formulas, tokens
 from attnfuzz.explaining.explanation import in_a_similar_case, in_words
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides, merged_row
-from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, in_output_alone, matches, silent
+from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
 from attnfuzz.explaining.neighbours import neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
@@ -470,8 +470,7 @@ class Survivors:
     def weigh(self, rows: Sequence[AttentionRow]) -> bool:
         """Drop what the measured weights of the case contradict; true if only they tell what it is.
 
-        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right if
-        another does.
+        They are what the kernel did, whatever the values: a mistake must give them, and leave right ones right.
         """
         if not rows or not all(map(_has_numbers, rows)):
             return False
@@ -483,11 +482,7 @@ class Survivors:
         }
         unasked = OF_VALUES | OF_PLACES  # in dead memory lies something else, too
         asked = {_key(one) for one in self.causes if not one.rounding and one.mistake not in unasked}
-        contradicted, refuted = (asked - set(given) if wrong else set()), _refuted_by(right, asked)
-        if asked - contradicted <= refuted:  # what is left is so in some rows alone
-            self._refuted |= refuted
-        else:
-            contradicted |= refuted
+        contradicted = (asked - set(given) if wrong else set()) | _refuted_by(right, asked)
         self.causes = tuple(one for one in self.causes if _key(one) not in contradicted)
         if given and any(len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong):
             self._bear_out(self._rows, wrong)
@@ -663,10 +658,9 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
     found: set[Key] = set()
     for row in right:
         for maker in _makers(row, {mistake for mistake, _ in wanted}):
-            for made in maker.made(row):
-                for one in (made,) if made.lse is None else (made, in_output_alone(made)):
-                    is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
-                    found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
+            for one in maker.made(row):
+                is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
+                found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
     return wanted & found
 
 

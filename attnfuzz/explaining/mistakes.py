@@ -27,7 +27,6 @@ __all__ = [
     "Predicted",
     "Replay",
     "family",
-    "in_output_alone",
     "matches",
     "predicts",
     "silent",
@@ -210,13 +209,13 @@ def matches(row: AveragedRow, families: Iterable[Family]) -> Iterator[Match]:
             left = one.left_open(row)
             yield from (Match(one.as_cause(i), float(left[i])) for i in both.nonzero()[:, 0].tolist())
         if row.got_lse is not None and one.lse is not None and abs(row.got_lse - row.lse) <= row.lse_bound:
-            alone = in_output_alone(one)
+            alone = _in_output_alone(one)
             if bool((is_given := predicts(row, alone) & ~both).any()):
                 left = alone.left_open(row)
                 yield from (Match(alone.as_cause(i), float(left[i])) for i in is_given.nonzero()[:, 0].tolist())
 
 
-def in_output_alone(one: Family) -> Family:
+def _in_output_alone(one: Family) -> Family:
     """The mistake, made in the output, beside a log-sum-exp without it."""
     ways = [way + _OUT_ALONE for way in one.ways]
     return replace(one, lse=None, ways=ways, words=lambda i: f"{one.words(i)}, for out alone: lse is right")

@@ -546,16 +546,6 @@ def test_scores_that_are_clipped_are_told_with_the_limit(plant: Any, dense: Dens
     assert "scores beyond 20.0 are clipped to that" in message
 
 
-def test_heads_that_are_left_at_0(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
-    """Heads that nobody computes would be told as sequences that have no keys."""
-
-    def clear(inputs: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        return out.index_fill(1, torch.tensor([3]), 0), lse
-
-    message = failure_of(plant("paged_decode", after=clear), msgspec.structs.replace(paged, seq_lens=(1,))).message
-    assert message.endswith("; the output is 0, though not always")
-
-
 @pytest.mark.parametrize("tile", [1, 16])
 def test_what_a_tile_adds_is_rescaled_with_the_rest(tile: int, plant: Any, dense: Case, failure_of: Any) -> None:
     """A factor that is applied after the sum in place of before would be told as weights that are wrong somehow."""
