@@ -4,7 +4,8 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: demo explore test test-all triton-versions lint types compiled unit quality audit docs pictures format clean
+.PHONY: demo explore test test-all triton-versions lint types compiled unit quality plain hacks vendor audit docs \
+	pictures format clean
 
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -57,6 +58,10 @@ unit: $(TESTABLE)
 quality: $(TESTABLE)
 	mkdir -p docs
 	$(BIN)/python -m tests.quality docs/quality.md
+
+# What a newcomer is told of plain kernels, what becomes of kernels that only look right, what other projects' tests find.
+plain hacks vendor: $(TESTABLE)
+	$(BIN)/python -m tests.$@
 
 # Tens of thousands of hostile files, settings and entries, and kills at random moments: for the night.
 audit: $(TESTABLE)

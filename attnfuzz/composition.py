@@ -17,8 +17,6 @@ from torch import Tensor
 from attnfuzz.bundled.merge_states import MergeStatesInputs
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError
 
-__all__ = ["compose"]
-
 _NATURAL = {"natural": 1.0, "base2": math.log(2)}
 """Of one unit of a log-sum-exp."""
 _PROBLEMS = ("paged_decode", "dense_decode")

@@ -31,24 +31,6 @@ from attnfuzz.oracles.registry import ORACLES, OracleName
 from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 from attnfuzz.project import everybody_can_write, project_root
 
-__all__ = [
-    "DEVICES",
-    "MAX_ASKED_LENGTH",
-    "MAX_ASKED_SEQS",
-    "MAX_SEED",
-    "MAX_WORKERS",
-    "PROFILE_VARIABLE",
-    "RULES",
-    "ConfigurationError",
-    "Rule",
-    "Settings",
-    "find_pyproject",
-    "has_settings",
-    "load_settings",
-    "read_settings",
-]
-
-
 PROFILE_VARIABLE = "ATTNFUZZ_PROFILE"
 
 _TABLE = "tool.attnfuzz"

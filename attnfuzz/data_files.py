@@ -14,15 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = [
-    "MOST_PYPROJECT_BYTES",
-    "MOST_RESULT_BYTES",
-    "is_regular_file",
-    "read_data_file",
-    "read_head",
-    "why_unusable",
-]
-
 MOST_RESULT_BYTES = 32 << 20
 """Of a file of results that attnfuzz wrote; the largest known ones have a few megabytes."""
 MOST_PYPROJECT_BYTES = 1 << 20

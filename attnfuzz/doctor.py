@@ -34,8 +34,6 @@ from attnfuzz.judging.runner import SERVICE
 from attnfuzz.memory.address_space import why_unavailable
 from attnfuzz.own_files import OwnFolder
 
-__all__ = ["Line", "examine"]
-
 OLDEST_PYTHON = (3, 11)
 _PROBE_TIMEOUT_S = 120.0
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

@@ -15,18 +15,6 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = [
-    "NEEDED",
-    "OLDEST",
-    "TRITON_REMEDY",
-    "all_installed",
-    "folder_of_compiled",
-    "installed",
-    "interpreter_problem",
-    "normalised",
-    "version_numbers",
-]
-
 OLDEST = {"torch": "2.11", "triton": "3.6", "numpy": "1.26", "hypothesis": "6.140"}
 """The oldest supported version of each package."""
 TRITON_REMEDY = "pip install 'attnfuzz[interpreter]'; a torch for CUDA or ROCm brings its own"

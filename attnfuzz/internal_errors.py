@@ -10,8 +10,6 @@ import re
 import tempfile
 import traceback
 
-__all__ = ["gpu_memory_ran_out", "in_one_sentence", "own_error"]
-
 _PREFIX = "attnfuzz-error-"
 _MAX_SHOWN = 400
 """Characters of each line that is shown: a message may hold a whole document."""

@@ -25,8 +25,6 @@ from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, Values
 from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import Combination, Supports
 
-__all__ = ["minimise", "simplifications", "size_key"]
-
 _FIELDS_OF = {
     "gqa_ratio": ("num_q_heads", "num_kv_heads"),
     "num_q_heads": ("num_q_heads", "num_kv_heads"),

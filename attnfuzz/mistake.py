@@ -4,21 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "KEPT_BETWEEN_CALLS",
-    "LSE_TRANSPOSED",
-    "NARROW_OFFSETS",
-    "OTHER_STRIDES",
-    "PAST_THE_END",
-    "RACE",
-    "READ_BEFORE_WRITTEN",
-    "WITHOUT_WEIGHT",
-    "Mistake",
-    "are_of_what_was_read",
-    "are_roundings",
-    "mistake_of",
-]
-
 PAST_THE_END = "past_the_end"
 """Slots that hold none of a sequence's tokens take weight."""
 WITHOUT_WEIGHT = "read_without_weight"

@@ -27,17 +27,6 @@ import msgspec
 
 from attnfuzz.own_files import append_to, write_file
 
-__all__ = [
-    "VARIABLE",
-    "Overlay",
-    "OverlayError",
-    "install_overlay",
-    "namesake",
-    "original_of",
-    "spec_from_file",
-    "write_overlay",
-]
-
 VARIABLE = "ATTNFUZZ_OVERLAY"
 
 

@@ -22,8 +22,6 @@ from pathlib import Path
 
 from attnfuzz.project import project_root
 
-__all__ = ["LinkError", "OwnFolder", "append_to", "refuse_links", "why_not_made", "write_file"]
-
 _SEARCHED = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """How folders on the way are opened: with O_PATH that needs no permission to list them."""
 _LEFTOVER_S = 60.0

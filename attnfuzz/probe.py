@@ -14,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["main"]
-
 
 @triton.jit
 def sum_kernel(p_x, p_n, p_sum, TILE: tl.constexpr):  # noqa: N803 - Triton's constexpr arguments are upper case

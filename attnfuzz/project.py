@@ -12,8 +12,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["everybody_can_write", "project_root", "search_path", "why_foreign", "working_folder"]
-
 _MARKERS = (("pyproject.toml", ".git"), (".attnfuzz",))
 """What a project's folder holds; and, where there is no such folder, what a search has left in the one it ran in."""
 _INSTALLED = ("site-packages", "dist-packages")
@@ -35,6 +33,8 @@ def project_root(start: Path | None = None) -> Path:
         folders.append(folder)
     for markers in _MARKERS:
         for folder in folders:
+            if folder == Path.home().resolve() and markers is _MARKERS[-1]:  # all that one has would be its code
+                continue
             if any((folder / marker).exists() for marker in markers):
                 return folder
     return start

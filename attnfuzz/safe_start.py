@@ -13,8 +13,6 @@ installed one, what lies beside it there is not for that interpreter to import.
 import os
 import sys
 
-__all__ = ["command", "put_path_in_order"]
-
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above
 _ROOT = os.path.dirname(_PACKAGE)  # noqa: PTH120 - as above
 _ELSEWHERE = "--elsewhere"

@@ -19,27 +19,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-__all__ = [
-    "DETAILS_BYTES",
-    "NAME_BYTES",
-    "SENTENCE_BYTES",
-    "TEXT_BYTES",
-    "Author",
-    "Frame",
-    "author_of",
-    "cause_of",
-    "check_text",
-    "code_line",
-    "gpu_error_in",
-    "kernel_frames",
-    "only_printable",
-    "places",
-    "printable",
-    "printable_lines",
-    "text_of",
-    "type_name",
-]
-
 TEXT_BYTES = 4096
 """Of one text, in UTF-8."""
 DETAILS_BYTES = 4 * TEXT_BYTES

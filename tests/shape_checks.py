@@ -12,8 +12,6 @@ import jaxtyping
 from beartype import beartype
 from jaxtyping import config, jaxtyped
 
-__all__ = ["check_inputs", "check_shapes", "checker"]
-
 _ONE_OF = 8
 _BY_DAY = 2_000
 _left = 0

@@ -15,8 +15,6 @@ from attnfuzz.isolation.serve import Service, instantiate_service, load_service
 from attnfuzz.isolation.zygote_client import DEFAULT_PRELOAD, Zygote
 from attnfuzz.judging.runner import SERVICE, Device, Runner
 
-__all__ = ["SharedZygote", "service"]
-
 _NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE")
 
 

@@ -1,1 +1,1 @@
-"""Measures attnfuzz itself (cases per second, what the harness and hostile kernels cost), and the times of kernels."""
+"""Times of kernels, and the choice of their options."""

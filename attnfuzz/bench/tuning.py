@@ -20,9 +20,6 @@ from attnfuzz.bench.tuning_tree import Configuration
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["Asked", "Tuning", "configurations", "measure_batches", "tune", "tuning_batches"]
-
-
 Asked = Mapping[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]
 """Values to try, by the names of the options that take them together."""
 

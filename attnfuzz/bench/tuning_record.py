@@ -29,20 +29,6 @@ from attnfuzz.bench.tuning_tree import (
 from attnfuzz.problems.supports import OptionValue, check_options
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = [
-    "FEATURES",
-    "Batch",
-    "Figures",
-    "Loss",
-    "Record",
-    "Tuned",
-    "decode_tuned",
-    "encode_tuned",
-    "features_of",
-    "grown",
-    "python_source",
-]
-
 FEATURES = (
     "batch", "max_seq_len", "heads_per_group", "head_size", "max_query_len", "rows", "pairs", "total_tokens",
 )  # fmt: skip

@@ -10,20 +10,6 @@ import msgspec
 
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = [
-    "Configuration",
-    "Leaf",
-    "Node",
-    "Sample",
-    "Split",
-    "choose",
-    "cost",
-    "grow_tree",
-    "leaves",
-    "regret",
-]
-
-
 Configuration = dict[str, OptionValue]
 """Values of options, by their names."""
 

@@ -24,8 +24,6 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.limits import CaseTooLarge
 
-__all__ = ["Difference", "differences", "naming", "outcome_of", "search_across"]
-
 _NOT_JUDGED = (KernelLoadError, CaseTooLarge, ExecutorUnavailable, DeadlinePassed, ServiceError)
 
 

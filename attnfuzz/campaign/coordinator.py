@@ -46,8 +46,6 @@ from attnfuzz.internal_errors import in_one_sentence
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports, as_call
 
-__all__ = ["Coordinator", "Orphans"]
-
 _Key: TypeAlias = tuple[str, bytes]
 _MAX_TIMES = 2
 """How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""

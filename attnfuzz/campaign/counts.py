@@ -26,28 +26,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.feature import Feature
 from attnfuzz.verdict import Verdict, ends_process
 
-__all__ = [
-    "EXACT",
-    "LEAST",
-    "MAX_INTERVALS",
-    "MOST",
-    "NOT_FINITE",
-    "CaseCounts",
-    "Count",
-    "Coverage",
-    "KernelStatistics",
-    "PairCounts",
-    "ProgressMeter",
-    "Seconds",
-    "Throughput",
-    "WorkerProgress",
-    "above",
-    "by_axis",
-    "coverage_of",
-    "pairs_met",
-    "ratio_bin",
-]
-
 _LANE_BYTES = 4
 
 

@@ -9,8 +9,6 @@ from typing import Literal
 from attnfuzz.environment import normalised
 from attnfuzz.isolation.pythons import Python
 
-__all__ = ["Bisection", "Ending", "EnvironmentOutcome", "bisect", "difference", "name_of", "names_of", "told_versions"]
-
 Ending = Literal["passes", "fails", "is not judged"]
 _ALWAYS_OF_INTEREST = {"python": "Python", "torch": "torch", "triton": "Triton", "numpy": "NumPy"}
 """Distributions that any kernel rests on, and what people call them."""

@@ -23,12 +23,6 @@ from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Sight
 
-__all__ = [
-    "Finding",
-    "one_of_each",
-]
-
-
 _MAX_ALSO = 8
 Declared = TypeVar("Declared", Supports, Numerics)
 

@@ -31,8 +31,6 @@ from attnfuzz.minimise import size_key
 from attnfuzz.oracles.registry import HANG
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["FindingBook"]
-
 _TOO_OFTEN = 3
 """Hangs of one kernel that do not come again, from which on no machine is blamed."""
 

@@ -13,8 +13,6 @@ from attnfuzz.problems.cases import CASE_TYPES
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, layouts_of, options_of
 from attnfuzz.problems.open_cases import OpenProblem
 
-__all__ = ["TooFew", "floor_of", "sentences_of", "too_few"]
-
 _LEAST = 4
 _MOST = 16
 """A kernel that names hundreds of sizes is told of what they have in common by fewer cases."""

@@ -28,19 +28,6 @@ from attnfuzz.problems.recipes import StrideKind, ValueRecipe
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supports import Supports
 
-__all__ = [
-    "TOLD_ON_ALL_PATHS",
-    "Pair",
-    "ProbeCases",
-    "behind_a_window",
-    "points",
-    "strided_beside",
-    "told_by_either_infinity",
-    "trial_of",
-    "with_ordinary",
-    "with_values_of",
-]
-
 Pair = tuple[Case, Case]
 """A case that a declaration keeps, and one that differs from it in what the declaration leaves out."""
 TOLD_ON_ALL_PATHS = frozenset({"query", "scores", "probabilities"})

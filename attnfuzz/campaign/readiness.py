@@ -56,8 +56,6 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination, Supports
 from attnfuzz.verdict import Failure, Verdict, ends_process
 
-__all__ = ["Readiness"]
-
 _TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
 """Of a case that is run for what it builds, which itself has all the time it needs."""
 _LEAST_PATIENCE_S = {"cpu": 10.0, "cuda": 30.0}

@@ -18,8 +18,6 @@ from attnfuzz.own_files import LinkError, refuse_links
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.project import project_root
 
-__all__ = ["CampaignRequest", "asked_of", "needs_save_folder", "resumed"]
-
 _LEAST_IMPORT_PATIENCE_S = 10.0
 
 

@@ -27,21 +27,6 @@ from attnfuzz.identity.bug import HasBug, are_one
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName, oracle_of
 
-__all__ = [
-    "FORMAT",
-    "LEAST_SEARCH_S",
-    "CampaignResult",
-    "Earlier",
-    "EarlierError",
-    "FindingEvent",
-    "Reporter",
-    "Standing",
-    "Statistics",
-    "StopReason",
-    "forgiving",
-    "load_earlier",
-]
-
 FORMAT = "attnfuzz.summary/1"
 """Of the summaries that are written and read; ``report.summary`` writes more fields than are read here."""
 _Bug = tuple[str, str, str, str]

@@ -8,8 +8,6 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
-__all__ = ["Interrupted", "Interrupts", "format_duration", "parse_duration"]
-
 _PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _MAX_S = 366 * 24 * 3600.0
 

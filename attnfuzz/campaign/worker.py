@@ -66,8 +66,6 @@ from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Relations, Verdict, ends_process
 
-__all__ = ["WorkerLoop", "main", "work"]
-
 _MOST_TOGETHER = 64
 _LEAST_OF_ROUND = 32
 """Cases, before it makes way for another format: batches have grown by then, and what shows in any format is found."""

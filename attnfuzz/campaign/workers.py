@@ -37,25 +37,6 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = [
-    "PROBE_KERNEL",
-    "BorrowedZygote",
-    "LastWords",
-    "ProbeLoad",
-    "StartWorker",
-    "WorkerChoice",
-    "WorkerHandle",
-    "WorkerPool",
-    "WorkerProcess",
-    "Workers",
-    "by_formula",
-    "calibrate",
-    "cores",
-    "lend_connection",
-    "lend_connections",
-    "levels",
-]
-
 _EXECUTOR_BYTES = 3 << 29
 """Of GPU memory for one executor: about 0.6 GB of context and, most of the time, less than 1 GB of tensors."""
 _MOST_PER_GPU = 32

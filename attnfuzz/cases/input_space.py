@@ -13,8 +13,6 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.module import Problem, case_type_of
 from attnfuzz.problems.supports import OptionValue, Supports
 
-__all__ = ["CaseLevels", "InputSpace", "levels_of", "pair_number"]
-
 _MAX_LEVELS = 1 << 12
 
 

@@ -31,8 +31,6 @@ from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["Twin", "other_contents", "twins_of", "with_room"]
-
 C = TypeVar("C", bound=Case)
 A = TypeVar("A", bound=AttentionCase)
 

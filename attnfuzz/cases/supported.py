@@ -27,8 +27,6 @@ from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import named_in_strides
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
 
-__all__ = ["Translated", "adapt_options", "supports_case", "translate", "why_unsupported"]
-
 Options = Mapping[str, tuple[OptionValue, ...]]
 _MOST_SHOWN = 4
 C = TypeVar("C", bound=Case)

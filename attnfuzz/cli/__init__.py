@@ -20,8 +20,6 @@ from attnfuzz.cli.output import (
     while_anyone_reads,
 )
 
-__all__ = ["command_called", "main"]
-
 _COMMANDS = {
     "explore": "attnfuzz.cli.explore",
     "ci": "attnfuzz.cli.ci",

@@ -1,19 +1,16 @@
-"""``attnfuzz bench``: figures about attnfuzz itself, and times of kernels."""
+"""``attnfuzz bench``: times of kernels."""
 
 from __future__ import annotations
 
-import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from attnfuzz.bench.kernels.measurements import L2State, Mode
 from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.bench.tuning_record import FEATURES
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -23,200 +20,14 @@ from attnfuzz.problems.supports import OptionValue
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnfuzz.bench.kernels.measurements import Report
     from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning_record import Tuned
-    from attnfuzz.campaign.stopping import Interrupts
     from attnfuzz.declaration import Declaration
-
-__all__ = ["command", "joint_option_values", "option_values"]
-
-
-_KERNELS = click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
-_DEVICE = click.option("--device", type=DEVICE, default="auto", show_default=True)
-
-
-def _several_workers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int | None, ...]:
-    return tuple(number_of_workers(ctx, param, each.strip()) for each in value.split(","))
 
 
 @click.group()
 def command() -> None:
-    """Measure attnfuzz itself, or kernels, on a machine that does nothing else."""
-
-
-@command.command(epilog=KERNEL_HELP)
-@_KERNELS
-@_DEVICE
-@click.option("--seconds", callback=duration, default="30s", show_default=True, help="Of each measurement.")
-@click.option("--warmup", callback=duration, default="15s", show_default=True, help="Before each, not counted.")
-@click.option("--workers", callback=_several_workers, default="1,auto", show_default=True, help="A campaign for each.")
-@click.option("--plain-loop/--no-plain-loop", default=True, help="Compare with one Hypothesis test and no harness.")
-@click.option("--scaling/--no-scaling", default=True, help="Also run on 2, 4 and all GPUs, where there are several.")
-def throughput(
-    kernels: tuple[str, ...],
-    device: str,
-    seconds: float,
-    warmup: float,
-    workers: tuple[int | None, ...],
-    plain_loop: bool,
-    scaling: bool,
-) -> Outcome:
-    """Cases a second over KERNELs (all bundled ones by default), and where a case's time goes.
-
-    The exit status is 1 if a bug was found on the way: nothing that a declaration would end.
-    """
-    from attnfuzz.bench.throughput import ThroughputPlan, find_setting, measure_throughput
-    from attnfuzz.report import bench
-    from attnfuzz.report.terminal import make_console
-
-    console = make_console()
-    with refusing():
-        setting = find_setting(kernels, device)
-        plan = ThroughputPlan(
-            kernels=setting.kernels,
-            device=setting.device,
-            seconds=seconds,
-            warmup_s=warmup,
-            workers=workers,
-            gpus=setting.gpus if scaling else setting.gpus[:1],
-            plain_loop=plain_loop,
-        )
-        bench.print_setting(console, setting)
-        rows = measure_throughput(plan, lambda row: bench.print_row(console, row))
-    bench.print_throughput(console, rows)
-    results = [row.measured.result for row in rows if row.measured is not None]
-    return Outcome(judged=sum(one.statistics.cases for one in results), failed=any(one.fails for one in results))
-
-
-@command.command(epilog=KERNEL_HELP)
-@_KERNELS
-@_DEVICE
-@click.option("--budget", default="60s", show_default=True, help="Of each campaign.")
-@click.option("--workers", default="auto", show_default=True)
-@click.option("--seed", default="1", show_default=True)
-@click.option("--runs", type=click.IntRange(1), default=2, show_default=True, help="Only the first has to compile all.")
-@click.option("--command", "started_by", help="What starts another attnfuzz, to compare with.")
-def campaigns(
-    kernels: tuple[str, ...],
-    device: str,
-    budget: str,
-    workers: str,
-    seed: str,
-    runs: int,
-    started_by: str | None,
-) -> Outcome:
-    """What a person sees in the first minute of `attnfuzz explore KERNELs`, with nothing compiled and then again.
-
-    Seconds from the start of the command to its first line, its first case and each finding; cases in the first 60.
-    """
-    from attnfuzz.bench.first_minute import measure_first_minutes
-    from attnfuzz.report import bench
-    from attnfuzz.report.terminal import make_console
-
-    console = make_console()
-    asked = [*kernels, "--budget", budget, "--workers", workers, "--seed", seed, "--device", device]
-    measured = []
-    try:
-        for one in measure_first_minutes(asked, command=shlex.split(started_by or ""), runs=runs):
-            bench.print_first_minute(console, one)
-            measured.append(one)
-    except (OSError, RuntimeError, msgspec.MsgspecError) as error:
-        raise Refusal(str(error)) from error
-    return Outcome(judged=sum(one.summary.cases for one in measured))
-
-
-@command.command(epilog=KERNEL_HELP)
-@_KERNELS
-@_DEVICE
-@click.option("--budget", callback=duration, default="1h", show_default=True, help="Of both campaigns.")
-@click.option("--workers", callback=number_of_workers, default="auto", show_default=True)
-def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int | None) -> Outcome:
-    """Search KERNELs alone, and at the same time beside one that crashes on 5 % of its cases, one that hangs and one
-    that leaks; each with half of the workers.
-
-    The exit status is 1 if one of these three was not found, or a healthy one failed.
-    """
-    from attnfuzz.bench.endurance import measure_endurance
-    from attnfuzz.bench.throughput import find_setting
-    from attnfuzz.report import bench
-    from attnfuzz.report.terminal import make_console
-
-    console = make_console()
-    with refusing():
-        setting = find_setting(kernels, device)
-        bench.print_setting(console, setting)
-        endured = measure_endurance(setting.kernels, seconds=budget, workers=workers, device=setting.device)
-    bench.print_endurance(console, endured)
-    return Outcome(judged=len(endured.found), failed=bool(endured.strays) or not all(endured.found.values()))
-
-
-def _require_matplotlib(png_file: Path | None) -> None:
-    """Raise Refusal if a PNG is wanted that cannot be made, before all the work is done."""
-    from attnfuzz.report.bench_page import NO_MATPLOTLIB, can_plot
-
-    if png_file is not None and not can_plot():
-        raise Refusal(f"--png: {NO_MATPLOTLIB}; or use --html, for the tables")
-
-
-def _show_and_write(
-    console: Console, report: Report, *, json_file: Path | None, html_file: Path | None, png_file: Path | None
-) -> None:
-    """Print the tables, and write the files that were asked for."""
-    from attnfuzz.bench.kernels.measurements import encode_report
-    from attnfuzz.own_files import write_file
-    from attnfuzz.report.bench import print_report
-    from attnfuzz.report.bench_page import NO_MATPLOTLIB, bench_page, can_plot, plots_png
-
-    print_report(console, report)
-    if html_file is not None and not can_plot():
-        console.print(f"the page has tables only: {NO_MATPLOTLIB}", style="yellow", soft_wrap=True)
-    png = None if png_file is None else plots_png(report)
-    if png_file is not None and png is None:
-        console.print("nothing was timed at more than one length, so there is nothing to draw: no PNG is written")
-    write_asked(
-        ("--json", json_file, lambda path: write_file(path, encode_report(report))),
-        ("--html", html_file, lambda path: write_file(path, bench_page(report).encode())),
-        ("--png", png_file if png is not None else None, lambda path: write_file(path, png or b"")),
-    )
-
-
-@command.command("plot")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all in one.")
-@click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
-@click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
-def plot_command(
-    files: tuple[Path, ...], json_file: Path | None, html_file: Path | None, png_file: Path | None
-) -> Outcome:
-    """Show what `attnfuzz bench kernels --json` wrote to FILES, on a machine without a GPU too.
-
-    Several files are shown as one, if they were measured on the same kind of device.
-    """
-    from attnfuzz.report.terminal import make_console
-
-    _require_matplotlib(png_file)
-    report = _read_reports(files)
-    _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
-    return SHOWN
-
-
-def _read_reports(files: tuple[Path, ...]) -> Report:
-    """All as one. Raises Refusal."""
-    from attnfuzz.bench.kernels.measurements import decode_report, joined
-
-    reports = []
-    for file in files:
-        try:
-            reports.append(decode_report(read_data_file(file, MOST_RESULT_BYTES)))
-        except OSError as error:
-            raise Refusal(f"{file} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise Refusal(f"{file} is not what attnfuzz bench kernels --json writes: {error}") from error
-    try:
-        return joined(reports)
-    except ValueError as error:
-        raise Refusal(str(error)) from error
+    """Time kernels, or choose their options, on a machine that does nothing else."""
 
 
 _NONE = "none"
@@ -288,8 +99,6 @@ def _value(text: str) -> OptionValue:
 @click.option("--seconds", callback=duration, default="0.05s", show_default=True, help="Of each measurement.")
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no other is begun.")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
-@click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
-@click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
 def kernels_command(
     kernels: tuple[str, ...],
     suites: tuple[str, ...],
@@ -302,8 +111,6 @@ def kernels_command(
     seconds: float,
     budget: float,
     json_file: Path | None,
-    html_file: Path | None,
-    png_file: Path | None,
 ) -> Outcome:
     """Time KERNELs (the bundled ones that can be captured into a CUDA graph by default) beside what is installed.
 
@@ -313,13 +120,14 @@ def kernels_command(
 
     The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
     """
+    from attnfuzz.bench.kernels.measurements import encode_report
     from attnfuzz.bench.kernels.run import KernelBench, TimingProcess, choose_kernels, choose_shapes, measure_kernels
     from attnfuzz.bench.kernels.shapes import smoke_suite
+    from attnfuzz.own_files import write_file
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
     _refuse_interpreter(device)
-    _require_matplotlib(png_file)
     console = make_console()
     with refusing(), TimingProcess(device) as process:
         is_smoke = process.machine.device == "cpu"
@@ -338,17 +146,13 @@ def kernels_command(
         bench.print_machine(console, process.machine, others, absent)
         progress = bench.BenchProgress(console)
         report = measure_kernels(plan, process, chosen, others, progress)
-    _show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
-    return _outcome_of(report)
-
-
-def _outcome_of(report: Report, interrupts: Interrupts | None = None) -> Outcome:
+    bench.print_report(console, report)
+    write_asked(("--json", json_file, lambda path: write_file(path, encode_report(report))))
     statuses = [one.status for one in report.results if not one.is_reference]
     return Outcome(
         judged=sum(one != "unmeasured" for one in statuses),
         failed=not {"wrong", "failed", "crashed"}.isdisjoint(statuses),
         missed="unmeasured" in statuses,
-        signal=None if interrupts is None else interrupts.first,
     )
 
 
@@ -376,121 +180,6 @@ def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]
         if name not in declared:
             known = ", ".join(sorted(declared)) or "none"
             raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")
-
-
-_FOR_COMPILING, _LAST_BUILD = 0.3, (0.7, 0.9)
-"""Of the budget: until when attnfuzz's own kernels are compiled ahead; and when an engine's last build begins and ends.
-"""
-
-
-@command.command("ladder")
-@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--suite", "suites", type=click.Choice(_SUITES), multiple=True, help="Only figures of this suite.")
-@_DEVICE
-@click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
-@click.option("--budget", callback=duration, default="4m", show_default=True, help="After which no other is begun.")
-@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
-@click.option(
-    "--page", type=FILE, callback=writable_file, metavar="FILE", help="Write Markdown, and pictures in pictures/."
-)
-def ladder_command(
-    files: tuple[Path, ...],
-    suites: tuple[str, ...],
-    device: str,
-    seconds: float,
-    budget: float,
-    json_file: Path | None,
-    page: Path | None,
-) -> Outcome:
-    """Time the bundled kernels from the naive one to the fastest, beside the engines that are installed, and draw it.
-
-    With FILEs, which an earlier run wrote with --json, nothing is measured, and no GPU is needed. Stopped by Ctrl-C,
-    SIGTERM or its budget, it has a part of every figure and writes what it knows. The exit status is 1 if a kernel was
-    wrong, failed or crashed.
-    """
-    from attnfuzz.bench.kernels.measurements import encode_report
-    from attnfuzz.campaign.stopping import Interrupts
-    from attnfuzz.own_files import write_file
-    from attnfuzz.report.bench_page import NO_MATPLOTLIB, can_plot
-
-    if page is not None and not can_plot():
-        raise Refusal(f"--page: {NO_MATPLOTLIB}")
-    if page is None and json_file is None:
-        raise Refusal("nothing would be kept of it: name a file with --json, a page with --page, or both")
-    interrupts = Interrupts(raising=True)
-    if files:
-        report = _read_reports(files)
-    else:
-        _refuse_interpreter(device)
-        with refusing(), interrupts:
-            report = _measured_ladder(suites, device, seconds, budget, interrupts)
-    write_asked(
-        ("--json", json_file, lambda path: write_file(path, encode_report(report))),
-        ("--page", page, lambda path: _write_ladder(path, report)),
-    )
-    return _outcome_of(report, interrupts)
-
-
-def _measured_ladder(
-    suites: tuple[str, ...], device: str, seconds: float, budget: float, interrupts: Interrupts
-) -> Report:
-    from attnfuzz.bench.kernels.ladder import FIGURES, Builds, compile_ahead, ladder_entries, measure_ladder
-    from attnfuzz.bench.kernels.run import TimingProcess
-    from attnfuzz.declaration import KernelLoadError
-    from attnfuzz.report import bench
-    from attnfuzz.report.terminal import make_console
-
-    console, began = make_console(), time.monotonic()
-    figures = [figure for figure in FIGURES if not suites or figure.suite in suites]
-    if not figures:
-        raise Refusal(f"--suite: there are figures of {', '.join(dict.fromkeys(one.suite for one in FIGURES))}")
-    known: dict[str, Declaration] = {}
-    absent: dict[str, str] = {}
-    with TimingProcess(device) as process:
-        _refuse_interpreter(device, process.machine.device)
-        for kernel in dict.fromkeys(step.kernel for figure in figures for step in figure.steps):
-            try:
-                known[kernel] = process.declarations([kernel])[0]
-            except KernelLoadError as error:
-                absent[kernel] = str(error)
-        engines = [one for one in known.values() if one.versions]
-        bench.print_machine(console, process.machine, engines, list(absent.values()))
-        on_gpu = process.machine.device == "cuda"
-        entries = list(ladder_entries(figures, known, on_gpu=on_gpu))
-        builds = Builds(process, entries)
-        try:
-            if on_gpu:
-                compile_ahead(process, entries, seconds=_FOR_COMPILING * budget)
-                console.print(f"compiled ahead in {time.monotonic() - began:.0f} s")
-            report = measure_ladder(
-                builds.entries(
-                    last_start=began + _LAST_BUILD[0] * budget,
-                    last_end=began + _LAST_BUILD[1] * budget,
-                    stopped=lambda: interrupts.count > 0,
-                ),
-                process,
-                engines,
-                suites=tuple(figure.suite for figure in figures),
-                seconds=seconds,
-                budget_s=budget - (time.monotonic() - began),
-                report_row=bench.BenchProgress(console),
-            )
-        finally:
-            builds.close()
-    report.unreached += builds.left_out
-    return report
-
-
-def _write_ladder(page: Path, report: Report) -> None:
-    from attnfuzz.own_files import OwnFolder, write_file
-    from attnfuzz.report.ladder_page import PICTURES, ladder_page
-
-    text, pictures = ladder_page(report)
-    folder = OwnFolder(page.parent / PICTURES, below=page.parent)
-    folder.make()
-    for name, drawn in pictures.items():
-        folder.write(name, drawn)
-    write_file(page, text.encode())
 
 
 _HOST_KNOWS = FEATURES[:-1]

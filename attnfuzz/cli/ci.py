@@ -25,8 +25,6 @@ from attnfuzz.cli.options import (
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, show_error, write_asked
 
-__all__ = ["command", "seed_of_commit"]
-
 _BUDGETS = {False: "5m", True: "1h"}
 """Of a pull request, and of a night."""
 _COMMITS = ("GITHUB_SHA", "BUILDKITE_COMMIT", "CI_COMMIT_SHA")

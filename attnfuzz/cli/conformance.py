@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from attnfuzz.declaration import Declaration
     from attnfuzz.judging.runner import Runner
 
-__all__ = ["command"]
-
 
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[ENGINE|KERNEL]...")

@@ -12,8 +12,6 @@ from attnfuzz.cli.options import DEVICE, duration
 from attnfuzz.cli.outcome import Outcome, outcome_of, why_not_judged
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("kernel", metavar="FILE[:NAME]")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.report.explained import Explained
 
-__all__ = ["command"]
 
 _PICTURES = (".svg", ".png")
 _WEIGHING_S = 20.0

@@ -30,7 +30,6 @@ from attnfuzz.cli.options import (
 )
 from attnfuzz.cli.outcome import Outcome, outcome_of
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
-from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, RULES
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.declared_numerics import Tolerance
-    from attnfuzz.sanitizer.tool import Tool
 
-__all__ = ["command", "usable_save_folder"]
 
 _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 """What the request calls an option, where it has another name."""
@@ -95,7 +92,6 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding that counts, once it is shrunk.")
 @PYTHON
 @AGAINST
-@SANITIZER
 @TOLERANCE
 @profile_option(*RULES)
 @click.option(
@@ -124,7 +120,6 @@ def command(
     fail_fast: bool,
     pythons: tuple[Path, ...],
     against: Earlier | None,
-    sanitizer: Tool | None,
     tolerance: Tolerance,
     pedantic: bool,
     quiet: bool,
@@ -165,8 +160,6 @@ def command(
             max_seqs=max_seqs,
             against=against,
         )
-        if sanitizer is not None:
-            return explore_sanitized(request, sanitizer, quiet=quiet)
         environments = examine_all(pythons)
         if resume and len(environments) > 1:
             raise Refusal("--resume goes on in one environment; give it the --python of the interrupted campaign alone")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.report.saved_cases import Merged
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=FILE, metavar="DIR...")

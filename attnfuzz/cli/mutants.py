@@ -16,7 +16,6 @@ from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_ask
 if TYPE_CHECKING:
     from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
 
-__all__ = ["command", "outcome_of_mutants"]
 
 _MAX_SHARDS = 1000
 
@@ -58,10 +57,6 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @click.option(
     "--shard", default="1/1", metavar="NUMBER/COUNT", callback=_shard, help="Only one of equal parts of all mutants."
 )
-@click.option("--alone", is_flag=True, help="Hunt again without an oracle that was the only one to see a case.")
-@click.option(
-    "--no-attribution", is_flag=True, help="Do not ask which other oracles see each case; on a GPU they compile much."
-)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
@@ -84,8 +79,6 @@ def command(
     operators: tuple[str, ...],
     ids: tuple[str, ...],
     shard: tuple[int, int],
-    alone: bool,
-    no_attribution: bool,
     seed: int,
     device: str,
     json_file: Path | None,
@@ -101,8 +94,6 @@ def command(
     """
     from attnfuzz.mutation.measurement import MutantsRequest
 
-    if alone and no_attribution:
-        raise click.UsageError("--alone needs to know which oracles see a case; leave out --no-attribution")
     request = MutantsRequest(
         kernels=kernels,
         budget_s=budget,
@@ -114,8 +105,6 @@ def command(
         shard=shard,
         command=with_command,
         equivalents=equivalent,
-        alone=alone,
-        attribute=not no_attribution,
         check_equivalents=check_equivalent,
     )
     if only_list:

@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     from attnfuzz.config import Settings
     from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 
-__all__ = [
-    "AGAINST",
-    "DEVICE",
-    "FILE",
-    "KERNEL_HELP",
-    "ORACLE",
-    "PYTHON",
-    "SHARD",
-    "TOLERANCE",
-    "TRUST",
-    "Shard",
-    "configured",
-    "duration",
-    "number_of_workers",
-    "profile_option",
-    "refuse_untyped_links",
-    "shard_of",
-    "writable_file",
-]
-
 
 KERNEL_HELP = (
     "KERNEL is a bundled name or glob (paged_*), an engine's (vllm:*), module:name, or path/to/file.py[:name]."

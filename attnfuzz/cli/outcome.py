@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult
 
-__all__ = ["NOT_JUDGED", "SHOWN", "Outcome", "interrupted_by", "outcome_of", "why_not_judged"]
 
 _FINE = 0
 _FAILED = 1

@@ -14,21 +14,6 @@ import click
 from attnfuzz.cli.outcome import NOT_JUDGED
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = [
-    "Refusal",
-    "Undelivered",
-    "detach_output",
-    "flush_output",
-    "is_gone",
-    "open_missing_streams",
-    "print_document",
-    "refusing",
-    "show_error",
-    "while_anyone_reads",
-    "write_asked",
-]
-
-
 _GONE = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 

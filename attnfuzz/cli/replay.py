@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from attnfuzz.problems.declared_numerics import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
-__all__ = ["command", "load_saved", "read_saved"]
-
 
 _NONE = "none"
 

@@ -16,8 +16,6 @@ from attnfuzz.cli.output import Refusal, refusing, write_asked
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import SavedCase
 
-__all__ = ["doctor_command", "list_command", "repro_command", "show_command", "triage_command"]
-
 
 @click.command()
 @click.argument("case", type=FILE, metavar="CASE")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from attnfuzz.corpus import Regression
     from attnfuzz.own_files import OwnFolder
 
-__all__ = ["command"]
 
 _UNPACKED = "attnfuzz-solution-"
 

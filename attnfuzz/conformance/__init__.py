@@ -27,20 +27,6 @@ from attnfuzz.problems.cases import Case, Problem, case_from_builtins, encode_ca
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.verdict import Failure, Verdict
 
-__all__ = [
-    "FORMAT",
-    "Conformance",
-    "ConformanceEntry",
-    "ConformanceOutcome",
-    "ConformanceSet",
-    "Examined",
-    "Status",
-    "examine",
-    "load_set",
-    "set_file",
-]
-
-
 FORMAT = "attnfuzz.conformance-set/1"
 _LATEST = 2
 _MOST_BYTES = 8 << 20

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from attnfuzz.data_files import why_unusable
 
-__all__ = ["DEFAULT_FOLDER", "regression_files"]
-
 DEFAULT_FOLDER = "regressions"
 
 

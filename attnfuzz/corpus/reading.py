@@ -28,8 +28,6 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import SENTENCE_BYTES, printable
 
-__all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression", "what_is_wrong"]
-
 MAX_FILE_BYTES = 1 << 20
 """A regression file is a few hundred bytes; a larger file than this is something else and is not read."""
 

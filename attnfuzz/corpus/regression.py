@@ -18,21 +18,6 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import Blame, Failure, Sight, SourceLine, finding_name, make_printable
 
-__all__ = [
-    "FORMAT",
-    "FORMAT_NAME",
-    "FORMAT_VERSION",
-    "MAX_PRECEDING",
-    "Environment",
-    "FindingRecord",
-    "Issue",
-    "Regression",
-    "Status",
-    "as_of",
-    "current_environment",
-    "encode_regression",
-]
-
 FORMAT_NAME = "attnfuzz.regression"
 FORMAT_VERSION = 1
 FORMAT = f"{FORMAT_NAME}/{FORMAT_VERSION}"

@@ -17,8 +17,6 @@ import msgspec
 from attnfuzz.data_files import read_data_file
 from attnfuzz.own_files import OwnFolder
 
-__all__ = ["Solution", "SolutionError", "load_solution", "unpack"]
-
 _MOST_BYTES = 4 << 20
 _MOST_PATH = 200
 _MOST_PARTS = 16

@@ -12,8 +12,6 @@ from attnfuzz.declaration import parts_of
 from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.cases import encode_case
 
-__all__ = ["regression_name", "write_regression"]
-
 _LONGEST_KERNEL = 80
 """Bytes of a kernel's name in that of a file, which has 255 bytes at most."""
 

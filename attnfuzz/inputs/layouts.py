@@ -10,8 +10,6 @@ from torch import Tensor
 from attnfuzz.problems.attention import CaseBase
 from attnfuzz.problems.supports import Layout, LseLayout
 
-__all__ = ["TokenViews", "split_interleaved", "token_views", "tokens_first", "with_both_caches"]
-
 
 class TokenViews(NamedTuple):
     """``k[page, offset]`` and ``v[page, offset]`` are one token's ``[num_kv_heads, ...]``, in memory of the cache.

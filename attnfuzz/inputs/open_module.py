@@ -19,8 +19,6 @@ from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import text_of, type_name
 
-__all__ = ["OWN_TOLERANCES", "OpenValues", "Target"]
-
 OWN_TOLERANCES: dict[torch.dtype, FixedTolerance] = {
     torch.float64: FixedTolerance(1e-9, 1e-9),
     torch.float32: FixedTolerance(1e-5, 1e-5),

@@ -19,15 +19,6 @@ from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.values.attention import LogicalAttention
 from attnfuzz.values.tokens import on_device
 
-__all__ = [
-    "ExactResult",
-    "attention_reference",
-    "merge_all",
-    "row_log_weights",
-    "row_weights",
-    "unmasked",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ExactResult:

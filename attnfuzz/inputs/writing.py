@@ -21,12 +21,6 @@ from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.values.attention import LogicalAttention
 from attnfuzz.values.tokens import TokenTable, on_device
 
-__all__ = [
-    "Placement",
-    "placements",
-    "write_pages",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

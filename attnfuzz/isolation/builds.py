@@ -28,8 +28,6 @@ from attnfuzz.isolation.process import (
     waits_for_file_lock,
 )
 
-__all__ = ["BUILD_PATIENCE_S", "LOOK_EVERY_S", "BuildWatch", "GiveUp", "OwnCompilers", "never"]
-
 BUILD_PATIENCE_S = 600.0
 """How long the builds of one call may take in all. From then on its time counts, whatever it waits for."""
 

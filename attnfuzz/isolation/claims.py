@@ -12,8 +12,6 @@ from pathlib import Path
 
 from attnfuzz.own_files import OwnFolder
 
-__all__ = ["Claim", "PrivateFolder", "is_claimed"]
-
 _PREFIX = "attnfuzz-run-"
 _LEFTOVER = re.compile(_PREFIX + "[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` calls a folder."""

@@ -16,21 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "VISIBLE",
-    "Device",
-    "DeviceLease",
-    "Gpu",
-    "LeasePool",
-    "Listing",
-    "MigInstance",
-    "find_gpus",
-    "likely_device",
-    "list_gpus",
-    "parse_gpus",
-    "parse_instances",
-]
-
 Device = Literal["cpu", "cuda"]
 
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")

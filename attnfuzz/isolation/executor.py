@@ -33,8 +33,6 @@ from attnfuzz.isolation.process import cpu_s, cpu_wait_s, is_blocked
 from attnfuzz.isolation.serve import CHANNEL_LOST_STATUS, STACK_SIGNAL
 from attnfuzz.isolation.zygote_client import Zygote
 
-__all__ = ["Executor", "ZygoteLostError", "await_message", "describe_death", "kill", "was_killed_from_outside"]
-
 _MEMORY_POLL_S = 0.02
 _MOST_PATIENCE = 4.0
 _MOST_RUNS = 128

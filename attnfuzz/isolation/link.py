@@ -36,8 +36,6 @@ from attnfuzz.isolation.process import (
 )
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = ["OUTPUT_TAIL_BYTES", "Link", "strip_framework_frames"]
-
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+ in ')
 _FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](safe_start|isolation[/\\](serve|zygote))\.py$|^<frozen runpy>$")
 

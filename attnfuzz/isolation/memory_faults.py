@@ -30,19 +30,6 @@ import msgspec
 
 from attnfuzz.oracles.registry import GUARD_PAGE, OracleName
 
-__all__ = [
-    "FatalSignals",
-    "FaultMap",
-    "GuardedRegion",
-    "MemoryFault",
-    "install",
-    "installed",
-    "new_record",
-    "read_record",
-    "read_regions",
-    "why_unavailable",
-]
-
 _LONGEST_LINE = 1 << 10
 """Bytes, and several times what a region of a case takes."""
 

@@ -15,32 +15,6 @@ import msgspec
 
 from attnfuzz.untrusted_text import DETAILS_BYTES, printable
 
-__all__ = [
-    "MAX_CONTROL_BYTES",
-    "MAX_DESCRIPTORS",
-    "MAX_FRAME_BYTES",
-    "UNREADABLE",
-    "Answer",
-    "ControlReply",
-    "ControlRequest",
-    "ExecutorMessage",
-    "Exited",
-    "Fault",
-    "Fork",
-    "ForkFailed",
-    "Forked",
-    "FrameDecoder",
-    "FrameError",
-    "Hello",
-    "Progress",
-    "Request",
-    "Signal",
-    "encode_fork_request",
-    "encode_frame",
-    "receive_frame",
-    "send_frame",
-]
-
 MAX_CONTROL_BYTES = 128 * 1024
 """Largest control message, in bytes; each is one packet, and Linux's default socket buffers hold one of this size."""
 

@@ -9,20 +9,6 @@ import msgspec
 from attnfuzz.isolation.memory_faults import MemoryFault
 from attnfuzz.isolation.messages import UNREADABLE
 
-__all__ = [
-    "Answered",
-    "DeadlinePassed",
-    "DeathReason",
-    "DeviceLost",
-    "Died",
-    "ExecutorUnavailable",
-    "Outcome",
-    "Reply",
-    "ServiceError",
-    "TimedOut",
-    "signal_name",
-]
-
 DeathReason: TypeAlias = Literal["exit", "signal", "memory", "children", "channel", "zygote"]
 """Why an executor died: it exited, a signal killed it, it outgrew its memory limit, the processes that it started took
 almost all of the machine's memory, it lost or garbled its channel to the driver (code that closes or writes to file

@@ -14,35 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "ProcessSeen",
-    "adopt_orphans",
-    "all_processes",
-    "available_bytes",
-    "child_pids",
-    "cpu_s",
-    "cpu_wait_s",
-    "descendant_bytes",
-    "descendants",
-    "die_with_parent",
-    "disable_core_dumps",
-    "ended_child",
-    "is_blocked",
-    "is_stopped",
-    "kill_group",
-    "now_in_ticks",
-    "peer_of",
-    "prefer_as_oom_victim",
-    "private_bytes",
-    "resident_bytes",
-    "signal_process",
-    "start_time",
-    "waits_for_file_lock",
-    "wake_with_parent",
-    "why_no_proc",
-    "why_starved",
-]
-
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 """Of the times in /proc/PID/stat."""
 

@@ -9,8 +9,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["expect_runs", "run_is_over"]
-
 _LEAST_S = 0.1
 """Between two messages: shorter runs are not worth one each."""
 

@@ -16,8 +16,6 @@ from attnfuzz import safe_start
 from attnfuzz.isolation.process import kill_group
 from attnfuzz.untrusted_text import NAME_BYTES, only_printable, printable
 
-__all__ = ["OLDEST_PYTHON", "Python", "PythonError", "examine", "examine_all"]
-
 OLDEST_PYTHON = "3.11"
 
 _TIMEOUT_S = 60.0

@@ -28,18 +28,6 @@ from attnfuzz.isolation.process import die_with_parent, disable_core_dumps, pref
 from attnfuzz.isolation.progress import expect_runs
 from attnfuzz.overlay import install_overlay
 
-__all__ = [
-    "CHANNEL_LOST_STATUS",
-    "STACK_SIGNAL",
-    "ExecutorDescriptors",
-    "ExitAfterReply",
-    "Service",
-    "instantiate_service",
-    "load_service",
-    "run_executor",
-    "serve",
-]
-
 
 @runtime_checkable
 class Service(Protocol):

@@ -12,8 +12,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """Turns among all processes that are forked from the one that makes this.

@@ -42,8 +42,6 @@ from attnfuzz.isolation.serve import ExecutorDescriptors, load_service, run_exec
 from attnfuzz.own_files import OwnFolder
 from attnfuzz.triton_compat.compiling import prepare_compiler
 
-__all__ = ["READY", "ControlConnection", "ForkServer", "main", "prepare_environment"]
-
 
 class ControlConnection:
     """The connection and the executor forked for it; `pid` is None before the fork and after the executor is reaped."""

@@ -20,8 +20,6 @@ from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.process import is_stopped, why_no_proc
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = ["DEFAULT_PRELOAD", "Zygote", "ZygoteProcess"]
-
 _MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes (unix(7))
 _LOG_TAIL_BYTES = 4000
 _STOP_S = 5.0

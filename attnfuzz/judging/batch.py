@@ -31,8 +31,6 @@ from attnfuzz.trials.symptoms import Seen, Symptoms, look
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Timing
 
-__all__ = ["Asked", "Batch", "Candidate", "Entry", "ReferenceChanged", "asked_of", "entries_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -13,8 +13,6 @@ from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.untrusted_text import Frame, gpu_error_in, kernel_frames
 from attnfuzz.verdict import Failure
 
-__all__ = ["failure_of", "guard_failure"]
-
 _PAST_TENSE = {"read": "read", "write": "wrote"}
 
 

@@ -22,8 +22,6 @@ from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.verdict import Verdict
 
-__all__ = ["GuardedRuns", "NamedAccess", "named_access", "with_name"]
-
 _MOST_FAULTS = 16
 """Of the runs of one finding."""
 _WORKSPACE = "workspace"

@@ -40,8 +40,6 @@ from attnfuzz.untrusted_text import text_of
 from attnfuzz.values.tokens import values_on
 from attnfuzz.verdict import Failure, Relations, Timing, Verdict
 
-__all__ = ["BatchLost", "Judging", "judge", "judge_many"]
-
 Check = Callable[[Trial], Failure | None]
 Ask = Callable[[Verdict], Verdict]
 """Of a relation: the verdict on a case, unless the relation objects."""

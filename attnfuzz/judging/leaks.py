@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from attnfuzz.oracles.registry import CRASH
 from attnfuzz.verdict import Failure
 
-__all__ = ["LEAK", "MemoryUse", "find_leak"]
-
 LEAK = "leak"
 """The kind of failure; its oracle is `CRASH`, which is what comes of it."""
 

@@ -29,8 +29,6 @@ from attnfuzz.judging.messages import (
     PrepareRequest,
 )
 
-__all__ = ["LOAD_TIMEOUT_S", "START_TIMEOUT_S", "LoadedKernels", "why_no_answer"]
-
 _PROBES = 2
 _MOST_KILLED = 10
 """Calls that ended because something kills processes. An executor begins each of them three times."""

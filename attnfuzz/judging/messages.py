@@ -18,33 +18,6 @@ from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.untrusted_text import NAME_BYTES, printable
 from attnfuzz.verdict import Relations, Verdict
 
-__all__ = [
-    "AccessLinesRequest",
-    "CauseLinesRequest",
-    "Contract",
-    "DeclarationsReply",
-    "DeclarationsRequest",
-    "DeviceReply",
-    "DeviceRequest",
-    "Edge",
-    "ExplainReply",
-    "ExplainRequest",
-    "GrowthReply",
-    "GrowthRequest",
-    "GuardReply",
-    "GuardRequest",
-    "JudgeReply",
-    "JudgeRequest",
-    "Neighbourhood",
-    "OnCase",
-    "PrepareReply",
-    "PrepareRequest",
-    "ScriptPartReply",
-    "ScriptPartRequest",
-    "from_wire",
-    "to_wire",
-]
-
 Edge = Literal["end", "start"]
 
 _INFINITE = -1.0

@@ -14,8 +14,6 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.trials.observation import WrongDeviceError
 from attnfuzz.untrusted_text import text_of
 
-__all__ = ["misuse_of"]
-
 _INPUTS: tuple[type, ...] = tuple(module_of(problem).inputs_type for problem in PROBLEMS)
 _WRONG_DEVICE = (
     "cpu tensor?",  # Triton, of a pointer to host memory

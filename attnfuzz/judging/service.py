@@ -62,8 +62,6 @@ from attnfuzz.triton_compat.interpreter import set_up_interpreter
 from attnfuzz.untrusted_text import printable, text_of, type_name
 from attnfuzz.verdict import Failure, Verdict
 
-__all__ = ["JudgingService", "in_executor"]
-
 _LIBRARIES = ("torch", "triton", "numpy")
 
 _WEAR_PART = 0.25

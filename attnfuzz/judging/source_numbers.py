@@ -18,8 +18,6 @@ from typing import Any
 
 from attnfuzz.declaration import Kernel
 
-__all__ = ["MOST_NUMBERS", "numbers_in_source"]
-
 MOST_NUMBERS = 12
 _LEAST, _MOST = 8, 1 << 15
 _MOST_FUNCTIONS = 48

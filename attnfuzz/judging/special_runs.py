@@ -41,8 +41,6 @@ from attnfuzz.triton_compat.launches import recorded_launches
 from attnfuzz.untrusted_text import code_line, text_of, type_name
 from attnfuzz.verdict import SourceLine
 
-__all__ = ["GrowthTrial", "access_lines", "cause_lines", "guarded_reply"]
-
 
 class GrowthTrial:
     """`case` on `kernel`, as callers without attnfuzz would run it: each call has inputs of its own, none is watched.

@@ -24,8 +24,6 @@ from attnfuzz.oracles import exception, registry
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import REPLACED, Failure
 
-__all__ = ["Group", "Watch", "of_attnfuzz"]
-
 _OWN = "attnfuzz."
 _NOT_JUDGING = ("attnfuzz.kernels", "attnfuzz.adapters")
 """Code under test itself."""

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MOST_BYTES", "SparseUnavailable", "at_most_more", "reserve", "why_unavailable"]
-
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
 MOST_BYTES = 1 << 43
 """Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""

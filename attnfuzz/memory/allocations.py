@@ -14,8 +14,6 @@ from attnfuzz.memory.image import Fetch
 from attnfuzz.memory.kept import KEPT, UNINITIALISED, OperationMode
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 
-__all__ = ["WORKSPACE", "TrackedAllocations", "WorkspacePool"]
-
 WORKSPACE = "workspace"
 """The name of every tracked buffer until `Arena.rename` gives it a better one."""
 

@@ -15,20 +15,6 @@ from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, holds_prefill, pr
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role, strided_layout
 
-__all__ = [
-    "ALIGNMENT",
-    "Arena",
-    "ChunkSource",
-    "Cursor",
-    "Region",
-    "Span",
-    "Violation",
-    "Where",
-    "aligned",
-    "span",
-    "violations",
-]
-
 ALIGNMENT = 256  # bytes: beyond what any vector load asks for
 _SMALLEST_ZONE = 256
 _LARGEST_ZONE = 1 << 16

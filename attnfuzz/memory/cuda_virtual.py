@@ -15,8 +15,6 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-__all__ = ["CudaVirtualMemory", "DriverError", "virtual_memory"]
-
 _LIBRARY = "libcuda.so.1"
 
 _SUCCESS = 0

@@ -27,19 +27,6 @@ from attnfuzz.oracles.registry import PAGE_RELOCATION
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role, strided_layout
 
-__all__ = [
-    "CACHES",
-    "FAR",
-    "MOST_ROWS",
-    "MOST_ROWS_ON_GPU",
-    "FarAllocator",
-    "gapped_strides",
-    "landings",
-    "stretched_nbytes",
-    "stretched_strides",
-    "wrapped",
-]
-
 _OFFSET_BITS = 32
 _SIGNS = (False, True)
 

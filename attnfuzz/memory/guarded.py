@@ -25,16 +25,6 @@ from attnfuzz.memory.cuda_virtual import CudaVirtualMemory, virtual_memory
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 from attnfuzz.problems.shapes import Role
 
-__all__ = [
-    "GUARDS",
-    "CudaGuardedMemory",
-    "Guard",
-    "GuardedArena",
-    "GuardedMemory",
-    "HostGuardedMemory",
-    "guarded_memory",
-]
-
 Guard = Literal["end", "start"]
 """Which edge of each tensor lies at unmapped memory."""
 

@@ -24,8 +24,6 @@ from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.shapes import Role, strided_layout, strides_of, tensor_specs
 
-__all__ = ["RUNS", "Fetch", "Image", "Plan", "pinned", "plan_of"]
-
 
 class Fetch:
     """Start copies, wait for the device, then look at them; what is at ``home`` already is not copied.

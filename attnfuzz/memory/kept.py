@@ -22,8 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.memory.patterns import Fill, holds_prefill, prefill_
 
-__all__ = ["KEPT", "UNINITIALISED", "KeptBuffers", "OperationMode", "buffers_of_modules"]
-
 _aten = torch.ops.aten
 
 UNINITIALISED = {

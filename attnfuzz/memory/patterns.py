@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-__all__ = ["POISON_BYTES", "Fill", "bits", "holds_prefill", "poison_value", "prefill_", "prefill_bits"]
-
 Fill = Literal["nan", "finite", "low", "high"]
 
 POISON_BYTES: dict[Fill, int] = {"nan": 0xFF, "finite": 0x3C, "low": 0xF8, "high": 0x78}

@@ -26,8 +26,6 @@ from torch import Tensor
 from attnfuzz.memory.address_space import SparseUnavailable, reserve
 from attnfuzz.memory.cuda_virtual import CudaVirtualMemory, DriverError, virtual_memory
 
-__all__ = ["CudaSparseMemory", "SparseBuffer", "sparse_memory"]
-
 
 class SparseBuffer:
     """``nbytes`` zeros on the host in ``upper``, and ``below`` bytes before them that kill who touches them.

@@ -28,8 +28,6 @@ from attnfuzz.data_files import is_regular_file, read_data_file
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.mutation.mutants import Mutant
 
-__all__ = ["FILE_NAME", "EquivalentMutant", "Equivalents", "load_equivalents"]
-
 FILE_NAME = "equivalent_mutants.toml"
 _LEAST_REASON = 20
 _MOST_BYTES = 1 << 20

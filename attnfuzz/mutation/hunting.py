@@ -21,22 +21,17 @@ from attnfuzz.campaign.triage.confirmation import Retries, confirm
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase
-from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
-from attnfuzz.oracles.registry import DETERMINISM, HANG, OracleName, oracle_of
-from attnfuzz.problems.cases import Case, decode_case, encode_case
+from attnfuzz.oracles.registry import OracleName, oracle_of
+from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.formats import Format
-from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
-from attnfuzz.verdict import Relations, Verdict
-
-__all__ = ["CaseStream", "Hunt", "Hunted", "Hunter", "oracles_that_see", "seen_by", "spare_runner"]
-
+from attnfuzz.verdict import Verdict
 
 _MOST_TOGETHER = 64
 _CONFIRMATION_LIMIT = 4.0
@@ -56,11 +51,11 @@ class Hunter:
     hang_s: float
     memory_limit_bytes: int | None = None
 
-    def runner(self, environment: Mapping[str, str], oracles: Sequence[OracleName] | None = None) -> Runner:
+    def runner(self, environment: Mapping[str, str]) -> Runner:
         """Executors that load what ``environment`` lays over the sources."""
         return Runner(
             device=self.device,
-            oracles=self.oracles if oracles is None else oracles,
+            oracles=self.oracles,
             tolerance=self.tolerance,
             timeout_s=self.hang_s,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -292,46 +287,3 @@ def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> 
             if made.exception() is None:  # waits for it
                 concurrent.futures.wait([prepared])
                 made.result().close()
-
-
-_SECOND_RUN: tuple[OracleName, ...] = (DETERMINISM.name,)
-"""Asked beside the oracles of deaths: a kernel may die in the second run, which these alone would not have."""
-
-
-def seen_by(
-    runner: Runner, kernels: Sequence[Declaration], kill: Kill, oracles: Sequence[OracleName]
-) -> tuple[OracleName, ...]:
-    """The oracles of ``oracles`` that see the case of a kill of one of ``kernels``.
-
-    Nothing but the hang is to be seen of a case that hangs, and each oracle would wait for it.
-    """
-    if kill.by == HANG.name:
-        return (HANG.name,)
-    declaration = next(one for one in kernels if one.target == kill.kernel)
-    case = decode_case(declaration.problem, bytes(kill.case))
-    seen = {kill.by, *oracles_that_see(runner, declaration, case, oracles)}
-    return tuple(oracle for oracle in oracles if oracle in seen)
-
-
-def oracles_that_see(
-    runner: Runner, declaration: Declaration, case: Case, oracles: Sequence[OracleName]
-) -> tuple[OracleName, ...]:
-    """Those of ``oracles`` that object to ``case`` when no other is asked; ``runner`` asks all of them afterwards."""
-    found: list[OracleName] = []
-    before = runner.oracles
-    try:
-        for oracle in oracles:
-            runner.oracles = (oracle, *_SECOND_RUN) if oracle_of(oracle).ends_process else (oracle,)
-            if _objecting(runner, declaration, case, oracle_of(oracle).relations) == oracle:
-                found.append(oracle)
-    finally:
-        runner.oracles = before
-    return tuple(found)
-
-
-def _objecting(runner: Runner, declaration: Declaration, case: Case, relations: Relations) -> OracleName | None:
-    try:
-        failure = runner.judge(declaration, case, relations=relations).failure
-    except (ServiceError, CaseTooLarge):  # nothing is known of the kernel then
-        return None
-    return None if failure is None else failure.oracle

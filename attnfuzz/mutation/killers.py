@@ -9,31 +9,19 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
-
-import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by, spare_runner
+from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, spare_runner
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, MutantOutcome
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.overlay import VARIABLE, namesake
 from attnfuzz.problems.cases import Case
-
-__all__ = [
-    "Command",
-    "CommandKiller",
-    "CommandRun",
-    "Killer",
-    "SearchKiller",
-    "never_runs",
-]
-
 
 _SAMPLE = (0, 4, 20, 60, 110, 170)
 """Cases from the simplest on: code that raises in all of them never runs at all."""
@@ -46,20 +34,14 @@ class Killer(Protocol):
 
 
 class SearchKiller:
-    """Hunts with ``hunter``, and finds out which oracles see the case that kills if it is to ``attribute`` it.
+    """Hunts with ``hunter``."""
 
-    With ``alone`` it hunts once more without an oracle that was the only one.
-    """
-
-    def __init__(self, hunter: Hunter, *, attribute: bool = True, alone: bool = False) -> None:
+    def __init__(self, hunter: Hunter) -> None:
         self._hunter = hunter
-        self._attribute = attribute
-        self._alone = alone
 
     def __call__(self, mutant: Mutant, overlay: Path) -> MutantOutcome:
         """Hunt the mutant on all kernels that run it."""
-        environment = {VARIABLE: str(overlay)}
-        with self._hunter.runner(environment) as runner:
+        with self._hunter.runner({VARIABLE: str(overlay)}) as runner:
             if (reason := fails_to_load(runner, mutant.kernels)) is not None:
                 return MutantOutcome(status="stillborn", detail=reason)
             # on a CPU a fresh process takes milliseconds
@@ -72,18 +54,7 @@ class SearchKiller:
                 return _survived(hunted)
             if kill.by == EXCEPTION.name and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
                 return MutantOutcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
-            if self._attribute:
-                seen = seen_by(runner, mutant.kernels, kill, self._hunter.oracles)
-                kill = msgspec.structs.replace(kill, seen_by=seen)
-        if self._alone and len(kill.seen_by) == 1:
-            kill = self._hunted_without(mutant, kill, environment)
         return MutantOutcome(status="killed", seconds=hunted.seconds, cases=hunted.cases, kill=kill)
-
-    def _hunted_without(self, mutant: Mutant, kill: Kill, environment: dict[str, str]) -> Kill:
-        others = tuple(oracle for oracle in self._hunter.oracles if oracle not in kill.seen_by)
-        with self._hunter.runner(environment, others) as runner:
-            again = Hunt(replace(self._hunter, oracles=others), runner, mutant.kernels).run()
-        return msgspec.structs.replace(kill, alone=again.kill is None)
 
 
 class CommandKiller:

@@ -27,8 +27,6 @@ from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 from attnfuzz.own_files import OwnFolder
 
-__all__ = ["MeasuredMutants", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
-
 _PATIENCE = 3.0
 """Times a case's usual limit, for kernels as they are: a machine that is busy is no reason to refuse them."""
 _SLOWER = 20.0
@@ -40,9 +38,8 @@ _LEAST_HANG_S = 2.0
 class MutantsRequest:
     """What to measure. ``jobs``: None for one per CPU core. ``operators``, ``ids`` of mutants: all if empty.
 
-    ``command`` takes the place of attnfuzz's search. ``attribute``: find out which oracles see each killing case, which
-    on a GPU compiles kernels for many of them; ``alone``: also which mutants one oracle alone kills.
-    ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
+    ``command`` takes the place of attnfuzz's search. ``check_equivalents``: also hunt the mutants that are listed as
+    equivalent, to see that none is killed.
     ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` or a ``command`` says otherwise.
     ``known``: what an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these
     are not put to the killer again. ``shard``: of that many equal parts of the mutants, only the one of this number,
@@ -61,8 +58,6 @@ class MutantsRequest:
     oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
     command: str | None = None
     equivalents: Path | None = None
-    alone: bool = False
-    attribute: bool = True
     check_equivalents: bool = False
     known: Mapping[str, MutantOutcome] = field(default_factory=dict)
     earlier_s: float = 0.0
@@ -165,7 +160,7 @@ def measure(
         waiting = []
         in_part = {one.id for one in in_shard(mutants, request.shard)}
         for mutant in mutants:
-            if (outcome := _settled(mutant, request, equivalents, in_part=mutant.id in in_part)) is not None:
+            if (outcome := _settled(mutant, request, equivalents)) is not None:
                 hear(mutant, outcome)
             elif mutant.id in in_part:
                 waiting.append(mutant)
@@ -196,15 +191,12 @@ def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int
             on_outcome(mutants[numbers[future]], future.result())
 
 
-def _settled(
-    mutant: Mutant, request: MutantsRequest, equivalents: Equivalents, *, in_part: bool
-) -> MutantOutcome | None:
+def _settled(mutant: Mutant, request: MutantsRequest, equivalents: Equivalents) -> MutantOutcome | None:
     """What becomes of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
     reason, known = equivalents.reason(mutant), request.known.get(mutant.id)
     if reason is not None and not request.check_equivalents:
         return MutantOutcome(status="equivalent", detail=reason)
-    is_untried = request.alone and known is not None and known.kill is not None and known.kill.is_untried_alone
-    return None if known is None or (is_untried and in_part) else _as_listed(known, reason)
+    return None if known is None else _as_listed(known, reason)
 
 
 def _as_listed(outcome: MutantOutcome, reason: str | None) -> MutantOutcome:
@@ -268,7 +260,7 @@ def _killer(
     request: MutantsRequest, hunter: Hunter, mutants: Sequence[Mutant], folder: Path, note: Callable[[str], None]
 ) -> Iterator[Killer]:
     if request.command is None:
-        yield SearchKiller(hunter, attribute=request.attribute, alone=request.alone)
+        yield SearchKiller(hunter)
         return
     files = sorted({mutant.path for mutant in mutants})
     overlay, log = folder / "overlay.json", folder / "loaded"

@@ -17,8 +17,6 @@ from attnfuzz.mutation.operators import changes
 from attnfuzz.mutation.source import Function, Source
 from attnfuzz.report.sources import declared_names, entry_of
 
-__all__ = ["Mutant", "Reach", "mutants_of"]
-
 
 @dataclass(frozen=True)
 class Mutant:

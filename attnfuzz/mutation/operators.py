@@ -13,9 +13,6 @@ from itertools import pairwise
 
 from attnfuzz.mutation.source import Change, Function, is_operation
 
-__all__ = ["KERNEL_OPERATORS", "LAUNCH_OPERATORS", "OPERATOR_NAMES", "changes"]
-
-
 _LOOSER = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
 _OPPOSITE = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "==")}
 _FINITE_MINIMUM = "-5e4"

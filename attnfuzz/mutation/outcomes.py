@@ -5,18 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.oracles.registry import OracleName
 from attnfuzz.verdict import Failure
-
-__all__ = ["Kill", "MutantOutcome", "OracleShare", "Score", "Status"]
-
 
 Status = Literal["killed", "survived", "equivalent", "stillborn", "error"]
 
@@ -25,9 +20,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """How a mutant was found, ``seconds`` after the hunt for it began, as the last of ``cases`` cases.
 
     The failure was seen ``first_seen_s`` after that; the rest went into having it come back in a fresh process.
-    ``seen_by``: the oracles that object to ``case`` when each is asked alone. ``alone``: whether the mutant survives a
-    hunt without the only one of them; None if that was not tried. A command that kills leaves only ``by`` and
-    ``seconds``.
+    A command that kills leaves only ``by`` and ``seconds``.
     """
 
     by: str
@@ -38,13 +31,6 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     case: msgspec.Raw = msgspec.Raw(b"null")
     failure: Failure | None = None
     flaky: bool = False
-    seen_by: tuple[OracleName, ...] = ()
-    alone: bool | None = None
-
-    @property
-    def is_untried_alone(self) -> bool:
-        """Whether one oracle alone sees the case, and no hunt without it was made."""
-        return len(self.seen_by) == 1 and self.alone is None
 
 
 class MutantOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,21 +49,6 @@ class MutantOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Pair = tuple[Mutant, MutantOutcome]
-
-
-@dataclass(frozen=True, slots=True)
-class OracleShare:
-    """Mutants that an oracle killed ``first``, whose case it ``sees``, and that it killed ``alone``.
-
-    ``only_one``: those whose case no other oracle sees; ``alone`` those of them that survive a hunt without it, None if
-    there was none.
-    """
-
-    name: str
-    first: int
-    sees: int
-    only_one: int
-    alone: int | None
 
 
 class Score:
@@ -121,18 +92,6 @@ class Score:
         names = sorted({mutant.operator for mutant, _ in self.outcomes})
         return {name: Score(pair for pair in self.outcomes if pair[0].operator == name) for name in names}
 
-    def by_oracle(self) -> list[OracleShare]:
-        """What each oracle did, those that killed most first."""
-        names = {kill.by for kill in self.kills} | {name for kill in self.kills for name in kill.seen_by}
-        return sorted(map(self._share_of, names), key=lambda share: (-share.first, -share.sees, share.name))
-
-    def _share_of(self, name: str) -> OracleShare:
-        only = [kill for kill in self.kills if kill.seen_by == (name,)]
-        tried = [kill.alone for kill in only if kill.alone is not None]
-        return OracleShare(
-            name=name,
-            first=sum(kill.by == name for kill in self.kills),
-            sees=sum(name in kill.seen_by for kill in self.kills),
-            only_one=len(only),
-            alone=sum(tried) if tried or not only else None,
-        )
+    def by_killer(self) -> list[tuple[str, int]]:
+        """How many mutants each oracle killed, or a command or its time limit, the most first."""
+        return Counter(kill.by for kill in self.kills).most_common()

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from attnfuzz.declaration import KernelLoadError
 
-__all__ = ["Change", "Function", "Source", "is_operation"]
-
 Node = TypeVar("Node", bound=ast.AST)
 
 

@@ -16,29 +16,6 @@ from torch import Tensor
 
 from attnfuzz.problems.declared_numerics import Numerics
 
-__all__ = [
-    "APPROXIMATE_TANH_ERROR",
-    "CUBIC_EXP_ERROR",
-    "EXP_ERROR",
-    "FLOAT8_E4M3_HALF_SUBNORMAL",
-    "FLOAT8_E4M3_ROUNDOFF",
-    "FLOAT32_ROUNDOFF",
-    "LOG_ERROR",
-    "SMALLEST_NORMAL_FLOAT32",
-    "TANH_ERROR",
-    "TF32X3_ROUNDOFF",
-    "TF32_ROUNDOFF",
-    "Arithmetic",
-    "Number",
-    "accumulation_roundoff",
-    "attention_arithmetic",
-    "gamma",
-    "half_smallest_subnormal",
-    "merge_arithmetic",
-    "side_by_side",
-    "unit_roundoff",
-]
-
 Number = float | int | Float64[Tensor, " rows"]
 """A number, or one for each row of many."""
 

@@ -16,17 +16,6 @@ from attnfuzz.numerics.rows import RowResult, bound_rows, bound_scored_rows
 from attnfuzz.numerics.scores import VariantRows, variant_scores
 from attnfuzz.problems.declared_numerics import Numerics
 
-__all__ = [
-    "Bound",
-    "attention_bound",
-    "attention_rows",
-    "error_ratio",
-    "largest_chunk",
-    "merge_bound",
-    "merge_rows",
-    "ragged_rows",
-]
-
 
 @dataclass(frozen=True)
 class Bound:

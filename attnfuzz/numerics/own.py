@@ -14,8 +14,6 @@ from attnfuzz.numerics.bounds import ragged_rows
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.own import Expected
 
-__all__ = ["attention", "rounding"]
-
 
 def attention(
     q: Float[Tensor, "rows num_q_heads head_size"],

@@ -57,8 +57,6 @@ from attnfuzz.numerics.arithmetic import (
 )
 from attnfuzz.numerics.row_units import RowUnits, attention_units
 
-__all__ = ["Residuals", "Spread", "residuals", "spread_of_rows"]
-
 _NATS = 32.0
 """exp(-32) is 1.3e-14: with two such parts of each of four questions, one case in 10^13 is accused by chance."""
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from attnfuzz.numerics.arithmetic import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, gamma
 from attnfuzz.numerics.own import rounding
 
-__all__ = ["Rounded", "exactly"]
-
 _U = FLOAT32_ROUNDOFF
 _QUOTIENT = 4 * _U
 """Of a division, 2 ulp."""

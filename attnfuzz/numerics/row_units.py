@@ -34,8 +34,6 @@ from attnfuzz.numerics.scores import (
     variant_score_errors,
 )
 
-__all__ = ["RowUnits", "attention_units", "merge_units", "variant_units"]
-
 # On every |w_i v_i|: the product (1), weights normalised before use (a division by `div.full.f32` or through the
 # reciprocal, 2 ulp = 4), the weight of a split (4) and its product (1).
 _ROUNDINGS_PER_PRODUCT = 10

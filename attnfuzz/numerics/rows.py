@@ -31,8 +31,6 @@ from attnfuzz.numerics.softmax_error import (
     weighted_average_error,
 )
 
-__all__ = ["RowResult", "bound_rows", "bound_scored_rows"]
-
 _LARGEST_EXPONENT = 88.0
 """float32 has no number beyond exp of this."""
 

@@ -34,22 +34,6 @@ from torch import Tensor
 
 from attnfuzz.numerics.arithmetic import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, TANH_ERROR, Arithmetic, Number, gamma
 
-__all__ = [
-    "ScoreError",
-    "VariantRows",
-    "VariantScores",
-    "VariantUnits",
-    "count_rescales",
-    "declared_exponent_error",
-    "dot_product_error",
-    "exponent_error",
-    "normaliser_error",
-    "score_copies_error",
-    "split_exponent_error",
-    "variant_score_errors",
-    "variant_scores",
-]
-
 # Scaling q before the product (2: scale times log2(e), times q) and the product itself (1) act on every |q_d k_d|.
 _ROUNDINGS_PER_PRODUCT = 3
 

@@ -32,22 +32,6 @@ from torch import Tensor
 from attnfuzz.numerics.arithmetic import FLOAT32_ROUNDOFF, SMALLEST_NORMAL_FLOAT32
 from attnfuzz.numerics.row_units import RowUnits
 
-__all__ = [
-    "LogTotals",
-    "PerturbedSoftmax",
-    "WeightedAverage",
-    "after_rounding",
-    "denominator_error",
-    "log_sum_exp_error",
-    "log_totals",
-    "logarithm_error",
-    "logsumexp_shift",
-    "normalised_by_lse",
-    "perturbed_softmax",
-    "rounded_weights_error",
-    "weighted_average_error",
-]
-
 # exp(-700) is above 0 in float64; a weight divided by it is never the smallest of the bounds it enters.
 _LARGEST_EXPONENT = 700.0
 

@@ -19,8 +19,6 @@ from attnfuzz.trials.observation import KernelRaised, ResultError
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Blame, Failure
 
-__all__ = ["check", "nearby", "objection"]
-
 
 def check(trial: Trial) -> Failure | None:
     """The first of out and lse that is beyond its bound, with the mistakes that give it.

@@ -8,9 +8,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import Failure
 
-__all__ = ["check"]
-
-
 _OF_ATTENTION = ("out", "lse")
 """What is compared beside these are parts of partial results, whose other parts nobody knows."""
 

@@ -9,8 +9,6 @@ from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 
-__all__ = ["check"]
-
 
 def check(trial: Trial) -> Failure | None:
     """Two runs on the same live inputs, with NaN and with finite numbers everywhere else, gave different bits.

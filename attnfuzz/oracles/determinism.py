@@ -5,8 +5,6 @@ from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 
-__all__ = ["check"]
-
 
 def check(trial: Trial) -> Failure | None:
     """Two runs that agree in everything, dead memory included, gave different bits."""

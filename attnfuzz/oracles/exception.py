@@ -14,8 +14,6 @@ from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
 from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import LSE_TRANSPOSED, RESULT, Cause, Failure, Verdict
 
-__all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "raised_outside", "verdict"]
-
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
 

@@ -16,8 +16,6 @@ from attnfuzz.oracles.registry import KNOWN, NAME_PATTERN
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["OracleError", "OwnOracle", "Run", "oracle", "oracles_beside"]
-
 
 class OracleError(ValueError):
     """A user's oracle cannot judge; the message is one sentence."""

@@ -9,8 +9,6 @@ from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import OTHER_STRIDES, Cause, Failure
 
-__all__ = ["check"]
-
 
 def check(trial: Trial) -> Failure | None:
     """The worst stray write of the first run that made one."""

@@ -13,45 +13,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-__all__ = [
-    "ACCURACY",
-    "BATCH_INVARIANCE",
-    "BLOCK_TABLE_SLACK",
-    "CALL_SEQUENCE",
-    "COMPOSE",
-    "CONTAINMENT",
-    "CRASH",
-    "DEAD_MEMORY",
-    "DEFAULT_ORACLES",
-    "DELAYS",
-    "DETERMINISM",
-    "EXCEPTION",
-    "GQA_EXPANSION",
-    "GRAPH_REPLAY",
-    "GUARD_PAGE",
-    "HANG",
-    "KNOWN",
-    "LAYOUT",
-    "MERGE_LAWS",
-    "NAME_PATTERN",
-    "ORACLES",
-    "OWN",
-    "PAGE_PERMUTATION",
-    "PAGE_RELOCATION",
-    "PROGRAM_ORDER",
-    "RED_ZONE",
-    "REPAGING",
-    "RESIDUALS",
-    "SANITIZER",
-    "SPLIT_COUNT",
-    "UNWRITTEN",
-    "VALUE_AFFINITY",
-    "Oracle",
-    "OracleName",
-    "Severity",
-    "oracle_of",
-]
-
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z"
 OracleName = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """What a file may hold: the name of one of `KNOWN`, or of an oracle that a kernel's file defines."""

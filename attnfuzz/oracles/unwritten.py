@@ -17,8 +17,6 @@ from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial, cause_of_difference
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure
 
-__all__ = ["check", "lacks_lse"]
-
 
 def check(trial: Trial) -> Failure | None:
     """Elements that still hold the pre-fill of each run, or what they held before; else results that change with it."""

@@ -15,19 +15,6 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.problems.feature import Feature
 from attnfuzz.report.svg import element, number, path_of_rects, text
 
-__all__ = [
-    "FEATURED",
-    "CoverageMap",
-    "PairTable",
-    "coverage_map",
-    "devices_of",
-    "histogram_svg",
-    "pair_tables",
-    "shade",
-    "timeline_svg",
-]
-
-
 _WIDTH, _HEIGHT, _AXIS = 250.0, 76.0, 13.0
 _TOP = 18.0
 """Room for the caption, above the bars."""

@@ -14,8 +14,6 @@ import msgspec
 from attnfuzz.report.findings import count
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = ["github_annotations", "summary_in_markdown"]
-
 _MOST_TOLD = 10
 """More annotations than these GitHub leaves out."""
 _MEANINGS = {0: "nothing new found", 1: "something is new", 2: "not everything could be tested"}

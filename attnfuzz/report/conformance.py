@@ -17,8 +17,6 @@ from attnfuzz.problems.cases import Problem, encode_case
 from attnfuzz.report.files import rendered, write_json
 from attnfuzz.report.findings import count, one_line
 
-__all__ = ["FORMAT", "print_absent", "print_causes", "print_examined", "write_conformance", "write_page"]
-
 FORMAT = "attnfuzz.conformance/1"
 
 _MOST_FEATURES = 6

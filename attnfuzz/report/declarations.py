@@ -15,8 +15,6 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import as_call, as_written
 from attnfuzz.report.findings import count, in_order, one_line, remedy_lines
 
-__all__ = ["print_declared", "print_kernels"]
-
 
 def print_kernels(console: Console, declarations: Sequence[Declaration], *, verbose: bool) -> None:
     """One line a kernel; with ``verbose`` also every limit and promise of it."""

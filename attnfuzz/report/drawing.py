@@ -32,20 +32,6 @@ from attnfuzz.report.findings import count, finding_lines, headline, wrapped
 from attnfuzz.report.svg import element, text
 from attnfuzz.verdict import Blame
 
-__all__ = [
-    "MARKS",
-    "Box",
-    "Drawing",
-    "DrawnSequence",
-    "DrawnState",
-    "Mark",
-    "case_svg",
-    "draw",
-    "picture",
-    "squeeze",
-]
-
-
 Mark = Literal["fails", "needle", "token", "dead"]
 MARKS: dict[Mark, str] = {
     "fails": "fails",

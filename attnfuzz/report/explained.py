@@ -20,18 +20,6 @@ from attnfuzz.report.findings import count, one_line, wrapped
 from attnfuzz.report.svg import element, text
 from attnfuzz.verdict import Failure, where_to_look
 
-__all__ = [
-    "FORMAT",
-    "Explained",
-    "RasteriserMissing",
-    "explained_png",
-    "explained_svg",
-    "print_explained",
-    "weights_svg",
-    "write_explained",
-]
-
-
 FORMAT = "attnfuzz.explanation/1"
 
 _BARS = "▁▂▃▄▅▆▇█"

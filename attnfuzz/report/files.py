@@ -13,8 +13,6 @@ from attnfuzz.report.charts import shade
 from attnfuzz.report.findings import count
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = ["TEMPLATES", "as_json", "rendered", "write_json"]
-
 TEMPLATES = Path(__file__).parent / "templates"
 
 

@@ -28,34 +28,6 @@ from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import as_call
 from attnfuzz.verdict import NARROW_OFFSETS, Failure, ends_process, where_to_look
 
-__all__ = [
-    "CLOSE_TO_THE_BOUND",
-    "OUT_OF_CONTRACT",
-    "QUESTIONS",
-    "ToldFinding",
-    "are_of_one_place",
-    "count",
-    "entries_of",
-    "finding_lines",
-    "found_so_far",
-    "heading_of",
-    "headline",
-    "in_order",
-    "kernels_in_order",
-    "known_since",
-    "largest_ratio",
-    "one_line",
-    "remedy_lines",
-    "restarts_of",
-    "severity_of",
-    "title_of",
-    "told_findings",
-    "undecided",
-    "what_was_found",
-    "wrapped",
-]
-
-
 _One = TypeVar("_One")
 
 CLOSE_TO_THE_BOUND = 0.9

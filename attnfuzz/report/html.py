@@ -42,8 +42,6 @@ from attnfuzz.report.scripts import Following, why_no_script
 from attnfuzz.untrusted_text import text_of
 from attnfuzz.verdict import ends_process
 
-__all__ = ["Script", "html_page", "scripts_of", "write_html"]
-
 _SCRIPTS_S = 60.0
 """For all of them together."""
 _MOST_CHARACTERS, _MOST_CHARACTERS_IN_ALL = 200_000, 4_000_000

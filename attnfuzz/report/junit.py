@@ -20,8 +20,6 @@ from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import Failure
 
-__all__ = ["junit_xml", "write_junit"]
-
 Element = ElementTree.Element
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -24,25 +24,6 @@ from attnfuzz.own_files import write_file
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count
 
-__all__ = [
-    "FORMAT",
-    "Checkpoints",
-    "MutantResult",
-    "MutantsFile",
-    "MutantsProgress",
-    "headline",
-    "known_outcomes",
-    "markdown_table",
-    "notes",
-    "print_measured",
-    "print_mutants",
-    "read_mutants_json",
-    "tables_of",
-    "write_mutants_json",
-    "write_mutants_markdown",
-]
-
-
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -129,7 +110,7 @@ def notes(measured: MeasuredMutants) -> Iterator[str]:
 
 
 def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    """Columns and rows: of operators and, where it was found out who sees the cases, of oracles."""
+    """Columns and rows: of operators, and of what killed."""
     statuses: tuple[Status, ...] = ("killed", "survived", "equivalent", "stillborn")
     operators = [
         (
@@ -139,12 +120,8 @@ def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[s
         for name, part in score.by_operator().items()
     ]
     yield ("operator", *statuses, "score", "median s", "longest s"), operators
-    if any(kill.seen_by for kill in score.kills):
-        oracles = [
-            (one.name, str(one.first), str(one.sees), str(one.only_one), "" if one.alone is None else str(one.alone))
-            for one in score.by_oracle()
-        ]
-        yield ("oracle", "killed first", "sees the case", "no other sees it", "killed by it alone"), oracles
+    if killers := score.by_killer():
+        yield ("killed by", "mutants"), [(name, str(number)) for name, number in killers]
 
 
 def _effort(outcome: MutantOutcome) -> str:
@@ -336,7 +313,7 @@ def _command(measured: MeasuredMutants) -> str:
     words += [f"--operator {name}" for name in request.operators] + [f"--mutant {one}" for one in request.ids]
     if request.shard[1] > 1 and measured.left:
         words += [f"--shard {request.shard[0]}/{request.shard[1]}"]
-    words += ["--alone"] * request.alone + ["--check-equivalent"] * request.check_equivalents
+    words += ["--check-equivalent"] * request.check_equivalents
     return " ".join(words)
 
 

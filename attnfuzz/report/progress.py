@@ -19,9 +19,6 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.findings import count, found_so_far, largest_ratio, one_line, restarts_of
 from attnfuzz.report.terminal import kernel_table
 
-__all__ = ["LineReporter", "LiveReporter", "describe", "panel", "status_line"]
-
-
 _EVERY_S = 5.0
 _SMALLER_EVERY_S = 2.0
 _STAGE_EVERY_S = 0.5

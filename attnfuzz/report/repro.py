@@ -40,8 +40,6 @@ from attnfuzz.trials.script_part import MAX_TENSOR_BYTES, ScriptPart
 from attnfuzz.untrusted_text import only_printable
 from attnfuzz.verdict import where_to_look
 
-__all__ = ["repro_script"]
-
 _WIDTH = 116
 _MOST_LINES = 40
 """Of an engine's kernel, whose source is not in the script; the tensors of longer ones are packed."""

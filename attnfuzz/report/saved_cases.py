@@ -24,20 +24,6 @@ from attnfuzz.report.findings import count, remedy_lines, title_of
 from attnfuzz.report.summary import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = [
-    "BISECTION_FORMAT",
-    "FORMAT",
-    "Merged",
-    "print_merged",
-    "print_outcome",
-    "print_replayed",
-    "print_total",
-    "print_triage",
-    "write_bisection",
-    "write_replayed",
-]
-
-
 FORMAT = "attnfuzz.replay/1"
 
 _STATUSES = {"open": "still open", "fixed": "marked fixed", "running": "of a killed campaign"}

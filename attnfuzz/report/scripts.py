@@ -14,8 +14,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.trials.script_part import ScriptPart
 
-__all__ = ["Follow", "Following", "why_no_script"]
-
 Follow = Callable[[Case, bool], ScriptPart | None]
 """What a script holds of a case, see `Runner.script_part`."""
 

@@ -12,19 +12,6 @@ from attnfuzz.adapters import module_of
 from attnfuzz.declaration import KernelLoadError, parts_of
 from attnfuzz.project import search_path
 
-__all__ = [
-    "InlineSource",
-    "KernelSources",
-    "SourceError",
-    "declared_names",
-    "definition_of",
-    "entry_of",
-    "inlined",
-    "kernel_sources",
-    "only_what_it_needs",
-]
-
-
 _PACKAGE = Path(attnfuzz.__file__).parent
 _BUNDLED = Path("attnfuzz", "kernels", "bundled.py")
 

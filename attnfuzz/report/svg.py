@@ -8,8 +8,6 @@ from markupsafe import Markup, escape
 
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = ["element", "number", "path_of_rects", "text"]
-
 Attribute = str | float | None
 
 

@@ -37,16 +37,6 @@ from attnfuzz.report.findings import (
 )
 from attnfuzz.untrusted_text import only_printable
 
-__all__ = [
-    "kernel_table",
-    "make_console",
-    "make_reporter",
-    "print_environment",
-    "print_result",
-    "verdict_sentence",
-]
-
-
 _WIDTH_OF_FILES = 140
 """Columns where the output is no terminal: tables need some, and text is not wrapped there."""
 _MAX_REASONS = 3

@@ -20,17 +20,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supports import as_call
 from attnfuzz.report.findings import ToldFinding, count, one_line, remedy_lines, told_findings
 
-__all__ = [
-    "FORMAT",
-    "Counterexample",
-    "Limit",
-    "Verification",
-    "counting",
-    "failed_to_verify",
-    "lines_of",
-    "verification_of",
-]
-
 FORMAT = "attnfuzz.verify/1"
 
 

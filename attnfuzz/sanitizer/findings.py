@@ -1,14 +1,9 @@
-"""From reports to findings: which case of a batch it is, in words what the kernel did, and a search for more."""
+"""From reports to findings: in words what the kernel did."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 
-from attnfuzz.corpus import FindingRecord, Regression, write_regression
-from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import CRASH, EXCEPTION, HANG, SANITIZER
 from attnfuzz.problems.cases import Case
@@ -17,8 +12,6 @@ from attnfuzz.sanitizer.report import SanitizerReport
 from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, TensorBytes
 from attnfuzz.sanitizer.tool import Tool
 from attnfuzz.verdict import Failure
-
-__all__ = ["Culprit", "SanitizedSearch", "Search", "failure_of", "first_failure", "judge_sanitized"]
 
 _SHOWN_LINES = 12
 _NEAR_BYTES = 1 << 20
@@ -30,39 +23,11 @@ _WHERE_TO_LOOK = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
-    """What a tool objects to in `case`, once those of `preceding` have run in the same process."""
-
-    case: Case
-    failure: Failure
-    preceding: tuple[Case, ...] = ()
-
-
 def judge_sanitized(
     sanitizer: Sanitizer, declaration: Declaration, case: Case, preceding: Sequence[Case] = ()
 ) -> Failure | None:
     """What the tool objects to in `case`, or in those of `preceding`, which run before it."""
     return failure_of(sanitizer.run(declaration, [*preceding, case]), sanitizer.tool)
-
-
-def first_failure(sanitizer: Sanitizer, declaration: Declaration, cases: Sequence[Case]) -> Culprit | None:
-    """The first of `cases` that the tool objects to. All run in one process, and alone once there is an objection.
-
-    Which one it is does not show in the reports of most tools: halves of the batch are run until one case is left.
-    """
-    outcome = sanitizer.run(declaration, cases)
-    failure = failure_of(outcome, sanitizer.tool)
-    if failure is None:
-        return None
-    if len(cases) == 1:
-        return Culprit(cases[0], failure)
-    suspect = cases[outcome.last_begun]
-    for part in ([suspect], cases[: len(cases) // 2], cases[len(cases) // 2 :]):
-        found = first_failure(sanitizer, declaration, part)
-        if found is not None:
-            return found
-    return Culprit(cases[-1], failure, tuple(cases[:-1]))
 
 
 def failure_of(outcome: Outcome, tool: Tool) -> Failure | None:
@@ -136,94 +101,3 @@ def _distance(address: int, place: TensorBytes) -> int:
     if address < place.start:
         return address - place.start
     return max(0, address - (place.start + place.nbytes) + 1)
-
-
-_BATCH = 16
-"""Cases of a process: it takes longer to start than a few of them take to run."""
-
-
-@dataclass(slots=True)
-class SanitizedSearch:
-    """What came of a search. ``files`` are those of ``culprits``, in their order."""
-
-    cases: int = 0
-    culprits: list[tuple[Declaration, Culprit]] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-    unreached: list[str] = field(default_factory=list)
-
-
-class Search:
-    """Puts small cases to each kernel in turn. One that fails is left out from then on, and its case is not shrunk."""
-
-    def __init__(self, sanitizer: Sanitizer, kernels: Sequence[Declaration], *, seed: int, device_name: str) -> None:
-        self._sanitizer = sanitizer
-        self._kernels = list(kernels)
-        self._seed = seed
-        self._device_name = device_name
-        self.result = SanitizedSearch(unreached=[declaration.target for declaration in kernels])
-
-    def run(
-        self, folder: Path, *, until: float, fail_fast: bool, told: Callable[[Declaration, Culprit, Path], None]
-    ) -> SanitizedSearch:
-        """Search ``until`` a time on the monotonic clock; the batch that is running then is finished.
-
-        Findings are saved in ``folder``. Raises OSError, and SanitizerUnavailable.
-        """
-        turn = 0
-        while self._kernels and time.monotonic() < until:
-            for declaration in list(self._kernels):
-                if time.monotonic() >= until:
-                    break
-                culprit = self._batch(declaration, turn)
-                if culprit is not None:
-                    self._kernels.remove(declaration)
-                    told(declaration, culprit, self._save(declaration, culprit, folder))
-                    if fail_fast:
-                        return self.result
-            turn += 1
-        return self.result
-
-    def _batch(self, declaration: Declaration, turn: int) -> Culprit | None:
-        cases = self._drawn(declaration, turn)
-        self.result.cases += len(cases)
-        failure = first_failure(self._sanitizer, declaration, cases)
-        if declaration.target in self.result.unreached:
-            self.result.unreached.remove(declaration.target)
-        return failure
-
-    def _drawn(self, declaration: Declaration, turn: int) -> list[Case]:
-        """A list of cases; the first that Hypothesis draws is of the simplest ones, the last one varies most."""
-        from attnfuzz.campaign.draw.sampling import derive_seed, run_round
-        from attnfuzz.strategies.cases import case_lists
-        from attnfuzz.strategies.sizes import CPU_SIZES
-
-        lists: list[list[Case]] = []
-
-        def keep(cases: list[Case]) -> bool:
-            lists.append(cases)
-            return True
-
-        strategy = case_lists(
-            declaration.problem,
-            length=_BATCH,
-            supports=declaration.supports,
-            options=declaration.options,
-            sizes=CPU_SIZES,
-        )
-        seed = derive_seed(self._seed, declaration.name, turn)
-        run_round(strategy, keep, seed_value=seed, until=float("inf"), max_draws=2)
-        return lists[-1]
-
-    def _save(self, declaration: Declaration, culprit: Culprit, folder: Path) -> Path:
-        regression = Regression(
-            problem=declaration.problem,
-            kernel=declaration.target,
-            case=culprit.case,
-            preceding=culprit.preceding,
-            finding=FindingRecord.of(culprit.failure),
-            environment=current_environment(self._device_name),
-        )
-        path = write_regression(regression, folder)
-        self.result.culprits.append((declaration, culprit))
-        self.result.files.append(path)
-        return path

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["SanitizerReport", "is_complete", "read_reports", "unread_headers"]
-
 _PREFIX = re.compile(r"^={8,9}(?: (?P<text>.*))?$")
 _HEADERS = (
     re.compile(r"(?P<what>Invalid __\w+__ \w+(?: \w+)? of size \d+ bytes)"),

@@ -23,17 +23,6 @@ from attnfuzz.problems.cases import Case, Problem, encode_case
 from attnfuzz.sanitizer.report import SanitizerReport, is_complete, read_reports, unread_headers
 from attnfuzz.sanitizer.tool import ERROR_EXIT_CODE, SanitizerUnavailable, Tool, command_line, find_executable
 
-__all__ = [
-    "CASE_S",
-    "START_S",
-    "Note",
-    "Outcome",
-    "Sanitizer",
-    "TensorBytes",
-    "Work",
-    "read_notes",
-]
-
 
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`cases` of one kernel, to run one after the other on `device`; notes go to the file `notes`."""
@@ -103,25 +92,17 @@ class Outcome:
         """The first exception that a kernel raised."""
         return next((note for note in self.notes if note.raised is not None), None)
 
-    @property
-    def last_begun(self) -> int:
-        """The number of the case that ran when the context was lost or the process ended, or of the last one."""
-        finished = {note.case for note in self.notes if note.done}
-        return min((note.case for note in self.notes if note.case not in finished), default=self.notes[-1].case)
-
 
 class Sanitizer:
     """Runs cases under `tool`. Raises SanitizerUnavailable where that is not installed."""
 
     def __init__(self, tool: Tool, *, device: str) -> None:
         self.tool = tool
-        self.processes = 0
         self._device = device
         self._executable = find_executable()
 
     def run(self, declaration: Declaration, cases: Sequence[Case], *, limit_s: float | None = None) -> Outcome:
         """All `cases`, one after the other, in one process. Raises SanitizerUnavailable if it cannot work here."""
-        self.processes += 1
         limit_s = START_S + CASE_S * len(cases) if limit_s is None else limit_s
         with tempfile.TemporaryDirectory(prefix="attnfuzz-sanitizer-") as folder:
             log, notes, work_file, output = (Path(folder) / name for name in ("log", "notes", "work", "output"))

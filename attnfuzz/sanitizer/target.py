@@ -27,8 +27,6 @@ from attnfuzz.sanitizer.running import Note, TensorBytes, Work
 from attnfuzz.trials.observation import call_options
 from attnfuzz.untrusted_text import text_of, type_name
 
-__all__ = ["exact_tensors", "main"]
-
 
 def main(work_file: Path) -> None:
     """Run the cases of a `Work`."""

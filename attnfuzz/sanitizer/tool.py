@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-__all__ = ["ERROR_EXIT_CODE", "TOOLS", "SanitizerUnavailable", "Tool", "command_line", "find_executable"]
-
 Tool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 

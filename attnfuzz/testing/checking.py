@@ -28,8 +28,6 @@ from attnfuzz.testing.kernel_failure import kernel_failure
 from attnfuzz.testing.loading import declaration_of, load_here, shared_runner
 from attnfuzz.verdict import Failure, Relations, Verdict
 
-__all__ = ["check", "check_relations"]
-
 CaseLike = Case | Mapping[str, Any] | str | Path
 
 

@@ -23,8 +23,6 @@ from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 from attnfuzz.trials.comparison import Comparison, Reference, axes_of
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["assert_close"]
-
 __tracebackhide__ = True
 """pytest then shows the line that calls `assert_close`, and none of this module."""
 

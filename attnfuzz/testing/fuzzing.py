@@ -23,7 +23,6 @@ from attnfuzz.verdict import Relations
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["fuzz"]
 
 TestFunction = Callable[..., object]
 _SHRINKING_LIMIT_S = 60.0

@@ -19,8 +19,6 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.findings import remedy_lines
 from attnfuzz.verdict import Failure, where_to_look
 
-__all__ = ["KernelFailure", "failure_report", "kernel_failure"]
-
 
 class KernelFailure(AssertionError):  # noqa: N818 - what it says in a test report
     """A kernel fails a case. ``failure`` is the oracle's word, ``target`` names the kernel, ``case`` is the input."""

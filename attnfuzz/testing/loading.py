@@ -17,8 +17,6 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.declared_numerics import Tolerance
 
-__all__ = ["declaration_of", "load_here", "pin_to", "shared_runner", "target_of"]
-
 Found = TypeVar("Found", Kernel, Declaration)
 
 

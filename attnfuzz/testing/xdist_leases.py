@@ -16,8 +16,6 @@ from attnfuzz.campaign.workers import WorkerChoice, by_formula, cores
 from attnfuzz.isolation.devices import DeviceLease, Gpu, LeasePool
 from attnfuzz.testing.loading import pin_to
 
-__all__ = ["Leases", "choose_workers", "pin_worker"]
-
 _DEVICE_ID = "attnfuzz_device_id"
 _NUMBER_BY_ENVIRONMENT = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 _OURS_AND_XDISTS = ("attnfuzz", "xdist")

@@ -20,19 +20,6 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-__all__ = [
-    "NAMES",
-    "UNPACK",
-    "compared",
-    "definitions",
-    "listed",
-    "names_used",
-    "number_text",
-    "packed",
-    "packed_together",
-    "placed",
-]
-
 NAMES = ("inf", "nan", "unpack")
 """What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
 UNPACK = (

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from attnfuzz.memory.patterns import bits
 
-__all__ = ["CHANGED", "checksum"]
-
 CHANGED = (
     "the kernel has changed tensors that it was not given, of the reference that it is compared with: what kernels are "
     "judged with is not its own to change"

@@ -24,20 +24,6 @@ from attnfuzz.trials.observation import Observation
 from attnfuzz.values.tokens import values_on
 from attnfuzz.verdict import Blame
 
-__all__ = [
-    "Comparison",
-    "Reference",
-    "axes_of",
-    "blame_of",
-    "compare",
-    "differing",
-    "extent",
-    "first_index",
-    "natural_lse",
-    "place_of",
-    "worst_ratio",
-]
-
 
 def axes_of(name: str, case: Case) -> tuple[str, ...]:
     """Names of the dimensions of the result `name`, in the order in which a kernel returns it."""

@@ -25,8 +25,6 @@ from attnfuzz.trials.as_code import definitions, number_text, packed_together, p
 from attnfuzz.trials.observation import call_options
 from attnfuzz.trials.script_part import ScriptPart
 
-__all__ = ["NotFollowed", "engine_calls"]
-
 
 class NotFollowed(Exception):  # noqa: N818 - says what happened
     """What the adapter does cannot be said as calls of its engine; the message is a sentence."""

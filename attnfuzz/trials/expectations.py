@@ -28,8 +28,6 @@ from attnfuzz.trials.expected_rows import changes_scores, expect_attention, expe
 from attnfuzz.trials.row_batches import Place, Results
 from attnfuzz.values.tokens import all_on_device
 
-__all__ = ["DistantExpectations", "Expectation", "bound_of", "expectations", "keep_freed_memory", "on_device"]
-
 _LARGEST_KEPT = 31 << 20
 
 

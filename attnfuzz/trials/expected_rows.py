@@ -25,8 +25,6 @@ from attnfuzz.problems.quantised_kv import smallest_magnitudes
 from attnfuzz.trials.row_batches import Place, Results, RowBatch, RowBlock, joined, row_batches, to_device, windows
 from attnfuzz.values import LogicalAttention, LogicalStates
 
-__all__ = ["arithmetic_of", "changes_scores", "expect_attention", "expect_merges"]
-
 
 def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, one_copy: bool) -> Arithmetic:
     """Units of what the kernel may round. `one_copy`: see `attention_bound`.

@@ -18,8 +18,6 @@ from attnfuzz.trials.engine_calls import engine_calls
 from attnfuzz.trials.observation import call_options
 from attnfuzz.trials.script_part import ScriptPart
 
-__all__ = ["open_script_part"]
-
 
 def open_script_part(kernel: Kernel, case: OpenCase, *, device: str) -> ScriptPart:
     """All of it; of an engine's kernel the engine's calls. Raises ProblemError where the problem itself fails, and

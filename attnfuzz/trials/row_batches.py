@@ -22,20 +22,6 @@ from attnfuzz.numerics.bounds import largest_chunk
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.rows import RowResult
 
-__all__ = [
-    "Bucket",
-    "Place",
-    "Results",
-    "RowBatch",
-    "RowBlock",
-    "RowBlockSize",
-    "buckets",
-    "joined",
-    "row_batches",
-    "to_device",
-    "windows",
-]
-
 
 class RowBlockSize(NamedTuple):
     """Its elements are the products of query heads, tokens and head size."""

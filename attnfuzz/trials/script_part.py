@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["MAX_TENSOR_BYTES", "ScriptPart"]
-
 MAX_TENSOR_BYTES = 4 << 20
 """Of a case's tensors; a larger script could not be pasted anywhere."""
 

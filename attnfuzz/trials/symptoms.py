@@ -27,8 +27,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.trials.comparison import axes_of
 from attnfuzz.trials.expectations import Expectation
 
-__all__ = ["Seen", "Symptoms", "elements_differ", "look"]
-
 
 @dataclass(frozen=True, slots=True)
 class Symptoms:

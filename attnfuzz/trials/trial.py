@@ -21,8 +21,6 @@ from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_rat
 from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, observe, observe_guarded
 from attnfuzz.trials.symptoms import Symptoms, elements_differ
 
-__all__ = ["Cause", "Difference", "Trial", "cause_of_difference"]
-
 
 class Trial:
     """Runs and reference of `case` on `kernel`, cached."""

@@ -7,8 +7,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["CompileTimes", "build_launcher", "compute_compiler_key", "prepare_compiler"]
-
 _MICROSECOND = 1e-6
 
 

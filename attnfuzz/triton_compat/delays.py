@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-__all__ = ["Delayed", "delayed", "with_delays"]
-
 _NVIDIA = "triton.backends.nvidia.compiler"
 _WAITING = "_attnfuzz_waiting"
 """Where a compiled kernel keeps its twin, by device; None if the assembler takes none."""

@@ -28,8 +28,6 @@ from attnfuzz.triton_compat.interpreter_repairs import install_repairs
 from attnfuzz.triton_compat.interpreter_rewriting import install_rewriting
 from attnfuzz.triton_compat.interpreter_types import install_types
 
-__all__ = ["install_fast_patching", "install_shortcuts", "set_up_interpreter"]
-
 
 def install_fast_patching() -> bool:
     """Patch each set of language modules once per launch; returns False, changing nothing, for an unknown Triton."""

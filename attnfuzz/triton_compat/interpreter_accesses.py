@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from attnfuzz.explaining.operations import SourcePlace, first_of_users
 
-__all__ = ["ACCESSES", "AccessAt", "addresses_of", "bits_of", "place_of_caller", "recorded"]
-
 _CREATE = "create_"
 _WRAPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "shl": np.left_shift}
 """What may come to more than 32 bits, by the name of the builder's method."""

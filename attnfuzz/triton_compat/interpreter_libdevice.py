@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["install_libdevice"]
-
 Function = Callable[..., Tensor]
 
 _COMPUTES = "attnfuzz_computes_libdevice"

@@ -22,8 +22,6 @@ from typing import NamedTuple
 
 from attnfuzz.untrusted_text import printable, text_of, type_name
 
-__all__ = ["interpreter_limit_of"]
-
 _INTERPRETER = "/triton/runtime/interpreter.py"
 _OURS = "/attnfuzz/triton_compat/"
 _DRIVER = "/triton/runtime/driver.py"

@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install_objects", "launches_begun"]
-
 Method = Callable[..., Any]
 
 _REFLECTED = {

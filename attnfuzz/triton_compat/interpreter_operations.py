@@ -18,8 +18,6 @@ from typing import Any
 
 from attnfuzz.explaining.operations import Kind, Operation, Recording, SourcePlace, first_of_users
 
-__all__ = ["recorded"]
-
 Method = Callable[..., Any]
 
 _KINDS: dict[str, Kind] = {

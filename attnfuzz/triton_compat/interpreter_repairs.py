@@ -32,8 +32,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["install_repairs"]
-
 Method = Callable[..., Any]
 
 _ARITHMETIC = (

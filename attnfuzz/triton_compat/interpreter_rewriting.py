@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["install_rewriting"]
-
 _MEANINGS = "attnfuzz_meanings"
 """The name, beside a kernel's own, of what rewritten kernels call."""
 _COUNTING = "range"

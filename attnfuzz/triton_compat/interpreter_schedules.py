@@ -24,8 +24,6 @@ from typing import Any, Literal
 from attnfuzz.explaining.operations import SourcePlace
 from attnfuzz.triton_compat.interpreter_accesses import ACCESSES, addresses_of, bits_of, place_of_caller
 
-__all__ = ["Conflict", "Schedule", "Scheduled", "scheduled"]
-
 _MOST_RESIDENT = 64
 """Programs that have begun and are not done; a GPU has room for as many, at least."""
 _BEYOND = 1 / 64

@@ -15,8 +15,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["install_types"]
-
 Method = Callable[..., Any]
 
 _ADDED = "attnfuzz_types"

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Launch", "recorded_launches"]
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:

@@ -34,8 +34,6 @@ from attnfuzz.problems.recipes import DRAWN_KEYS, KeyRecipe, ValueRecipe
 from attnfuzz.values.draws import DrawnRecipe, Filling, Recipe, Stream, drawn_as, exact, fill_all
 from attnfuzz.values.tokens import TokenTable, number_each, on_device, token_table
 
-__all__ = ["LogicalAttention", "attention_values", "attention_values_of_many"]
-
 _NEEDLE_LEVEL = 16
 """A needle's key is this many times the sign pattern; other recipes stay below 8 where they point the queries' way."""
 

@@ -27,22 +27,6 @@ from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import NORMAL_EXPONENT, KeyRecipe, ValueRecipe
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 
-__all__ = [
-    "DrawnRecipe",
-    "Filling",
-    "HashedRecipe",
-    "Recipe",
-    "Stream",
-    "draw",
-    "draw_on_host",
-    "drawn_as",
-    "element_words",
-    "exact",
-    "exact_on_host",
-    "fill_all",
-    "numbers",
-]
-
 DrawnRecipe = Literal["integers", "normal", "large", "small", "fine8", "fine11", "fine24"]
 """Recipes that draw every element on its own; "fine" with so many bits."""
 

@@ -16,8 +16,6 @@ from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.values.draws import Filling, Stream, drawn_as, exact, fill_all
 from attnfuzz.values.tokens import number_each, on_device
 
-__all__ = ["LogicalStates", "merge_values", "merge_values_of_many"]
-
 _LSE_FAR = 192
 """"high" and "low": exp and exp2 of ±192 leave float32 on either side, so a merge that skips the maximum fails."""
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from attnfuzz.problems.attention import AttentionCase
 
-__all__ = ["TokenTable", "all_on_device", "number_each", "on_device", "token_table", "values_on"]
-
 _Values = TypeVar("_Values", bound=Any)
 
 

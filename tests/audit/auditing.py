@@ -27,8 +27,6 @@ import msgspec
 from tests.audit.yard import Fault, Seen, Yard
 from tests.faults.families import Family
 
-__all__ = ["PARTS", "Part", "Violation", "audit", "batches", "part_named"]
-
 PARTS = {
     "regressions": "tests.audit.regressions:Regressions",
     "cases": "tests.audit.cases:Cases",

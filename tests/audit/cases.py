@@ -20,8 +20,6 @@ from tests.audit.mutating import mutated_document, nudged
 from tests.audit.specimens import drawn
 from tests.audit.yard import Fault, Seen, Yard
 
-__all__ = ["Cases"]
-
 _WORDS = (*DTYPES, *LAYOUTS, *KEY_RECIPES, *VALUE_RECIPES, *LSE_KINDS, *STRIDE_KINDS, "reversed", "shuffled", "garbage")
 _LARGEST_BYTES = 4 << 20
 _LARGEST_WORK = 10_000

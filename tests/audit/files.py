@@ -17,8 +17,6 @@ from tests.audit.mutating import mutated_bytes, mutated_document, nested, splice
 from tests.audit.specimens import TINY, regression_documents
 from tests.audit.yard import Done, Fault, Must, Seen, Yard, faults_of
 
-__all__ = ["COMMANDS", "Crafted", "Files", "crafted"]
-
 COMMANDS = ("show", "replay", "explain", "repro", "merge")
 _RUNNING = ("replay", "explain", "merge")
 """Those that run a kernel."""

@@ -11,8 +11,6 @@ from tests.audit.auditing import Part
 from tests.audit.specimens import TINY
 from tests.audit.yard import Fault, Seen
 
-__all__ = ["IDLE", "Idle"]
-
 _SHORT = ("--budget", "3s", "--device", "cpu")
 _SEARCH = (*_SHORT, "--workers", "1")
 _ORACLES = ("split_count", "merge_laws", "graph_replay")
@@ -41,7 +39,7 @@ IDLE: tuple[tuple[str, ...], ...] = (
     ("explain", "case.json", "--device", "cpu"),
     ("replay", "empty"),
     ("triage", "empty"),
-    ("bench", "plot", "empty.json"),
+    ("bench", "tree", "empty.json"),
 )
 """Oracles that say nothing of the kernel, kernels that cannot run here, never return or take too long, no cases."""
 

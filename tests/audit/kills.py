@@ -12,8 +12,6 @@ from tests.audit.yard import TRACEBACK, Fault, Seen
 from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 from tests.faults.families import Family, Role
 
-__all__ = ["Kills"]
-
 _KILLS = 270
 _SIGNALS = 36
 _PAUSES_S: dict[Role, float] = {"executor": 0.25, "worker": 2.0, "zygote": 7.0}

@@ -15,8 +15,6 @@ from tests.audit.states import state_document
 from tests.audit.yard import Fault, Must, Seen, faults_of
 from tests.faults.campaigns import KERNELS
 
-__all__ = ["Links"]
-
 _MINE = "mine.py"
 _EXPLORE = ("explore", f"{_MINE}:wrong", "--pedantic", "--budget", "60s", "--fail-fast", "--workers", "1")
 _RESUME = ("explore", "--resume", "--budget", "4s", "--workers", "1")

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-__all__ = ["HOSTILE", "mutated_bytes", "mutated_document", "nested", "nudged", "spliced"]
-
 Path = tuple[str | int, ...]
 
 _LONG = 50_000

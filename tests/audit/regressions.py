@@ -14,8 +14,6 @@ from tests.audit.mutating import mutated_bytes, mutated_document, spliced
 from tests.audit.specimens import TINY, regression_documents
 from tests.audit.yard import Done, Seen, Yard, faults_of
 
-__all__ = ["KNOWN", "Regressions"]
-
 
 def _case(**changes: Any) -> dict[str, Any]:
     return {**TINY, "case": {**TINY["case"], **changes}}

@@ -18,8 +18,6 @@ from tests.audit.mutating import spliced
 from tests.audit.specimens import TINY
 from tests.audit.yard import Fault, Must, Seen, faults_of
 
-__all__ = ["SETTINGS", "Settings", "Tried"]
-
 _MERGE = ("merge", "empty", "-o", "merged")
 _EXPLORE = ("explore", "mine.py:right", "--workers", "1", "--json", "a.json")
 _SHOW, _REPLAY = ("show", "b.json"), ("replay", "b.json")
@@ -146,7 +144,7 @@ def _options() -> list[Tried]:
         ("--html", ""), ("--save-dir", "file"), ("--save-dir", "file/x"), ("--save-dir", "/proc/x"),
         ("--save-dir", "x" * 300), ("--save-dir", "/dev/null/x"), ("--save-dir", "link"),
         ("--save-dir", "\x1b[2J" * 80),
-        ("--sanitizer", "sunscreen"), ("--unheard-of",), ("--resume",),
+        ("--unheard-of",), ("--resume",),
     )  # fmt: skip
     kernels: tuple[str | bytes, ...] = (
         "", "nowhere.py", "nowhere.py:k", "nothing_*", "nowhere:k", ".", "empty", "mine.py:nobody", "b.json", "fifo.py",

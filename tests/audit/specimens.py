@@ -13,8 +13,6 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, Case, encode_case
 from attnfuzz.strategies import case_lists
 
-__all__ = ["TINY", "drawn", "regression_documents"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 TINY: dict[str, Any] = {

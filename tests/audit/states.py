@@ -26,8 +26,6 @@ from tests.audit.yard import Seen, faults_of
 from tests.faults.campaigns import KERNELS
 from tests.unit.named_features import named
 
-__all__ = ["States", "state_document"]
-
 Change = Callable[[dict[str, Any]], None]
 
 _MINE = "mine.py"

@@ -11,8 +11,6 @@ from typing import ClassVar
 from tests.audit.auditing import Part
 from tests.audit.yard import Seen
 
-__all__ = ["Planted"]
-
 
 class Planted(Part):
     inputs: ClassVar[int] = 8

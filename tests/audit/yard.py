@@ -20,8 +20,6 @@ import msgspec
 
 from tests.faults.families import Family
 
-__all__ = ["ATTNFUZZ", "TRACEBACK", "Done", "Fault", "Must", "Seen", "Yard", "faults_of"]
-
 ATTNFUZZ = os.fspath(Path(sys.executable).with_name("attnfuzz"))
 TRACEBACK = b"Traceback (most recent call last)"
 

@@ -9,8 +9,6 @@ import torch
 import attnfuzz
 from attnfuzz.families import CacheWrite
 
-__all__ = ["PLANTED"]
-
 
 def _write(inputs: Any, bug: str = "") -> None:
     is_written = inputs.slot_mapping >= 0

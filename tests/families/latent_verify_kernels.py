@@ -10,8 +10,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.families import LatentVerify
 
-__all__ = ["PLANTED", "right"]
-
 PLANTED = {
     "sees_later": "a new token sees those after it, though it must not",
     "from_the_start": "the mask is that of new tokens at the start of a sequence",

@@ -11,8 +11,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.families import MergeRanks
 
-__all__ = ["PLANTED", "right"]
-
 PLANTED = {
     "base": "logarithms of base 2 are taken for natural ones",
     "no_maximum": "exponentials are taken without subtracting the largest",

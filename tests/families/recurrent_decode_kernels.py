@@ -10,8 +10,6 @@ from torch.nn import functional
 import attnfuzz
 from attnfuzz.families import RecurrentDecode
 
-__all__ = ["PLANTED", "right"]
-
 PLANTED = {
     "sentinel_is_slot_0": "a padded row's -1 has become 0, and its state is another's",
     "padding": "a padded row is computed and stored in the last slot, as Python counts",

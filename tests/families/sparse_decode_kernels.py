@@ -11,8 +11,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.families import SparseDecode
 
-__all__ = ["PLANTED", "right"]
-
 PLANTED = {
     "minus_one": "-1 names the last slot, as it does in Python",
     "too_large": "an index past the last slot names the last one",

@@ -14,8 +14,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.families import CacheWrite, SparseDecode
 
-__all__ = ["attend_in_float", "attend_narrow", "attend_wide", "write_narrow", "write_wide"]
-
 _WRITE = CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("same",)))
 _ATTEND = SparseDecode(
     head_size=attnfuzz.Choice((32, 96)), v_head_size=attnfuzz.Choice((32,)), num_heads=attnfuzz.Choice((1, 3))

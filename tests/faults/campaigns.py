@@ -14,8 +14,6 @@ from typing import Self
 from attnfuzz.corpus import Regression, load_regression
 from tests.faults.families import Family
 
-__all__ = ["KERNELS", "Campaign", "assert_nothing_half_written", "saved"]
-
 KERNELS = Path(__file__).with_name("faulty_kernels.py")
 _COMMAND = (sys.executable, "-m", "attnfuzz")
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Family", "Member", "Role"]
-
 Role = Literal["driver", "worker", "zygote", "executor"]
 
 _MARK = "ATTNFUZZ_FAULT_TEST"

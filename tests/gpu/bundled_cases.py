@@ -25,8 +25,6 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Needle, Pages, Values
 
-__all__ = ["BUNDLED", "CASES", "fitted"]
-
 
 def _declared(source: Path) -> dict[str, Problem]:
     """Name and problem of each kernel that a file declares."""

@@ -16,8 +16,6 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.kernels.eager import paged_decode
 
-__all__ = ["SUPPORTS", "attend", "attend_eagerly", "honest"]
-
 SUPPORTS = attnfuzz.Supports(layouts=("NHD",))
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HACKS", "HONEST", "UNSEEN", "Hack", "verified"]
-
 _HERE = Path(__file__).parent
 HONEST = f"{_HERE / 'honest_kernels.py'}:honest"
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["absent_sinks", "made", "sinks", "slopes"]
-
 
 def slopes() -> Tensor:
     return torch.tensor([0.5, 0.25, 0.125, 0.0625])

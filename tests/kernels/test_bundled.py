@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.kernels.grouped import launch as launch_grouped
 from attnfuzz.kernels.latent import launch as launch_latent
 from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.problems.cases import (
+    CASE_TYPES,
     Case,
     Problem,
     case_from_builtins,
@@ -118,6 +122,31 @@ def test_runs_on_its_inputs(kernel: Kernel, choice: int) -> None:
     verdict = judge(kernel, small_case(kernel, choice), device=torch.get_default_device().type)
     assert verdict.failure is None
     assert 0.0 < verdict.error_ratio <= 1.0
+
+
+CHANGES: dict[str, Callable[[Case], dict[str, object]]] = {
+    "strides": lambda case: {"strides": dict.fromkeys(CASE_TYPES[case.problem].tensor_names, "every_other")},
+    "a head that is no power of two": lambda case: {"head_size": 40},
+    "groups of five heads": lambda case: {
+        "num_q_heads": 10,
+        "num_kv_heads": 1 if case.problem == "latent_decode" else 2,
+    },
+    "bfloat16": lambda case: {"dtype": "bfloat16"},
+    "float32": lambda case: {"dtype": "float32"},
+}
+
+
+@pytest.mark.by_day
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
+def test_what_it_takes_makes_no_difference(kernel: Kernel, change: str) -> None:
+    """Views would be read or written as if they were contiguous, padding columns, or another group's KV head."""
+    declared, case = kernel.declaration, small_case(kernel, -1)
+    fields = {name: value for name, value in CHANGES[change](case).items() if name in case.__struct_fields__}
+    other = msgspec.structs.replace(case, **fields)
+    if why_unsupported(declared.supports, declared.options, other) is None:
+        verdict = judge(kernel, other, device=torch.get_default_device().type, thorough=False, relations=())
+        assert verdict.failure is None
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)

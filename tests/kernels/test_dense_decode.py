@@ -30,40 +30,6 @@ def test_lengths_around_a_tile(kernels: ModuleType, dtype: torch.dtype, dense_pr
 
 
 @both
-@pytest.mark.parametrize("head_size", [1, 13, 80])
-def test_head_sizes_that_are_not_powers_of_two(
-    kernels: ModuleType, head_size: int, dense_problem: Make, check: Make
-) -> None:
-    """The columns that pad a head to a power of two would be read or written."""
-    problem = dense_problem([3, 5], head_size=head_size)
-    check(kernels.dense_decode(*problem.args), problem.expected)
-
-
-@both
-@pytest.mark.parametrize("heads", [(7, 1), (6, 2), (3, 3)])
-def test_query_heads_find_their_kv_head(
-    kernels: ModuleType, heads: tuple[int, int], dense_problem: Make, check: Make
-) -> None:
-    """A group of an odd number of query heads would read a neighbour's KV head."""
-    problem = dense_problem([4], heads=heads)
-    check(kernels.dense_decode(*problem.args), problem.expected)
-
-
-@both
-def test_every_stride_is_honoured(kernels: ModuleType, dense_problem: Make, spread: Make, check: Make) -> None:
-    """A tensor that is a view would be read, or a result written, as if it were contiguous."""
-    problem = dense_problem([2, 5], heads=(4, 2)).spread()
-    out, lse = spread(torch.zeros(2, 4, 8, dtype=torch.float16)), spread(torch.zeros(2, 4))
-    results = kernels.dense_decode(*problem.args, out=out, lse=lse)
-    assert results[0] is out
-    assert results[1] is lse
-    check(results, problem.expected)
-    for result in results:
-        assert result._base is not None
-        assert int(result._base.isfinite().sum()) == result.numel() - int((result == -math.inf).sum())
-
-
-@both
 def test_scores_of_minus_infinity_have_no_weight(kernels: ModuleType, dense_problem: Make) -> None:
     """A first tile without a finite score would turn the row into NaN."""
     q, k, v, seq_lens, scale = dense_problem([20]).args

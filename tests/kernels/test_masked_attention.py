@@ -69,25 +69,6 @@ def test_all_keys_and_none(kernel: Make, share: float, paged_problem: Make, chec
 
 
 @every_kernel
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dtypes_and_grouped_heads(kernel: Make, dtype: torch.dtype, paged_problem: Make, check: Make) -> None:
-    """A dtype would be refused, or a group of heads read another KV head."""
-    args, expected = problem(paged_problem, dtype=dtype, heads=(6, 2), head_size=13)
-    check(kernel(*args), expected)
-
-
-@every_kernel
-def test_every_stride_is_honoured(kernel: Make, paged_problem: Make, spread: Make, check: Make) -> None:
-    """A view, of the mask as well, would be read as if it were contiguous."""
-    args, expected = problem(paged_problem)
-    spreaded = [spread(arg) if isinstance(arg, Tensor) else arg for arg in args]
-    results = spread(torch.zeros_like(args[0])), spread(torch.zeros(args[0].shape[:2], dtype=torch.float32))
-    got = kernel(*spreaded, out=results[0], lse=results[1])
-    assert got[0] is results[0]
-    check(got, expected)
-
-
-@every_kernel
 def test_rows_beyond_the_batch_come_out_empty(kernel: Make, paged_problem: Make, check: Make) -> None:
     """A captured graph whose q has room for more tokens than came would read the mask past its end."""
     args, expected = problem(paged_problem)

@@ -78,22 +78,6 @@ def test_two_empty_sides_are_empty(merge_states: Make) -> None:
     assert torch.equal(lse, torch.full((2, 3), -INF))
 
 
-@pytest.mark.by_day
-@each
-@layouts
-@pytest.mark.parametrize("head_size", [1, 13])
-def test_every_stride_is_honoured(
-    merge_states: Make, lse_layout: str, head_size: int, merge: Make, check: Make, spread: Make
-) -> None:
-    """Views would be read, or results written, as if they were contiguous, or padding columns touched."""
-    inputs = tuple(spread(t) for t in states(lse_layout, head_size))
-    output, lse = spread(torch.zeros_like(inputs[0])), spread(torch.zeros_like(inputs[1]))
-    merge_states(*inputs, lse_layout=lse_layout, output=output, output_lse=lse)
-    check((output, lse.t() if lse_layout == "HT" else lse), expected(inputs, lse_layout, merge))
-    assert output._base is not None
-    assert int(output._base.isfinite().sum()) == output.numel()
-
-
 @each
 def test_result_may_replace_an_input(merge_states: Make, merge: Make, check: Make) -> None:
     """Merging in place, as engines do to save memory, would read what it has already overwritten."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnfuzz.kernels import eager_attention
 from attnfuzz.kernels.paged import launch_attention
@@ -78,25 +77,6 @@ def test_idle_sequences_anywhere(kernel: Make, queries: list[int], paged_problem
     """The search for a token's sequence would stop at one without query tokens."""
     args, bounds, expected = problem(paged_problem, [4, 4, 4], queries)
     check(kernel(*args, **bounds), expected)
-
-
-@every_kernel
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dtypes_and_grouped_heads(kernel: Make, dtype: torch.dtype, paged_problem: Make, check: Make) -> None:
-    """A dtype would be refused, or a group of heads read another KV head."""
-    args, bounds, expected = problem(paged_problem, LENS, QUERIES, dtype=dtype, heads=(6, 2), head_size=13)
-    check(kernel(*args, **bounds), expected)
-
-
-@every_kernel
-def test_every_stride_is_honoured(kernel: Make, paged_problem: Make, spread: Make, check: Make) -> None:
-    """A view would be read as if it were contiguous."""
-    args, bounds, expected = problem(paged_problem, LENS, QUERIES)
-    spreaded = [spread(arg) if isinstance(arg, Tensor) else arg for arg in args]
-    results = spread(torch.zeros_like(args[0])), spread(torch.zeros(args[0].shape[:2], dtype=torch.float32))
-    got = kernel(*spreaded, **bounds, out=results[0], lse=results[1])
-    assert got[0] is results[0]
-    check(got, expected)
 
 
 @every_kernel

@@ -38,51 +38,6 @@ def test_lengths_around_a_page(kernel: Make, layout: str, block_size: int, paged
 
 
 @every_kernel
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("layout", ["NHD", "packed"])
-def test_dtypes(kernel: Make, dtype: torch.dtype, layout: str, paged_problem: Make, check: Make) -> None:
-    """A dtype would be read with another's packing, or rounded more than once."""
-    problem = paged_problem([6], dtype=dtype, layout=layout, head_size=16)
-    check(kernel(*problem.args), problem.expected)
-
-
-@every_kernel
-@pytest.mark.parametrize(("layout", "head_size"), [("NHD", 13), ("HND", 1), ("packed", 24), ("packed", 80)])
-def test_head_sizes_that_are_not_powers_of_two(
-    kernel: Make, layout: str, head_size: int, paged_problem: Make, check: Make
-) -> None:
-    """The columns that pad a head to a power of two would be read or written."""
-    problem = paged_problem([5], head_size=head_size, layout=layout)
-    check(kernel(*problem.args), problem.expected)
-
-
-@pytest.mark.by_day
-@every_kernel
-@pytest.mark.parametrize("heads", [(7, 1), (6, 2)])
-@pytest.mark.parametrize("layout", ["HND", "packed"])
-def test_query_heads_find_their_kv_head(
-    kernel: Make, heads: tuple[int, int], layout: str, paged_problem: Make, check: Make
-) -> None:
-    """A group of an odd number of query heads would read a neighbour's KV head."""
-    problem = paged_problem([3], heads=heads, layout=layout)
-    check(kernel(*problem.args), problem.expected)
-
-
-@pytest.mark.by_day
-@every_kernel
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_stride_is_honoured(kernel: Make, layout: str, paged_problem: Make, spread: Make, check: Make) -> None:
-    """A tensor that is a view would be read, or a result written, as if it were contiguous."""
-    problem = paged_problem([2, 5], heads=(4, 2), layout=layout).spread()
-    out, lse = spread(torch.zeros(2, 4, 8, dtype=torch.float16)), spread(torch.zeros(2, 4))
-    check(kernel(*problem.args, out=out, lse=lse), problem.expected)
-    check((out, lse), problem.expected)
-    for result in (out, lse):
-        assert result._base is not None
-        assert int(result._base.isfinite().sum()) == result.numel()
-
-
-@every_kernel
 def test_a_page_that_two_sequences_share(kernel: Make, paged_problem: Make) -> None:
     """Pages would be taken from their position rather than from the block table."""
     q, k_cache, v_cache, table, *rest = paged_problem([4, 4]).args

@@ -119,38 +119,6 @@ def test_tiles_and_pages_are_independent(block_size: int, tile: int, make: Make,
 
 
 @every_kernel
-@pytest.mark.parametrize(("layout", "head_size"), [("NHD", 13), ("HND", 1), ("packed", 24), ("packed", 80)])
-def test_head_sizes_that_are_not_powers_of_two(
-    kernel: Make, layout: str, head_size: int, make: Make, check: Make
-) -> None:
-    """The columns that pad a head to a power of two would be read or written."""
-    args, longest, expected = make([(3, 5)], head_size=head_size, layout=layout)
-    check(kernel(*args, **longest), expected)
-
-
-@every_kernel
-def test_float32(kernel: Make, make: Make, check: Make) -> None:
-    """float32 inputs would be multiplied in TF32 or their weights rounded."""
-    args, longest, expected = make(MIXED, dtype=torch.float32)
-    check(kernel(*args, **longest), expected)
-
-
-@pytest.mark.by_day
-@every_kernel
-@pytest.mark.parametrize("layout", ["NHD", "packed"])
-def test_every_stride_is_honoured(kernel: Make, layout: str, make: Make, spread: Make, check: Make) -> None:
-    """A tensor that is a view would be read, or a result written, as if it were contiguous."""
-    args, longest, expected = make(MIXED, heads=(4, 2), layout=layout)
-    args = tuple(spread(arg) if isinstance(arg, Tensor) else arg for arg in args)
-    out, lse = spread(torch.zeros(16, 4, 8, dtype=torch.float16)), spread(torch.zeros(16, 4))
-    check(kernel(*args, **longest, out=out, lse=lse), expected)
-    check((out, lse), expected)
-    for result in (out, lse):
-        assert result._base is not None
-        assert int(result._base.isnan().sum()) == result._base.numel() - result.numel()
-
-
-@every_kernel
 def test_queries_that_see_nothing(kernel: Make, make: Make, check: Make) -> None:
     """Queries before the first token, as a stale length makes them, would become NaN and not 0 and -inf."""
     args, longest, expected = make([(5, 2), (1, 0), (3, 3)])

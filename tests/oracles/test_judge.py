@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.judging.judge import judge
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.problems.cases import Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.declared_numerics import FixedTolerance
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.recipes import STRIDE_KINDS
+from attnfuzz.verdict import Verdict
 
 PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
 
@@ -80,7 +81,13 @@ def test_timing_covers_the_parts(plant: Any, dense: Case) -> None:
     assert sum(parts) <= timing.total_s
 
 
-def test_only_oracles_asked_for_are_applied(plant: Any, dense: Case) -> None:
+def in_a_batch(kernel: Any, case: Case, **how: Any) -> Verdict:
+    (verdict,) = judge_many(kernel, [case], **how)
+    return verdict
+
+
+@pytest.mark.parametrize("judge", [judge, in_a_batch])
+def test_only_oracles_asked_for_are_applied(judge: Any, plant: Any, dense: Case) -> None:
     """A user who asks for one oracle would be shown the findings of another."""
     kernel = plant(length=lambda n: n + 1 if n else 0)
     assert judge(kernel, dense, device="cpu", oracles=("red_zone", "determinism")).failure is None
@@ -89,7 +96,8 @@ def test_only_oracles_asked_for_are_applied(plant: Any, dense: Case) -> None:
     assert (failure.oracle, failure.kind) == ("accuracy", "out:nan")
 
 
-def test_fixed_tolerance_replaces_the_bound(plant: Any, dense: Case) -> None:
+@pytest.mark.parametrize("judge", [judge, in_a_batch])
+def test_fixed_tolerance_replaces_the_bound(judge: Any, plant: Any, dense: Case) -> None:
     """A user's own tolerance would not be used, or would be stricter than it says."""
     kernel = plant(average=lambda weights, v: weights @ v + 0.01)
     passes = judge(kernel, dense, device="cpu", tolerance=FixedTolerance(atol=0.1, rtol=0.0), relations=())

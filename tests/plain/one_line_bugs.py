@@ -16,8 +16,6 @@ from pathlib import Path
 
 from tests.plain.pairs import explore
 
-__all__ = ["BUGS", "OneLineBug", "source_with"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "first-finding.md"
 Edit = tuple[str, str]
 REPAIR: Edit = ("tl.load(v_cache + offsets).to", "tl.load(v_cache + offsets, mask=live[:, None], other=0.0).to")

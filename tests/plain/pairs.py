@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PAIRS", "Pair", "Told", "explore"]
-
 _HERE = Path(__file__).with_name("plain_kernels.py")
 _UNIT = Path(__file__).parents[1] / "unit" / "plain_kernels.py"
 

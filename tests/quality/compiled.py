@@ -27,11 +27,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = [
-    "HEAD_SIZES", "LATENT_SIZES", "MARKS", "TARGETS", "Compiled", "Target", "compile_apart", "compile_for",
-    "complaints", "page",
-]  # fmt: skip
-
 MARKS = ("<!-- compiled: begin -->", "<!-- compiled: end -->")
 HEAD_SIZES = (64, 128, 192, 256, 512, 1024)
 LATENT_SIZES = ((192, 128), (576, 512))

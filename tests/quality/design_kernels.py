@@ -12,31 +12,6 @@ import attnfuzz
 from attnfuzz import Supports
 from tests.quality.designs import DESIGNS, Design, Result
 
-__all__ = [
-    "DESIGN",
-    "cubic_exp",
-    "exact_products",
-    "exact_weights",
-    "halves",
-    "rounded_partials",
-    "rounded_products",
-    "run",
-    "scaled_both",
-    "scaled_query",
-    "scaled_query_in_base_2",
-    "scaled_query_of_long",
-    "scaled_query_of_short",
-    "scaled_query_of_single_heads",
-    "scaled_tf32",
-    "short_exp",
-    "short_weights",
-    "splits_by_option",
-    "stored_scores",
-    "sum_of_rounded_weights",
-    "sums_of_eight",
-    "tf32_in_tiles",
-]
-
 halves = Supports(dtypes=("float16", "bfloat16"), empty_sequences=False)
 DESIGN = {design.name: design for design in DESIGNS}
 

@@ -27,8 +27,6 @@ from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 from attnfuzz.values import attention_values
 from tests.unit.tensor_cores import HOPPER, VOLTA, Unit
 
-__all__ = ["DESIGNS", "TARGET", "Design", "Result", "drawn_cases", "largest_ratios", "ratios"]
-
 Result = tuple[Tensor, Tensor]
 TARGET = 0.2
 """Of its bound, what the largest error of the output comes to at least, in each dtype: a bound that is five times as

@@ -20,8 +20,6 @@ from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, case_lists
 
-__all__ = ["TILES", "draw", "of_case"]
-
 TILES = (16, 32, 64, 128)
 BLOCK = 16
 SEGMENTS = (2, 3, 4)

@@ -8,8 +8,6 @@ import msgspec
 
 from attnfuzz.oracles.registry import OracleName
 
-__all__ = ["EXPLANATIONS", "Expectation"]
-
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One mutant's smallest failing case and what is to be said of it; the fields are explained in the file."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,11 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnfuzz.bench.first_minute import FirstMinute, measure_first_minutes
+import msgspec
+
 from tests.quality.mutants import mutant_named
 from tests.quality.planting import plant
-
-__all__ = ["Measured", "Row", "main", "rows", "table", "turns"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PLANTED = (
@@ -52,6 +52,79 @@ _AT_ONCE = 4
 _MINUTE_S, _FOUR_MINUTES_S = 52, 232
 """Of a campaign whose command is over after about a minute, and after four."""
 _STARTS_AND_ENDS_S = 15.0
+
+
+_MOST_STATUS = 2
+"""Exit statuses of a campaign that has run: nothing found, something found, something not judged."""
+
+
+class _Finding(msgspec.Struct):
+    cause: str
+    first_seen_s: float
+    shrunk_s: float | None
+    in_contract: bool
+
+
+class _Kernel(msgspec.Struct):
+    target: str
+    findings: tuple[_Finding, ...]
+    cases: int = 0
+
+
+class MinuteSummary(msgspec.Struct):
+    """What is read of a campaign's ``--json``."""
+
+    cases: int
+    device: str
+    kernels: tuple[_Kernel, ...]
+    first_case_s: float | None = None
+    first_minute: int = 0
+    compiling: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMinute:
+    """Seconds since one command began: until its first line, until its end, and what its own summary says."""
+
+    first_line_s: float | None
+    wall_s: float
+    summary: MinuteSummary
+
+    @property
+    def found(self) -> Iterator[tuple[float, float | None, str, str]]:
+        """When each finding that counts was first seen and when it was shrunk, its kernel and its cause; in order."""
+        findings = (
+            (one.first_seen_s, one.shrunk_s, kernel.target, one.cause)
+            for kernel in self.summary.kernels
+            for one in kernel.findings
+            if one.in_contract
+        )
+        return iter(sorted(findings, key=lambda found: (found[0], found[2:])))
+
+
+def measure_first_minute(arguments: Sequence[str], command: Sequence[str]) -> FirstMinute:
+    """``COMMAND explore ARGUMENTS`` in an empty folder, with no kernel compiled.
+
+    Raises RuntimeError with what a command said that has not run.
+    """
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as complaints:
+        written = Path(scratch) / "summary.json"
+        asked = [*command, "explore", *arguments, "--json", str(written), "--save-dir", f"{scratch}/found"]
+        environment = {**os.environ, "TRITON_CACHE_DIR": f"{scratch}/triton"}
+        started = time.monotonic()
+        with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=complaints, env=environment) as process:
+            stdout = process.stdout
+            assert stdout is not None
+            first = os.read(stdout.fileno(), 1)
+            first_line_s = time.monotonic() - started if first else None
+            said = stdout.read()
+            status = process.wait()
+        wall_s = time.monotonic() - started
+        complaints.seek(0)
+        if status not in range(_MOST_STATUS + 1) or not written.exists():
+            told = (first + said + complaints.read()).decode(errors="replace").strip()
+            raise RuntimeError(f"{' '.join(asked)} ended with status {status}: {told}")
+        return FirstMinute(first_line_s, wall_s, msgspec.json.decode(written.read_bytes(), type=MinuteSummary))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +223,7 @@ def _measure(row: Row, tree: str, folder: Path, cores: Sequence[int], more: Sequ
     def one(arguments: Sequence[str]) -> FirstMinute | None:
         asked = [*arguments, "--budget", f"{row.budget_s}s", "--seed", "1", *more]
         try:
-            (measured,) = measure_first_minutes(asked, command=command, runs=1)
+            measured = measure_first_minute(asked, command)
         except RuntimeError as error:
             errors.append(f"{' '.join(arguments)}: {str(error)[-400:]}")
             return None

@@ -25,8 +25,6 @@ from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 from attnfuzz.testing.loading import load_here
 from attnfuzz.trials.expectations import expectations
 
-__all__ = ["KERNELS", "SIZES", "hidden"]
-
 KERNELS = ("dense_naive", "paged_naive", "paged_split_k", "paged_grouped", "paged_attention_v2", "split_k_partials",
            "paged_attention_q_block", "paged_attention_segments")  # fmt: skip
 SIZES: dict[str, Sizes] = {"CPU": CPU_SIZES, "GPU": GPU_SIZES}

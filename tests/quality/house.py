@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["measured"]
-
 ROOT = Path(__file__).parents[2]
 SAME_LINES = 6
 FIELDS = ("v_head_size", "query_lens", "layout", "variant")

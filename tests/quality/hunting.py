@@ -16,8 +16,6 @@ from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from tests.quality.mutants import Mutant
 from tests.quality.planting import plant
 
-__all__ = ["BUDGET_S", "Catch", "NotFound", "flaws", "hunt"]
-
 BUDGET_S = 60
 _MOST_ROWS = 2
 

@@ -12,8 +12,6 @@ import triton.language as tl
 
 import attnfuzz
 
-__all__ = ["accumulator_in_16_bits", "correct", "cut_off_output", "cut_off_weights", "row_sum_in_16_bits"]
-
 
 @triton.jit
 def _cut_off(x, dtype: tl.constexpr):

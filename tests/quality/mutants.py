@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["MUTANTS", "Edit", "Mutant", "mutant_named"]
-
 
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replacement in a file of `kernels/`; `old` must occur there exactly once."""

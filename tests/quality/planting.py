@@ -7,8 +7,6 @@ from pathlib import Path
 from attnfuzz.overlay import write_overlay
 from tests.quality.mutants import Mutant
 
-__all__ = ["KERNELS", "lay_over", "plant"]
-
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 

@@ -21,8 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KINDS", "Kind", "Reached", "Wanted", "explore", "targets_in", "wanted_on"]
-
 RIGHT = ("right", "ok_", "fixed")
 _TESTS = Path(__file__).resolve().parents[1]
 _REACHING = _TESTS / "quality" / "reaching_kernels.py"

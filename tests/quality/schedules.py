@@ -36,8 +36,6 @@ from tests.gpu.bundled_cases import BUNDLED
 from tests.oracles.relations import racing_kernels
 from tests.quality.drawn import draw
 
-__all__ = ["RACES", "Seen", "cases_of", "races", "seen_of"]
-
 RACES = Path(racing_kernels.__file__)
 _LEFT_OUT = {DELAYS.name, GUARD_PAGE.name, PAGE_RELOCATION.name}
 """The last two may end the process; they look at addresses, which no race is about."""

@@ -23,8 +23,6 @@ from attnfuzz.overlay import VARIABLE
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import lay_over
 
-__all__ = ["Search", "hunting", "searcher"]
-
 Search = Callable[[Mutant], Hunted]
 
 _PATIENCE = 4

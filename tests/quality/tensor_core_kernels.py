@@ -17,8 +17,6 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["grouped_decode"]
-
 
 @triton.jit
 def grouped_decode_kernel(

@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome
-from attnfuzz.oracles.registry import OracleName
-from tests.quality.alone import page
+from typing import cast
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.judging.runner import Runner
+from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
+from attnfuzz.problems.cases import MergeStatesCase, encode_case
+from attnfuzz.verdict import Failure, Verdict
+from tests.quality.alone import Told, page, seen_by
 from tests.quality.mutants import MUTANTS
 
 
-def killed(by: OracleName, *others: OracleName, alone: bool | None = None) -> MutantOutcome:
-    return MutantOutcome(status="killed", kill=Kill(by=by, seconds=1.0, seen_by=(by, *others), alone=alone))
+class Executor:
+    """In place of a runner: a wrong number, which two oracles see."""
+
+    def __init__(self) -> None:
+        self.oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
+        self.runs = 0
+
+    def judge(self, declaration: Declaration, case: object, *, relations: tuple[OracleName, ...]) -> Verdict:
+        del declaration, case, relations
+        self.runs += 1
+        seen = [name for name in self.oracles if name in ("accuracy", "merge_laws")]
+        return Verdict(failure=Failure(oracle=seen[0], kind="out", message="out is wrong")) if seen else Verdict()
+
+
+def test_each_oracle_is_asked_by_itself() -> None:
+    """The one that comes first would have the merit of all, and each would wait for a hang."""
+    executor, case = Executor(), MergeStatesCase(num_q_heads=1, head_size=8, num_tokens=1)
+    for by, found in (("dead_memory", {"accuracy", "dead_memory", "merge_laws"}), ("hang", {"hang"})):
+        executor.runs = 0
+        kill = Kill(by=by, seconds=1.0, case=msgspec.Raw(encode_case(case)))
+        told = seen_by(cast(Runner, executor), Declaration(name="kernel", problem="merge_states"), kill)
+        assert (set(told), executor.runs == 0) == (found, by == "hang")
+
+
+def told(number: int, by: OracleName, *others: OracleName, alone: bool = False) -> Told:
+    return Told(MUTANTS[number], Kill(by=by, seconds=1.0), (by, *others), alone)
 
 
 def test_only_what_nothing_else_finds_counts_for_an_oracle_alone() -> None:
     """An oracle that another one stands in for would look indispensable, or one that nothing replaces idle."""
     outcomes = (
-        killed("page_relocation", alone=True),
-        killed("accuracy", alone=False),  # other cases showed it to another oracle
-        killed("dead_memory", "accuracy"),
-        MutantOutcome(status="survived"),
+        told(0, "page_relocation", alone=True),
+        told(1, "accuracy"),  # other cases showed it to another oracle
+        told(2, "dead_memory", "accuracy"),
+        Told(MUTANTS[3]),
     )
-    lines = list(page(list(zip(MUTANTS, outcomes, strict=False))))
+    lines = list(page(outcomes))
     assert "| page_relocation | 1 | 1 | 1 | 1 |" in lines
     assert "| accuracy | 1 | 2 | 1 | 0 |" in lines
     assert "| dead_memory | 1 | 1 | 0 | 0 |" in lines

@@ -22,8 +22,6 @@ from attnfuzz.problems.declared_numerics import Numerics
 from tests.quality.designs import Design, Result, drawn_cases, ratios
 from tests.unit.tensor_cores import HOPPER_FP8
 
-__all__ = ["MISTAKES", "Mistake", "cases_needed", "shares"]
-
 DECLARED = (Numerics(), Numerics(row_sum="float32", partials="float32"))
 
 

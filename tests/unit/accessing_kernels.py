@@ -14,8 +14,6 @@ import triton.language as tl
 import attnfuzz
 from attnfuzz import Supports
 
-__all__ = ["MISTAKES", "decode_kernel"]
-
 MISTAKES = ("none", "narrow offsets", "cut to 32 bits", "row left out", "read before written", "past the end")
 
 _PLAIN: Any = Supports(dtypes=("float16",), head_sizes=(16,), empty_sequences=False, strides="last_contiguous")

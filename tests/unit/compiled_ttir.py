@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ttir_of_mistakes"]
-
 _COMPILE = """
 import importlib, json, sys
 folder, module, types, constants = json.loads(sys.argv[1])

@@ -6,8 +6,6 @@ import sys
 import venv
 from pathlib import Path
 
-__all__ = ["make_environment"]
-
 
 def make_environment(folder: Path, *, has_packages: bool = True, **versions: str) -> Path:
     """A virtual environment that imports find this one's packages in, and, by name, others' ``versions``."""

@@ -7,8 +7,6 @@ import msgspec
 
 from attnfuzz.isolation import Died, Executor, Reply, TimedOut
 
-__all__ = ["SERVICES", "assert_gone", "call", "died", "is_running", "num_descriptors", "timed_out"]
-
 SERVICES = Path(__file__).with_name("execution_services.py")
 
 

@@ -327,12 +327,4 @@ class DiesWhenMade:
         return payload
 
 
-class AnswersPlainText:
-    """A service whose answers are not JSON."""
-
-    def handle(self, method: str, payload: bytes) -> bytes:
-        return b"plain text"
-
-
-ready_made = Rogue()
 not_a_service = {"handle": None}

@@ -15,8 +15,6 @@ from attnfuzz.kernels import eager
 from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["kernel"]
-
 State = tuple[Tensor, Tensor]
 Mistake = Callable[[Any], Any]
 

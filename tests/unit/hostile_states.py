@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["broken_bytes", "changed_documents"]
-
 Document = dict[str, Any]
 
 NESTED: Any = "innermost"

@@ -6,15 +6,6 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 
-__all__ = [
-    "annotated_kernel",
-    "arithmetic_kernel",
-    "block_operators_kernel",
-    "constant_kernel",
-    "conversion_kernel",
-    "scalar_mask_kernel",
-]
-
 
 @triton.jit
 def arithmetic_kernel(p_a, p_b, p_dot, p_product, p_sum, p_larger, p_less, TILE: tl.constexpr):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["write_project"]
-
 _CODE = """
 import triton
 import triton.language as tl

@@ -17,8 +17,6 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
 
-__all__ = ["named", "words"]
-
 SUPPORTS = Supports()
 PAGED = simplest_case("paged_decode", SUPPORTS, {})
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["TWO_GPUS", "UUIDS", "install_nvidia_smi"]
-
 UUIDS = ("GPU-1b2e6f5a-0000-4000-8000-00000000000a", "GPU-9c3d7f6b-0000-4000-8000-00000000000b")
 TWO_GPUS = "".join(f"{uuid}, NVIDIA H100 80GB HBM3, 81559, 81000, Disabled\n" for uuid in UUIDS)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["KERNEL", "REPAIRED", "outside_of_a_ci"]
-
 KERNEL = """
 import attnfuzz
 from attnfuzz.kernels import eager

@@ -20,8 +20,6 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations, Verdict
 from tests.unit.scripted_runner import scripted
 
-__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "looked_into"]
-
 KERNEL = Declaration(
     name="pretended",
     problem="dense_decode",

@@ -16,8 +16,6 @@ from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Blame, Cause, Failure, Timing, Verdict
 
-__all__ = ["CASES", "DENSE", "MERGE", "PAGED", "a_finding", "a_result"]
-
 PAGED = Declaration(
     name="paged",
     problem="paged_decode",

@@ -12,8 +12,6 @@ import triton.language as tl
 import attnfuzz
 from attnfuzz import Numerics, Supports
 
-__all__ = ["MISTAKES", "decode_kernel"]
-
 MISTAKES = (
     "none", "products", "products and sums", "scores", "scaled query", "row sum", "accumulator", "short exp2",
     "weights in float8_e4m3fn", "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",

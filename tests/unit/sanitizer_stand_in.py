@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["BEHAVES", "OBJECTS_TO", "install"]
-
 OBJECTS_TO = "STAND_IN_OBJECTS_TO"
 """Names the variable that holds a piece of the JSON of the cases that it objects to."""
 BEHAVES = "STAND_IN_BEHAVES"

@@ -10,8 +10,6 @@ from attnfuzz.corpus import Environment, FindingRecord, Regression, write_regres
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 
-__all__ = ["TARGET", "a_finding", "save"]
-
 TARGET = "mine.py:mine"
 
 

@@ -10,8 +10,6 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
 from attnfuzz.verdict import Failure, Relations, Verdict
 
-__all__ = ["Judge", "scripted"]
-
 
 class Judge(Protocol):
     def __call__(

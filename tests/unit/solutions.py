@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DECODE", "PREFILL", "a_solution", "write_solution"]
-
 _ATTEND = """
 import math
 import torch

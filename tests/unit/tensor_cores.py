@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["AMPERE", "HOPPER", "HOPPER_FP8", "VOLTA", "Unit"]
-
 
 @dataclass(frozen=True)
 class Unit:

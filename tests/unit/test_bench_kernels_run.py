@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, decode_report, encode_report
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, encode_report
 from attnfuzz.bench.kernels.run import (
     Crashed,
     KernelBench,
@@ -17,7 +18,7 @@ from attnfuzz.bench.kernels.run import (
     choose_shapes,
     measure_kernels,
 )
-from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, operations, smoke_suite
+from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, smoke_suite
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.problems.attention import MAX_SEQ_LEN
 from attnfuzz.problems.supports import OptionValue
@@ -87,9 +88,8 @@ def test_no_measurement_begins_after_the_budget() -> None:
 def test_a_report_is_the_same_after_json() -> None:
     """What was measured could not be looked at again."""
     report = run(Pretended(answer), "split", "wrong")
-    again = decode_report(encode_report(report))
+    again = msgspec.json.decode(encode_report(report), type=Report)
     assert again == report
-    assert again.chosen("decode")[0].gigabytes_per_s("graph", "cold") == pytest.approx(1000 / 8)
 
 
 def test_eager_kernels_are_timed_only_if_they_are_named() -> None:
@@ -118,13 +118,11 @@ def test_bytes_of_decode_are_keys_values_queries_and_results() -> None:
     assert bytes_to_move(DECODE) == cache + 32 * (2 * 128 * 2 + 4)
 
 
-def test_a_window_moves_and_multiplies_what_is_seen() -> None:
-    """A kernel that skips what nobody sees would be above the roof."""
+def test_a_window_moves_what_is_seen() -> None:
+    """A kernel that skips what nobody sees would exceed a copy's bandwidth."""
     seen, rows = 128 + 2 - 1, 2 * 32 * (2 * 128 * 2 + 4)
     windowed = replace(DECODE, window=128, query_lens=(2,), kv_dtype="float8_e4m3fn")
     assert bytes_to_move(windowed) == 2 * seen * 8 * 128 + rows
-    assert operations(windowed) == 4 * (2 * 128) * 32 * 128
-    assert operations(replace(windowed, window=0)) == 4 * (4095 + 4096) * 32 * 128
 
 
 def test_bytes_of_a_merge_are_three_states() -> None:

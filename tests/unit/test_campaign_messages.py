@@ -14,14 +14,12 @@ from attnfuzz.campaign.messages import (
     Channel,
     ChannelClosed,
     FromWorker,
-    Stop,
     ToWorker,
     Trouble,
     WorkerProgress,
 )
 from attnfuzz.campaign.worker import _await_begin
 from attnfuzz.identity.bug import Bug
-from tests.unit.named_features import named
 
 Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
 
@@ -36,15 +34,6 @@ def ends() -> Iterator[Pair]:
         )
 
 
-def test_messages_arrive_in_order(ends: Pair) -> None:
-    """A Stop that overtakes what came before it would lose findings."""
-    worker, coordinator = ends
-    known = Bug(kernel="k", oracle="crash", kind="SIGSEGV", features=named("ragged"))
-    coordinator.send(known)
-    coordinator.send(Stop())
-    assert worker.receive(1.0) == [known, Stop()]
-
-
 def test_what_comes_before_the_search_begins_is_there_afterwards(ends: Pair) -> None:
     """What a worker is told while it starts, open failures of others above all, would be lost."""
     worker, coordinator = ends
@@ -54,11 +43,6 @@ def test_what_comes_before_the_search_begins_is_there_afterwards(ends: Pair) -> 
         coordinator.send(message)
     assert _await_begin(worker, mail) == Begin(deadline=5.0)
     assert mail == known
-
-
-def test_nothing_there_is_no_message(ends: Pair) -> None:
-    """A worker looks for mail between cases and must not wait for it."""
-    assert ends[0].receive() == []
 
 
 def test_a_message_larger_than_the_socket_buffer_arrives_whole(ends: Pair) -> None:
@@ -95,14 +79,6 @@ def test_half_a_message_before_hanging_up_ends_the_channel() -> None:
         other.close()
         with pytest.raises(ChannelClosed):
             channel.receive(1.0)
-
-
-def test_sending_to_nobody_is_said(ends: Pair) -> None:
-    """A worker whose coordinator is gone has to end."""
-    worker, coordinator = ends
-    coordinator.close()
-    with pytest.raises(ChannelClosed):
-        worker.send(Stop())
 
 
 def test_a_side_that_is_not_patient_does_not_wait_for_the_other_to_read() -> None:

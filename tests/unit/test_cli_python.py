@@ -129,7 +129,6 @@ def test_a_campaign_is_shared_out_and_its_findings_run_everywhere(folder: Path) 
         (("bisect", "regressions/case.json", "--python", "3.6.0"), "name two or more, the oldest first"),
         (("bisect", "regressions/case.json", "--python", "3.6.0", "--python", "3.6.0"), "named twice"),
         (("replay", "--python", "3.6.0", "--sanitizer", "memcheck"), "--python does not go with --sanitizer"),
-        (("explore", "kernels.py", "--python", "3.6.0", "--sanitizer", "memcheck"), "--python does not go with"),
         (("explore", "--resume", "--python", "3.6.0", "--python", "3.7.0"), "--resume goes on in one environment"),
     ],
 )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from attnfuzz.isolation import Died, Executor, ExecutorUnavailable, ServiceError, Zygote
-from attnfuzz.isolation.process import start_time
 from tests.unit.execution_clients import SERVICES, call, num_descriptors
 
 
@@ -108,20 +107,8 @@ def test_service_that_cannot_be_made_is_an_error_at_once(service: str, error: ty
         Executor(zygote)
 
 
-def test_ready_made_service_is_used_as_it_is() -> None:
-    """A service given as an object rather than a class could not be loaded."""
-    with Zygote.start(service=f"{SERVICES}:ready_made", preload=()) as zygote, Executor(zygote) as executor:
-        assert call(executor, "echo", 1) == 1
-
-
 def test_fork_inside_a_call_does_not_confuse_the_driver(executor: Executor) -> None:
     """The forked copy's answer would be taken for that to the next call."""
     assert call(executor, "fork_and_answer_twice") == "parent"
     assert [call(executor, "echo", number) for number in range(20)] == list(range(20))
     assert executor.restarts == 0
-
-
-def test_process_identity_is_known(executor: Executor) -> None:
-    """The process ID handed out would be that of something else."""
-    assert executor.pid is not None
-    assert start_time(executor.pid) is not None

@@ -1,5 +1,6 @@
 """Judging an executor by what its link knows. How real executors die is in test_isolation_executor.py."""
 
+import itertools
 import os
 import socket
 import threading
@@ -8,10 +9,12 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attnfuzz.isolation import executor as watchdog
 from attnfuzz.isolation.executor import ZygoteLostError, await_message
-from attnfuzz.isolation.link import Link
+from attnfuzz.isolation.link import Link, strip_framework_frames
 from attnfuzz.isolation.messages import (
     MAX_CONTROL_BYTES,
     MAX_DESCRIPTORS,
@@ -19,6 +22,8 @@ from attnfuzz.isolation.messages import (
     Exited,
     Forked,
     ForkFailed,
+    FrameDecoder,
+    FrameError,
     Hello,
     Progress,
     encode_fork_request,
@@ -177,3 +182,84 @@ def test_a_hung_process_may_take_its_time_to_die(
     outcome = await_message(peer.link, 0.1, None)
     assert isinstance(outcome, TimedOut)
     assert outcome.still_alive is still_alive
+
+
+@pytest.mark.parametrize("garbage", [b"HTTP/1.1 200 OK", encode_frame(b"{}"), encode_frame(b"\xff")])
+def test_garbage_is_a_lost_channel(peer: Peer, garbage: bytes) -> None:
+    """Stray bytes would raise in the driver, or make it wait for ever."""
+    peer.channel.sendall(garbage)
+    peer.link.pump(1)
+    assert peer.link.next_message() is None
+    assert peer.link.garbled
+    assert peer.link.channel_lost
+
+
+def test_output_that_is_not_text_is_shown(peer: Peer) -> None:
+    """Binary output would raise in the driver."""
+    os.write(peer.output, b"\xff\x00ok")
+    while peer.link.pump(0):
+        pass
+    assert peer.link.output() == r"\xff\x00ok"
+
+
+def test_stranger_with_the_executors_old_id_is_spared(peer: Peer) -> None:
+    """Without a zygote, a link left alone for long would kill whatever process has that ID by then."""
+    peer.tell(Forked(os.getpid()))  # this test is the stranger
+    while peer.link.pump(0):
+        pass
+    peer.link._start_time = 1  # the executor was older
+    peer.control.close()
+    while peer.link.pump(0):
+        pass
+    assert peer.link.zygote_lost
+    peer.link.close()
+
+
+STACK = """what the kernel printed
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007fa2f58a4b80 (most recent call first):
+  File "/home/me/kernels.py", line 5 in launch
+  File "/site-packages/attnfuzz/declaration.py", line 9 in run
+  File "/site-packages/attnfuzz/isolation/serve.py", line 88 in _answer
+  File "/site-packages/attnfuzz/isolation/zygote.py", line 147 in _become_executor
+  File "/site-packages/attnfuzz/isolation/zygote.py", line 95 in main
+  File "<frozen runpy>", line 88 in _run_code
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+def test_only_frames_of_the_isolation_layer_are_left_out() -> None:
+    """The kernel's frames would drown among the executor's, or be left out with them."""
+    assert strip_framework_frames(STACK) == (
+        "what the kernel printed\nFatal Python error: Segmentation fault\n\n"
+        "Current thread 0x00007fa2f58a4b80 (most recent call first):\n"
+        '  File "/home/me/kernels.py", line 5 in launch\n'
+        '  File "/site-packages/attnfuzz/declaration.py", line 9 in run\n\n'
+    )
+
+
+def decode_in_pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    decoder = FrameDecoder()
+    bodies = []
+    bounds = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    for start, end in itertools.pairwise(bounds):
+        decoder.feed(stream[start:end])
+        while (body := decoder.next_frame()) is not None:
+            bodies.append(body)
+    return bodies
+
+
+@given(bodies=st.lists(st.binary(max_size=300)), cuts=st.lists(st.integers(0, 5000)))
+def test_frames_survive_any_fragmentation(bodies: list[bytes], cuts: list[int]) -> None:
+    """A message that arrives in pieces, or with the next one, would be torn or merged."""
+    assert decode_in_pieces(b"".join(map(encode_frame, bodies)), cuts) == bodies
+
+
+def test_too_large_announcement_is_refused_before_its_body() -> None:
+    """Four stray bytes could make the driver collect gigabytes."""
+    decoder = FrameDecoder()
+    decoder.feed(b"\xff\xff\xff\xff")
+    with pytest.raises(FrameError, match="a frame of 4294967295 bytes"):
+        decoder.next_frame()

@@ -19,14 +19,12 @@ from attnfuzz.isolation.messages import (
     MAX_CONTROL_BYTES,
     ControlReply,
     Exited,
-    Fork,
     Forked,
     Signal,
     encode_fork_request,
     receive_frame,
 )
 from attnfuzz.isolation.process import child_pids
-from attnfuzz.isolation.zygote import ControlConnection
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 
@@ -100,13 +98,6 @@ def test_driver_side_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_command_line_names_what_is_missing() -> None:
-    """Starting a zygote by hand would fail without a word."""
-    run = subprocess.run([sys.executable, "-m", "attnfuzz.isolation.zygote"], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert "socket, --service" in run.stderr
-
-
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
@@ -128,18 +119,6 @@ def test_driver_that_talks_nonsense_is_dropped_alone(zygote: Zygote, message: by
         control.send(message)
         assert control.recv(MAX_CONTROL_BYTES) == b""
         assert executor.call("pid", b"null", timeout_s=20) == Reply(str(pid).encode())
-
-
-def test_driver_that_hangs_up_before_asking_is_forgotten(zygote: Zygote) -> None:
-    """Connections that come to nothing would pile up in the zygote."""
-    folder = Path(f"/proc/{zygote.pid}/fd")
-    before = len(list(folder.iterdir()))
-    for _ in range(10):
-        zygote.connect().close()
-    deadline = time.monotonic() + 10
-    while len(list(folder.iterdir())) > before:
-        assert time.monotonic() < deadline, "the zygote keeps descriptors of connections that are closed"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -189,50 +168,3 @@ def test_exit_status_is_sent_and_a_signal_that_crosses_it_is_harmless(
     assert hear(control) == Exited(-signal.SIGTERM)
     with Executor(zygote) as executor:
         assert executor.call("echo", b"1", timeout_s=20) == Reply(b"1")
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[ControlConnection, socket.socket]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection = ControlConnection(ours)
-    yield connection, theirs
-    connection.close()
-    theirs.close()
-
-
-def test_messages_and_descriptors_arrive_together(ends: tuple[ControlConnection, socket.socket]) -> None:
-    """An executor would be forked without its channel, or programs it starts would inherit it."""
-    connection, driver = ends
-    socket.send_fds(driver, [msgspec.json.encode(Fork({}))], [driver.fileno()])
-    request, (descriptor,) = connection.receive()
-    assert request == Fork({})
-    assert not os.get_inheritable(descriptor)
-    os.close(descriptor)
-
-
-def test_nonsense_and_hanging_up_are_no_message(ends: tuple[ControlConnection, socket.socket]) -> None:
-    """One bad driver would end the zygote of all."""
-    connection, driver = ends
-    driver.send(b"nonsense")
-    assert connection.receive() == (None, [])
-    driver.close()
-    assert connection.receive() == (None, [])
-    connection.send(Exited(0))
-
-
-def test_signal_without_executor_hits_nobody(ends: tuple[ControlConnection, socket.socket]) -> None:
-    """A signal that crossed the executor's end could hit its successor in the process table."""
-    connection, driver = ends
-    driver.send(msgspec.json.encode(Signal(9)))
-    assert connection.receive() == (Signal(9), [])
-    connection.signal_executor(signal.SIGKILL)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_signal_reaches_the_executor(ends: tuple[ControlConnection, socket.socket], number: int) -> None:
-    """A hanging executor could not be asked for its stack, or killed."""
-    connection, _ = ends
-    with subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
-        connection.pid = process.pid
-        connection.signal_executor(number)
-        assert process.wait() == -number

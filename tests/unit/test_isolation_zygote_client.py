@@ -136,23 +136,10 @@ def test_closed_zygote_refuses_executors() -> None:
         Executor(zygote)
 
 
-def test_closing_twice_is_harmless() -> None:
-    """Cleaning up after an error would raise another."""
-    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as zygote:
-        zygote.close()
-    assert zygote.wait_ended(0)
-
-
 def test_unknown_device_is_refused() -> None:
     """A typing error would run kernels on whatever device is there."""
     with pytest.raises(ValueError, match="device='gpu' must be 'cpu' or 'cuda'"):
         Zygote.start("gpu", service="x:y")  # type: ignore[arg-type]  # the mistake under test
-
-
-def test_running_zygote_has_not_ended() -> None:
-    """Waiting for the end would not wait."""
-    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as zygote:
-        assert not zygote.wait_ended(0.01)
 
 
 @pytest.mark.parametrize(

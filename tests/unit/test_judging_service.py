@@ -17,8 +17,6 @@ import torch
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.judge import BatchLost
 from attnfuzz.judging.messages import (
-    DeclarationsReply,
-    DeviceReply,
     GrowthReply,
     GrowthRequest,
     JudgeReply,
@@ -45,32 +43,6 @@ def request(name: str) -> bytes:
 def request_many(name: str) -> bytes:
     cases = [msgspec.Raw(encode_case(msgspec.structs.replace(CASE, seq_lens=(n,)))) for n in (3, 7)]
     return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound", together=True))
-
-
-def test_declarations_of_a_file() -> None:
-    """A file's kernels could not be listed."""
-    reply = msgspec.json.decode(
-        JudgingService().handle("declarations", msgspec.json.encode({"targets": [str(KERNELS)]})),
-        type=DeclarationsReply,
-    )
-    assert reply.error is None
-    assert f"{KERNELS}:correct" in [kernel.target for kernel in reply.kernels]
-
-
-def test_load_error_is_an_answer() -> None:
-    """A mistyped name would look like a fault of the service."""
-    reply = msgspec.json.decode(
-        JudgingService().handle("declarations", b'{"targets": ["no_such_kernel_anywhere"]}'), type=DeclarationsReply
-    )
-    assert reply.kernels == []
-    assert "no_such_kernel_anywhere" in str(reply.error)
-
-
-def test_judge_loads_the_kernel_itself() -> None:
-    """A fresh executor, which has loaded nothing, could not judge."""
-    reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
-    (verdict,) = reply.verdicts
-    assert verdict.failure is None
 
 
 def test_fatal_verdict_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +117,6 @@ def test_a_kernel_that_raises_has_no_growth() -> None:
     assert msgspec.json.decode(body, type=GrowthReply) == GrowthReply(raised="ValueError: no such block")
 
 
-def test_batch_has_one_verdict_per_case() -> None:
-    """Verdicts of a batch would be mixed up."""
-    reply = msgspec.json.decode(JudgingService().handle("judge", request_many("wrong_from_seven")), type=JudgeReply)
-    assert [verdict.failure is None for verdict in reply.verdicts] == [True, False]
-
-
 def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with a lost GPU context would go on, or take the driver's hope for verdicts with it."""
 
@@ -161,30 +127,6 @@ def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExitAfterReply) as stop:
         JudgingService().handle("judge", request_many("correct"))
     assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="illegal memory access")
-
-
-def test_environment_problem_of_a_batch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user with an unusable environment would get a traceback as soon as cases come in batches."""
-
-    def fail(*_: Any, **__: Any) -> list[Verdict]:
-        raise EnvironmentProblem("install another NumPy")
-
-    monkeypatch.setattr("attnfuzz.judging.service.judge_many", fail)
-    reply = msgspec.json.decode(JudgingService().handle("judge", request_many("correct")), type=JudgeReply)
-    assert reply == JudgeReply(environment="install another NumPy")
-
-
-def test_device_is_described() -> None:
-    """Reports would name no device."""
-    reply = msgspec.json.decode(JudgingService().handle("device", b"{}"), type=DeviceReply)
-    assert reply.device in ("cpu", "cuda")
-    assert reply.name
-
-
-def test_unknown_method_is_refused() -> None:
-    """A misspelt method would be answered with nonsense."""
-    with pytest.raises(ValueError, match="method='jugde' must be one of"):
-        JudgingService().handle("jugde", b"{}")
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1e300, math.inf])

@@ -1,24 +1,19 @@
-"""The hunt for a mutant: its cases, the oracles that see one, and the process that confirms it."""
+"""The hunt for a mutant: its cases, and the process that confirms it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
 
-import msgspec
 import pytest
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, seen_by, spare_runner
-from attnfuzz.mutation.outcomes import Kill
-from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
-from attnfuzz.problems.cases import MergeStatesCase, encode_case
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, spare_runner
+from attnfuzz.problems.cases import encode_case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure, Verdict
 
 ANY = Declaration(name="k", problem="dense_decode", target="k")
 FEW = Declaration(
@@ -42,46 +37,6 @@ def test_a_gpu_has_few_formats_at_first() -> None:
     """Every case of a mutant would have to be compiled on a GPU."""
     cases = CaseStream(ANY, seed=1, device="cuda").take(0, 100)
     assert len({(case.dtype, case.num_q_heads, case.head_size, case.options.get("tile")) for case in cases}) <= 2
-
-
-CASE = MergeStatesCase(num_q_heads=1, head_size=8, num_tokens=1)
-DECLARATION = Declaration(name="kernel", problem="merge_states")
-
-
-class Executor:
-    """In place of a runner: a wrong number, and more if asked for relations."""
-
-    def __init__(self) -> None:
-        self.oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
-        self.runs = 0
-
-    def judge(self, declaration: Declaration, case: object, *, relations: tuple[OracleName, ...]) -> Verdict:
-        del declaration, case
-        self.runs += 1
-        seen = [name for name in self.oracles if name in ("accuracy", "merge_laws")]
-        del relations
-        return Verdict(failure=Failure(oracle=seen[0], kind="out", message="out is wrong")) if seen else Verdict()
-
-
-def found(executor: Executor, by: OracleName) -> tuple[OracleName, ...]:
-    kill = Kill(by=by, seconds=1.0, kernel=DECLARATION.target, case=msgspec.Raw(encode_case(CASE)))
-    return seen_by(cast(Runner, executor), [DECLARATION], kill, DEFAULT_ORACLES)
-
-
-def test_each_oracle_is_asked_alone() -> None:
-    """The one that comes first would have the merit of all."""
-    executor = Executor()
-    assert found(executor, "dead_memory") == tuple(
-        name for name in DEFAULT_ORACLES if name in ("accuracy", "dead_memory", "merge_laws")
-    )
-    assert executor.oracles == DEFAULT_ORACLES
-
-
-def test_a_hang_is_not_waited_for_by_each_oracle() -> None:
-    """A mutant that never ends would take ten minutes where it may take half of one."""
-    executor = Executor()
-    assert found(executor, "hang") == ("hang",)
-    assert executor.runs == 0
 
 
 TELLS_ITS_PROCESS = """

@@ -1,17 +1,17 @@
-"""Scores: what counts, and what each oracle adds."""
+"""Scores: what counts, and what killed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome, OracleShare, Score
+from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score
 
 KILLS = (
-    Kill(by="accuracy", seconds=1.0, seen_by=("accuracy", "dead_memory")),
-    Kill(by="dead_memory", seconds=3.0, seen_by=("dead_memory",), alone=True),
-    Kill(by="dead_memory", seconds=2.0, seen_by=("dead_memory",), alone=False),
-    Kill(by="hang", seconds=9.0, seen_by=("hang",)),
+    Kill(by="accuracy", seconds=1.0),
+    Kill(by="dead_memory", seconds=3.0),
+    Kill(by="dead_memory", seconds=2.0),
+    Kill(by="hang", seconds=9.0),
 )
 
 
@@ -31,10 +31,6 @@ def test_only_mutants_that_could_be_killed_count() -> None:
     assert {name: part.share for name, part in score().by_operator().items()} == {"sign": 1.0, "store": 0.0}
 
 
-def test_what_each_oracle_adds() -> None:
-    """An oracle that nothing needs could not be told from one that alone finds a bug."""
-    assert score().by_oracle() == [
-        OracleShare("dead_memory", first=2, sees=3, only_one=2, alone=1),
-        OracleShare("accuracy", first=1, sees=1, only_one=0, alone=0),
-        OracleShare("hang", first=1, sees=1, only_one=1, alone=None),
-    ]
+def test_what_killed_is_counted() -> None:
+    """Nobody would see which oracles a suite of mutants leaves idle."""
+    assert score().by_killer() == [("dead_memory", 2), ("accuracy", 1), ("hang", 1)]

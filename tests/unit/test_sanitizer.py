@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,12 +11,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from attnfuzz.cli import explore, replay
+from attnfuzz.cli import replay
 from attnfuzz.cli.output import Refusal
-from attnfuzz.corpus import FindingRecord, Regression, load_regression, write_regression
+from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.sanitizer.findings import failure_of, first_failure, judge_sanitized
+from attnfuzz.sanitizer.findings import failure_of, judge_sanitized
 from attnfuzz.sanitizer.report import SanitizerReport
 from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer
 from attnfuzz.sanitizer.tool import SanitizerUnavailable, find_executable
@@ -78,31 +77,6 @@ def test_a_kernel_that_raises_is_told() -> None:
     raised = judge_sanitized(Sanitizer("memcheck", device="cpu"), declared("raises"), CASE)
     assert raised is not None
     assert (raised.oracle, raised.message) == ("exception", "the kernel raised ValueError: not today")
-
-
-def test_the_case_is_found_in_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finding would name a case that has nothing to do with it, and a kernel without a report fail."""
-    monkeypatch.setenv(BEHAVES, "idle")
-    sanitizer = Sanitizer("initcheck", device="cpu")
-    culprit = first_failure(sanitizer, declared("right"), [CASE, CASE, SEVEN, CASE])
-    assert culprit is not None
-    assert (culprit.case, culprit.preceding) == (SEVEN, ())
-    assert first_failure(sanitizer, declared("right"), [CASE, CASE]) is None
-
-
-def test_what_shows_after_other_cases_only_is_saved_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The case alone would pass, and the finding be lost."""
-    sanitizer = Sanitizer("memcheck", device="cpu")
-    report = SanitizerReport("Invalid __global__ read of size 2 bytes", ("Invalid",))
-
-    def run(declaration: Declaration, cases: Sequence[DenseDecodeCase]) -> Outcome:
-        notes = [Note(case=i, done=True) for i in range(len(cases))]
-        return Outcome([report] if len(cases) == 2 else [], notes, 86 if len(cases) == 2 else 0, [])
-
-    monkeypatch.setattr(sanitizer, "run", run)
-    culprit = first_failure(sanitizer, declared("right"), [CASE, SEVEN])
-    assert culprit is not None
-    assert (culprit.case, culprit.preceding) == (SEVEN, (CASE,))
 
 
 def test_other_ends_of_a_process_are_told() -> None:
@@ -173,47 +147,16 @@ def test_replay_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "now passing" not in output
 
 
-@pytest.mark.night
-def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search would end with nothing saved, or go on with a kernel whose first bug hides all others."""
-    monkeypatch.setenv(BEHAVES, "idle")
-    monkeypatch.setenv(OBJECTS_TO, '"head_size"')  # the first case already
-    arguments = [f"{KERNELS}:right", "--device", "cpu", "--sanitizer", "memcheck", "--seed", "1"]
-    status, output = ran(explore.command, *arguments, "--budget", "60s", "--save-dir", str(tmp_path / "found"))
-    assert status == 1, output
-    (file,) = (tmp_path / "found").glob("*.json")
-    assert load_regression(file).finding.oracle == "sanitizer"
-    assert "16 cases under memcheck in 2 processes: 1 finding" in output
-
-
-@pytest.mark.night
-def test_a_kernel_that_a_sanitizer_had_no_time_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CI job would pass on a kernel that nobody has looked at."""
-    monkeypatch.setenv(BEHAVES, "idle")
-    arguments = [
-        f"{KERNELS}:right",
-        "--device",
-        "cpu",
-        "--sanitizer",
-        "memcheck",
-        "--save-dir",
-        str(tmp_path / "found"),
-    ]
-    status, output = ran(explore.command, *arguments, "--budget", "0.000001s")
-    assert status == 2, output
-    assert f"1 kernel was never reached: {KERNELS}:right; raise --budget" in output
-
-
-def test_what_does_not_go_together_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option would be ignored without a word, or a missing tool end in a traceback."""
-    arguments = [f"{KERNELS}:right", "--device", "cpu", "--sanitizer", "memcheck"]
-    with pytest.raises(Refusal, match="--oracle does not go with --sanitizer"):
-        ran(explore.command, *arguments, "--oracle", "accuracy")
+def test_a_tool_that_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing tool would end in a traceback."""
+    finding = FindingRecord(oracle="accuracy", message="x")
+    target = f"{KERNELS}:right"
+    write_regression(Regression(problem="dense_decode", kernel=target, case=CASE, finding=finding), tmp_path / "r")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("attnfuzz.sanitizer.tool._CUDA", tmp_path / "cuda")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     with pytest.raises(Refusal, match="--sanitizer: compute-sanitizer is not installed"):
-        ran(explore.command, *arguments)
+        ran(replay.command, str(tmp_path / "r"), "--kernel", target, "--device", "cpu", "--sanitizer", "memcheck")
 
 
 def ran(command: click.Command, *arguments: str) -> tuple[int, str]:

@@ -19,6 +19,7 @@ from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
+from tests.unit.drawing import drawn_from
 from tests.unit.named_features import words
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
@@ -28,15 +29,7 @@ ATTENTION: tuple[Problem, ...] = ("dense_decode", "paged_decode", "split_decode"
 
 @cache
 def drawn(problem: Problem, sizes: Sizes = CPU_SIZES, draws: int = 700) -> list[Any]:
-    found: list[Case] = []
-
-    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(cases(problem, supports=EVERYTHING, options=OPTIONS, sizes=sizes))
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
-    return found
+    return drawn_from(cases(problem, supports=EVERYTHING, options=OPTIONS, sizes=sizes), draws)
 
 
 def subsets(values: tuple[Any, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -231,15 +224,7 @@ def test_lengths_with_splits_are_often_more_than_a_tile() -> None:
 def test_query_heads_of_one_block_leave_room_for_tokens() -> None:
     """A block of 16 rows would pass for a tile of 16 tokens, and each of its heads for work: lengths would be short."""
     options = {"tile": (64,), "num_splits": (3,), "block_m": (16,)}
-    found: list[PagedDecodeCase] = []
-
-    @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(cases("paged_decode", options=options))
-    def collect(case: Case) -> None:
-        assert isinstance(case, PagedDecodeCase)
-        found.append(case)
-
-    collect()
+    found: list[PagedDecodeCase] = drawn_from(cases("paged_decode", options=options), 200)
     groups = [case for case in found if case.num_q_heads > case.num_kv_heads]
     assert sum(max(case.seq_lens) > 64 for case in groups) > len(groups) // 4
 
@@ -247,14 +232,7 @@ def test_query_heads_of_one_block_leave_room_for_tokens() -> None:
 def test_groups_of_more_heads_than_a_block_are_drawn_where_it_is_an_option() -> None:
     """What only the last block of a group does wrong would be met in one case of fifty."""
     options = {"tile": (16,), "block_m": (16, 32)}
-    found: list[Case] = []
-
-    @settings(max_examples=400, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(cases("paged_attention", options=options))
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
+    found: list[Case] = drawn_from(cases("paged_attention", options=options), 400)
     groups = [case.gqa_ratio for case in found if isinstance(case, AttentionCase)]
     assert sum(ratio > 16 for ratio in groups) > len(groups) // 20
     assert sum(ratio < 16 for ratio in groups) > 3 * len(groups) // 4

@@ -14,7 +14,7 @@ from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.strategies import case_lists, cases
 from tests.quality.drawn import TILES, draw, of_case
-from tests.unit.test_strategies_parts import drawn_from
+from tests.unit.drawing import drawn_from
 
 WINDOWS = Supports(variants=("window",))
 

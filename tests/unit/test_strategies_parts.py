@@ -8,30 +8,17 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import Phase, find, given, settings
+from hypothesis import find, settings
 from hypothesis import strategies as st
 
 from attnfuzz import strategies
 from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, DenseDecodeCase, Problem
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.quantised_kv import KV_DTYPES
-from attnfuzz.problems.recipes import LSE_KINDS, STRIDE_KINDS, KeyRecipe, Needle, Pages, ValueRecipe, Values
+from attnfuzz.problems.recipes import STRIDE_KINDS, KeyRecipe, Needle, Pages, ValueRecipe, Values
 from attnfuzz.problems.variants import VARIANTS
 from attnfuzz.values import attention_values
-
-DRAWS = 600
-
-
-def drawn_from(strategy: st.SearchStrategy[Any], draws: int = DRAWS) -> list[Any]:
-    found: list[Any] = []
-
-    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(strategy)
-    def collect(value: Any) -> None:
-        found.append(value)
-
-    collect()
-    return found
+from tests.unit.drawing import drawn_from
 
 
 def shrunk(strategy: st.SearchStrategy[Any], condition: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -74,14 +61,6 @@ def test_lengths_reach_every_boundary() -> None:
     assert {0, 1, 2, 23, 24, 25, 47, 48, 49, 4, 5, 6, 119, 120, 121, 15, 16, 17, 63, 64, 65} <= lengths
 
 
-def test_batches_are_often_ragged_and_sometimes_have_an_empty_row() -> None:
-    """Errors that need rows of different lengths, or a row without keys, would be rare."""
-    batches = drawn_from(strategies.seq_lens())
-    ragged = [batch for batch in batches if len(set(batch)) > 1]
-    assert len(ragged) > len(batches) // 3
-    assert sum(0 in batch for batch in ragged) > len(ragged) // 6
-
-
 def test_long_sequences_come_last_as_often_as_first() -> None:
     """A mistake with the index of a sequence would show in short ones only: the first take most of the work."""
     batches = drawn_from(strategies.seq_lens(min_seqs=4, max_seqs=4, max_tokens=160))
@@ -89,36 +68,9 @@ def test_long_sequences_come_last_as_often_as_first() -> None:
     assert 0.7 < first / last < 1.4
 
 
-def test_lengths_keep_all_limits() -> None:
-    """A batch would be larger than asked for, and run out of memory or time."""
-    for batch in drawn_from(strategies.seq_lens(min_seqs=2, max_seqs=5, min_len=1, max_len=100, max_tokens=120)):
-        assert 2 <= len(batch) <= 5
-        assert all(1 <= length <= 100 for length in batch)
-        assert sum(batch) <= 120
-
-
 def test_a_batch_of_many_sequences_can_be_drawn() -> None:
     """Launch limits and batch strides would only be tried with a few sequences."""
     assert any(len(batch) >= 33 for batch in drawn_from(strategies.seq_lens(max_seqs=64, max_tokens=1 << 14), 200))
-
-
-def test_head_counts_follow_the_ratio() -> None:
-    """Query heads would not be a multiple of KV heads."""
-    drawn = drawn_from(strategies.gqa_heads(ratios=(1, 3, 24), max_heads=30))
-    assert {num_q_heads // num_kv_heads for num_q_heads, num_kv_heads in drawn} == {1, 3, 24}
-    assert all(num_q_heads % num_kv_heads == 0 and num_q_heads <= 30 for num_q_heads, num_kv_heads in drawn)
-    assert max(num_kv_heads for _, num_kv_heads in drawn) > 4
-
-
-def test_head_sizes_for_the_packed_layout() -> None:
-    """A head size would not fill whole 16-byte pieces."""
-    assert set(drawn_from(strategies.head_sizes(multiple_of=8))) == {16, 40, 64, 72, 80, 96, 128, 192, 256}
-
-
-def test_page_sizes_and_split_counts_keep_their_bounds() -> None:
-    """A page size or split count would be drawn that was excluded."""
-    assert {12, 16, 17, 24} == set(drawn_from(strategies.block_sizes(min_size=12, max_size=24)))
-    assert {6, 7, 8, 9} == set(drawn_from(strategies.split_counts(min_splits=6, max_splits=9)))
 
 
 def test_page_maps_reach_every_kind() -> None:
@@ -128,26 +80,6 @@ def test_page_maps_reach_every_kind() -> None:
     assert {pages.padding for pages in drawn} == {"zero", "wrong_page", "garbage"}
     for field in ("spare_blocks", "extra_columns", "shared_blocks"):
         assert len({getattr(pages, field) for pages in drawn}) >= 3
-
-
-def test_page_maps_hold_back_what_a_kernel_does_not_take() -> None:
-    """A kernel that loads unused entries would be given ids that do not exist."""
-    assert {pages.padding for pages in drawn_from(strategies.page_maps())} == {"zero", "wrong_page"}
-    plain = drawn_from(strategies.page_maps(max_shared_blocks=0, max_spare_blocks=0, max_extra_columns=0))
-    assert {(pages.shared_blocks, pages.spare_blocks, pages.extra_columns) for pages in plain} == {(0, 0, 0)}
-
-
-def test_every_combination_of_lse_kinds_is_drawn() -> None:
-    """A merge that fails for one combination of states would pass."""
-    pairs = {pair for drawn in drawn_from(strategies.lse_pairs()) for pair in drawn}
-    assert pairs == {(prefix, suffix) for prefix in LSE_KINDS for suffix in LSE_KINDS}
-
-
-def test_lse_pairs_without_empty_states() -> None:
-    """A kernel that declares no empty states would be given one."""
-    drawn = drawn_from(strategies.lse_pairs(empty_states=False, min_pairs=2, max_pairs=3))
-    assert not {kind for pairs in drawn for pair in pairs for kind in pair} & {"-inf", "+inf"}
-    assert {len(pairs) for pairs in drawn} == {2, 3}
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -161,15 +93,6 @@ def test_every_tensor_meets_every_stride(problem: Problem) -> None:
     expected -= {(name, "outer_gap") for name in matrices}  # whose rows padded ones move apart
     drawn = drawn_from(strategies.strides(problem, allowed="any", variants=VARIANTS, kv_dtypes=KV_DTYPES))
     assert {recipe for strides in drawn for recipe in strides.items()} == expected
-
-
-def test_strides_stay_within_what_the_kernel_takes() -> None:
-    """A kernel would be called wrong for strides that it does not claim to support."""
-    assert all(not strides for strides in drawn_from(strategies.strides("dense_decode", allowed="contiguous"), 100))
-    last = drawn_from(strategies.strides("dense_decode", allowed="last_contiguous"))
-    assert all("every_other" not in strides.values() and strides.get("lse") != "transposed" for strides in last)
-    interleaved = drawn_from(strategies.strides("paged_decode", layout="interleaved"))
-    assert all("v_cache" not in strides for strides in interleaved)
 
 
 def test_needles_reach_first_and_last_token_of_every_part() -> None:

@@ -5,25 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from attnfuzz import strategies
 from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.supports import Supports
-
-
-def drawn_from(strategy: st.SearchStrategy[Any], draws: int = 400) -> list[Any]:
-    found: list[Any] = []
-
-    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(strategy)
-    def collect(value: Any) -> None:
-        found.append(value)
-
-    collect()
-    return found
+from tests.unit.drawing import drawn_from
 
 
 @pytest.mark.parametrize("problem", ["paged_decode", "dense_decode", "merge_states"])

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from attnfuzz import strategies
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant, VariantName, absent_tensors
-
-
-def drawn_from(strategy: st.SearchStrategy[Any], draws: int = 400) -> list[Any]:
-    found: list[Any] = []
-
-    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(strategy)
-    def collect(value: Any) -> None:
-        found.append(value)
-
-    collect()
-    return found
+from tests.unit.drawing import drawn_from
 
 
 def test_a_kernel_that_declares_nothing_gets_plain_cases() -> None:

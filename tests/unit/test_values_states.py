@@ -12,7 +12,6 @@ import torch
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.problems.supports import DTYPES
-from attnfuzz.values import draws
 from attnfuzz.values.states import merge_values, merge_values_of_many
 
 
@@ -88,10 +87,3 @@ def test_base_is_noted_but_changes_no_number() -> None:
     natural, base2 = merge_values(merge()), merge_values(merge(), lse_base2=True)
     assert (natural.lse_base2, base2.lse_base2) == (False, True)
     assert torch.equal(natural.prefix_lse, base2.prefix_lse)
-
-
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values would depend on how many are drawn at a time."""
-    whole = merge_values(merge(num_tokens=50))
-    monkeypatch.setattr(draws, "_HOST_CHUNK_ELEMENTS", 7)
-    assert torch.equal(whole.prefix_output, merge_values(merge(num_tokens=50)).prefix_output)

@@ -9,8 +9,6 @@ from attnfuzz.bench.kernels.shapes import bytes_to_move
 from attnfuzz.declaration import Declaration, Supports
 from attnfuzz.problems.cases import Problem
 
-__all__ = ["SDPA", "Pretended", "declared", "times"]
-
 SDPA = Declaration(
     name="torch:sdpa",
     target="torch:sdpa",
@@ -32,11 +30,6 @@ class Pretended:
     def copy(self, nbytes: int, seconds: float) -> Timed:
         del seconds
         return Timed(l2="cold", mode="graph", median_us=nbytes * 1e-6, p10_us=0, p90_us=0, samples=1, calls=1)
-
-    def product(self, size: int, seconds: float) -> Timed:
-        del seconds
-        microseconds = 2 * size**3 / 500 * 1e-6  # 500 operations a picosecond
-        return Timed(l2="warm", mode="eager", median_us=microseconds, p10_us=0, p90_us=0, samples=1, calls=1)
 
     def measure(self, request: MeasureRequest) -> MeasureReply:
         self.asked.append(request)

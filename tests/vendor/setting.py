@@ -14,8 +14,6 @@ from torch import Tensor
 
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
 
-__all__ = ["DEVICE", "grid", "interleaved_cache", "ragged", "table_with_replacement"]
-
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 set_up_interpreter()

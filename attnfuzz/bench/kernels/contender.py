@@ -29,24 +29,6 @@ from attnfuzz.problems.quantised_kv import SMALLEST
 from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
 from attnfuzz.trials.observation import named_results
 
-__all__ = [
-    "AttentionTensors",
-    "Contender",
-    "MergeTensors",
-    "NotMeasured",
-    "Prepared",
-    "Unsupported",
-    "as_not_measured",
-    "draw_tensors",
-    "in_layout",
-    "largest_error_ratio",
-    "measure",
-    "objection",
-    "prepare_kernel",
-    "sets_for_cold_l2",
-]
-
-
 _TIMES_L2 = 4
 """Of the L2 cache's size all sets together should have: its replacement does not simply drop the oldest."""
 

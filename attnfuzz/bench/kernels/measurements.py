@@ -5,35 +5,12 @@ Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.problems.supports import OptionValue
-
-__all__ = [
-    "STATES",
-    "CopyReply",
-    "CopyRequest",
-    "L2State",
-    "MachineReply",
-    "MeasureReply",
-    "MeasureRequest",
-    "Mode",
-    "ProductRequest",
-    "Report",
-    "Result",
-    "State",
-    "Status",
-    "Timed",
-    "decode_report",
-    "encode_report",
-    "joined",
-]
-
 
 L2State = Literal["cold", "warm"]
 Mode = Literal["eager", "graph"]
@@ -71,15 +48,8 @@ class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-class ProductRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Multiply two matrices of float16, ``size`` rows and columns each."""
-
-    size: int
-    seconds: float
-
-
 class CopyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of copies among buffers that the L2 cache cannot hold together, or of products."""
+    """Of copies among buffers that the L2 cache cannot hold together."""
 
     time: Timed
 
@@ -121,14 +91,12 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """One contender on one shape, with one choice of its options.
 
     ``is_reference``: it is there to be compared with. ``nbytes``: what any kernel must move; ``copy_us``: a copy that
-    moves as many. ``chosen``: of the contender's choices of options, the fastest. ``step``: what it is called in a
-    figure of `attnfuzz bench ladder`, where a contender may come several times with other options.
+    moves as many. ``chosen``: of the contender's choices of options, the fastest.
     """
 
     suite: str
     shape: Shape
     contender: str
-    step: str = ""
     is_reference: bool = False
     status: RowStatus
     nbytes: int
@@ -139,19 +107,9 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     note: str = ""
     chosen: bool = False
 
-    @property
-    def name(self) -> str:
-        """What a line or column of it is called."""
-        return self.step or self.contender
-
     def time(self, mode: Mode, l2: L2State) -> Timed | None:
         """Of one of the measurements; None if it was not made."""
         return next((one for one in self.times if one.mode == mode and one.l2 == l2), None)
-
-    def gigabytes_per_s(self, mode: Mode, l2: L2State) -> float | None:
-        """Bytes that must move, over the median."""
-        timed = self.time(mode, l2)
-        return self.nbytes / timed.median_us * 1e-3 if timed is not None and timed.median_us > 0 else None
 
     def share_of_copy(self, mode: Mode, l2: L2State) -> float | None:
         """The time of a copy that moves as many bytes, from memory, over the median. Above 1 where the cache helps."""
@@ -162,16 +120,13 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond; ``peak_tflop_s``:
-    multiplications and additions of a large product of matrices, per picosecond, 0 if it was not measured.
-    ``unreached``: left out since the budget was spent. ``references``: kernels of engines by their names, with the
-    versions of these."""
+    """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond. ``unreached``: left out
+    since the budget was spent. ``references``: kernels of engines by their names, with the versions of these."""
 
     format: Literal["attnfuzz.bench-kernels/2"] = "attnfuzz.bench-kernels/2"
     started: str
     machine: MachineReply
     peak_gb_s: float
-    peak_tflop_s: float = 0.0
     suites: tuple[str, ...]
     references: dict[str, str] = {}
     results: list[Result]
@@ -186,31 +141,3 @@ class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
 def encode_report(report: Report) -> bytes:
     """As JSON for people and programs."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-
-
-def decode_report(data: bytes) -> Report:
-    """Strictly; raises msgspec.ValidationError or msgspec.DecodeError (both ValueError)."""
-    return msgspec.json.decode(data, type=Report)
-
-
-def joined(reports: Sequence[Report]) -> Report:
-    """At least one, as if they came from one run. Raises ValueError if they are of different devices.
-
-    The speeds of a copy and of a product are the largest that were measured.
-    """
-    first, *others = reports
-    for other in others:
-        if other.machine != first.machine:
-            raise ValueError(
-                f"times of {first.machine.name} and of {other.machine.name} cannot be compared, nor those of different "
-                "versions; show them one by one"
-            )
-    return replace(
-        first,
-        peak_gb_s=max(one.peak_gb_s for one in reports),
-        peak_tflop_s=max(one.peak_tflop_s for one in reports),
-        suites=tuple(dict.fromkeys(suite for one in reports for suite in one.suites)),
-        results=[result for one in reports for result in one.results],
-        unreached=sum(one.unreached for one in reports),
-        elapsed_s=sum(one.elapsed_s for one in reports),
-    )

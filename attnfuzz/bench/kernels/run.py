@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,13 +24,11 @@ from attnfuzz.bench.kernels.measurements import (
     MeasureReply,
     MeasureRequest,
     Mode,
-    ProductRequest,
     Report,
     Result,
     Timed,
 )
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, SUITES, Shape, bytes_to_move
-from attnfuzz.campaign.stopping import Interrupted
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import likely_device
@@ -41,26 +39,7 @@ from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = [
-    "DEFAULT_PAGES",
-    "PEAK_COPY_BYTES",
-    "Crashed",
-    "KernelBench",
-    "Measures",
-    "TimedEntry",
-    "TimingProcess",
-    "choices_of",
-    "choose_kernels",
-    "choose_shapes",
-    "entries",
-    "measure_entries",
-    "measure_kernels",
-    "timed_on",
-    "versions_text",
-]
-
-
-PEAK_COPY_BYTES = (1 << 30, 3 << 29)
+_PEAK_COPY_BYTES = (1 << 30, 3 << 29)
 """Of copies that are long enough to tell the bandwidth; the fastest counts."""
 
 _SMALL_COPY_BYTES = (16 << 20,)
@@ -73,8 +52,6 @@ class Measures(Protocol):
     machine: MachineReply
 
     def copy(self, nbytes: int, seconds: float) -> Timed: ...
-
-    def product(self, size: int, seconds: float) -> Timed: ...
 
     def measure(self, request: MeasureRequest) -> MeasureReply: ...
 
@@ -93,55 +70,21 @@ def measure_kernels(
 
     ``report_row`` gets the chosen result of each contender and shape as it is known.
     """
-    return measure_entries(
-        entries(bench, kernels, references),
-        process,
-        references,
-        suites=tuple(bench.suites),
-        seconds=bench.seconds,
-        budget_s=bench.budget_s,
-        report_row=report_row,
-        clock=clock,
-    )
-
-
-def measure_entries(
-    timed: Iterable[TimedEntry],
-    process: Measures,
-    references: Sequence[Declaration],
-    *,
-    suites: tuple[str, ...],
-    seconds: float,
-    budget_s: float = float("inf"),
-    with_copies: bool = True,
-    report_row: Callable[[Result], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Report:
-    """Measure what is ``timed``, in this order. ``with_copies``: also copies of as many bytes as each shape moves.
-
-    `Interrupted` ends it as the budget does.
-    """
     started = clock()
     report = Report(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=process.machine,
-        peak_gb_s=_peak_gb_s(process, seconds),
-        suites=suites,
+        peak_gb_s=_peak_gb_s(process, bench.seconds),
+        suites=tuple(bench.suites),
         references={one.target: versions_text(one) for one in references},
         results=[],
     )
-    run = _Run(process, seconds, with_copies=with_copies)
-    is_cut = False
-    for entry in timed:
-        if (is_cut or clock() - started > budget_s) and not run.knows(entry):
+    run = _Run(process, bench.seconds)
+    for entry in _entries(bench, kernels, references):
+        if clock() - started > bench.budget_s and not run.knows(entry):
             report.unreached += 1
             continue
-        try:
-            found = run.results(entry)
-        except Interrupted:
-            is_cut = True
-            report.unreached += 1
-            continue
+        found = run.results(entry)
         report.results += found
         report_row(next(result for result in found if result.chosen))
     report.elapsed_s = clock() - started
@@ -154,26 +97,25 @@ def versions_text(declaration: Declaration) -> str:
 
 
 def _peak_gb_s(process: Measures, seconds: float) -> float:
-    sizes = PEAK_COPY_BYTES if process.machine.device == "cuda" else _SMALL_COPY_BYTES
+    sizes = _PEAK_COPY_BYTES if process.machine.device == "cuda" else _SMALL_COPY_BYTES
     return max(nbytes / process.copy(nbytes, seconds).median_us * 1e-3 for nbytes in sizes)
 
 
 class _Run:
     """Remembers what was measured, by contender, options and shape, and the time of copies by their size."""
 
-    def __init__(self, process: Measures, seconds: float, *, with_copies: bool) -> None:
+    def __init__(self, process: Measures, seconds: float) -> None:
         self._process = process
         self._seconds = seconds
-        self._with_copies = with_copies
         self._known: dict[str, MeasureReply | Crashed] = {}
         self._copies: dict[int, float] = {}
 
-    def knows(self, entry: TimedEntry) -> bool:
+    def knows(self, entry: _Entry) -> bool:
         return all(_key(request) in self._known for request in entry.requests(self._seconds))
 
-    def results(self, entry: TimedEntry) -> list[Result]:
+    def results(self, entry: _Entry) -> list[Result]:
         nbytes = bytes_to_move(entry.shape)
-        if self._with_copies and nbytes not in self._copies:  # before the tensors of the shape take the memory
+        if nbytes not in self._copies:  # before the tensors of the shape take the memory
             self._copies[nbytes] = self._process.copy(nbytes, self._seconds).median_us
         found = [self._result(entry, request) for request in entry.requests(self._seconds)]
         best = min(range(len(found)), key=lambda i: _rank(found[i]))
@@ -187,14 +129,13 @@ class _Run:
                 self._known[key] = how
         return self._known[key]
 
-    def _result(self, entry: TimedEntry, request: MeasureRequest) -> Result:
+    def _result(self, entry: _Entry, request: MeasureRequest) -> Result:
         reply = self._reply(request)
         nbytes = bytes_to_move(entry.shape)
         result = Result(
             suite=entry.suite,
             shape=entry.shape,
             contender=entry.contender,
-            step=entry.step,
             is_reference=entry.is_reference,
             status="crashed",
             nbytes=nbytes,
@@ -218,7 +159,7 @@ def _rank(result: Result) -> tuple[int, float]:
     return failed, medians[0] if medians else float("inf")
 
 
-DEFAULT_PAGES = 16
+_DEFAULT_PAGES = 16
 
 Options = dict[str, OptionValue]
 
@@ -240,10 +181,10 @@ class KernelBench:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedEntry:
+class _Entry:
     """One contender on one shape: all ``choices`` of its options are timed. ``timed_on``: the shape that stands for it.
 
-    Those that do not see pages are timed once for all page sizes. ``step``: its name where it is one of a ladder.
+    Those that do not see pages are timed once for all page sizes.
     """
 
     suite: str
@@ -254,7 +195,6 @@ class TimedEntry:
     choices: tuple[Options, ...]
     l2: tuple[L2State, ...] = ("cold", "warm")
     modes: tuple[Mode, ...] = ("eager", "graph")
-    step: str = ""
 
     def requests(self, seconds: float) -> list[MeasureRequest]:
         """One for each of the choices."""
@@ -271,9 +211,7 @@ class TimedEntry:
         ]
 
 
-def entries(
-    bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]
-) -> Iterator[TimedEntry]:
+def _entries(bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]) -> Iterator[_Entry]:
     """Shape after shape, so that tensors are drawn once. All choices of the options of ``references`` are tried."""
     named = {kernel.target for kernel in kernels}
     contenders = [*kernels, *(one for one in references if one.target not in named)]
@@ -282,11 +220,11 @@ def entries(
             for number, kernel in enumerate(contenders):
                 if kernel.problem in PROBLEMS_OF[shape.kind]:
                     is_reference = number >= len(kernels)
-                    choices = choices_of(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
-                    yield TimedEntry(
+                    choices = _choices_of(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
+                    yield _Entry(
                         suite,
                         shape,
-                        timed_on(shape, kernel),
+                        _timed_on(shape, kernel),
                         kernel.target,
                         is_reference,
                         choices,
@@ -295,13 +233,13 @@ def entries(
                     )
 
 
-def timed_on(shape: Shape, kernel: Declaration) -> Shape:
+def _timed_on(shape: Shape, kernel: Declaration) -> Shape:
     """The shape that stands for it: pages are all one to a kernel that sees none."""
     sees_pages = str(kernel.problem).startswith("paged")
-    return shape if sees_pages or shape.kind == "merge" else shape.in_pages_of(DEFAULT_PAGES)
+    return shape if sees_pages or shape.kind == "merge" else shape.in_pages_of(_DEFAULT_PAGES)
 
 
-def choices_of(
+def _choices_of(
     declared: Mapping[str, tuple[OptionValue, ...]],
     asked: Mapping[str, tuple[OptionValue, ...]],
     *,
@@ -392,10 +330,6 @@ class TimingProcess:
     def copy(self, nbytes: int, seconds: float) -> Timed:
         """The time of a copy that moves so many bytes."""
         return self._must("copy", CopyRequest(nbytes, seconds), CopyReply).time
-
-    def product(self, size: int, seconds: float) -> Timed:
-        """The time of a product of two square matrices of float16."""
-        return self._must("product", ProductRequest(size, seconds), CopyReply).time
 
     def measure(self, request: MeasureRequest) -> MeasureReply:
         """Raises Crashed."""

@@ -27,7 +27,6 @@ from attnfuzz.bench.kernels.measurements import (
     MachineReply,
     MeasureReply,
     MeasureRequest,
-    ProductRequest,
 )
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.bench.kernels.timing import (
@@ -36,7 +35,6 @@ from attnfuzz.bench.kernels.timing import (
     HostStopwatch,
     Stopwatch,
     time_copy,
-    time_samples,
 )
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
@@ -45,8 +43,6 @@ from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.project import working_folder
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
-
-__all__ = ["TimingService"]
 
 _UNKNOWN_SPLITS = 2
 """For the looser bound, of those who do not say whether they split a sequence."""
@@ -67,7 +63,6 @@ class TimingService:
             "declarations": self._declarations,
             "machine": self._machine,
             "measure": self._measure,
-            "product": self._product,
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -133,15 +128,6 @@ class TimingService:
             seconds=request.seconds,
             on_gpu=self._on_gpu,
         )
-        return CopyReply(timed)
-
-    def _product(self, payload: bytes) -> CopyReply:
-        request = msgspec.json.decode(payload, type=ProductRequest)
-        self._drawn = None
-        a, b = (torch.randn(request.size, request.size, device=self._device, dtype=torch.float16) for _ in range(2))
-        timed = time_samples(
-            lambda: a @ b, self._stopwatch, calls=1, seconds=request.seconds, l2="warm", mode="eager"
-        )  # fmt: skip
         return CopyReply(timed)
 
     def _measure(self, payload: bytes) -> MeasureReply:

@@ -15,20 +15,6 @@ from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.shapes import ITEMSIZE
 from attnfuzz.problems.supports import Dtype
 
-__all__ = [
-    "DECODE_POINTS",
-    "PROBLEMS_OF",
-    "SUITES",
-    "Kind",
-    "Shape",
-    "bytes_to_move",
-    "operations",
-    "ragged_lengths",
-    "smoke_suite",
-    "tiny",
-]
-
-
 Kind = Literal["decode", "mixed", "merge"]
 
 PROBLEMS_OF: dict[Kind, tuple[str, ...]] = {
@@ -84,11 +70,6 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return float(self.head_size**-0.5)
 
     @property
-    def is_even(self) -> bool:
-        """Whether all sequences are equally long, so that dense K and V hold nothing but them."""
-        return len(set(self.seq_lens)) <= 1
-
-    @property
     def longest(self) -> int:
         """Keys of the longest sequence; of a merge, its tokens."""
         return max(self.seq_lens, default=self.num_tokens)
@@ -112,16 +93,6 @@ def bytes_to_move(shape: Shape) -> int:
     cache = 2 * keys * shape.num_kv_heads * shape.head_size * ITEMSIZE[shape.kv_dtype or shape.dtype]
     rows = sum(shape.queries) * shape.num_q_heads
     return cache + rows * (2 * shape.head_size * itemsize + _FLOAT32)
-
-
-def operations(shape: Shape) -> int:
-    """Multiplications and additions of q times k and of weights times v, over the keys that each query sees."""
-    pairs = sum(
-        position + 1 - shape.first_seen(position)
-        for length, queries in zip(shape.seq_lens, shape.queries, strict=True)
-        for position in range(max(0, length - queries), length)
-    )
-    return 4 * pairs * shape.num_q_heads * shape.head_size
 
 
 DECODE_POINTS = ((1, 4096), (1, 32768), (8, 4096), (8, 32768), (64, 512), (64, 4096))
@@ -241,23 +212,6 @@ def _variety() -> list[Shape]:
         *(_attention(f"{batch}x{n} 64/8", 64, 8, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
         *(replace(_attention(f"8x{n} window 1024", 32, 8, (n,) * 8), window=1024) for n in (1024, 4096, 32768)),
     ]
-
-
-def tiny(shape: Shape) -> Shape:
-    """Like it, but small enough for Triton's interpreter: its first and its last sequence, or fewer tokens."""
-    if shape.kind == "merge":
-        return replace(shape, num_q_heads=2, head_size=16, num_tokens=8)
-    ends = (0, -1) if len(shape.seq_lens) > 1 else (0,)
-    return replace(
-        shape,
-        num_q_heads=4,
-        num_kv_heads=2,
-        head_size=16,
-        seq_lens=tuple(-(-24 * shape.seq_lens[i] // shape.longest) for i in ends),
-        query_lens=tuple(-(-24 * shape.query_lens[i] // shape.longest) for i in ends) if shape.query_lens else (),
-        room=32 if shape.room else 0,
-        window=8 if shape.window else 0,
-    )
 
 
 def smoke_suite() -> list[Shape]:

@@ -20,18 +20,6 @@ from torch import Tensor
 
 from attnfuzz.bench.kernels.measurements import L2State, Mode, Timed
 
-__all__ = [
-    "CaptureFailed",
-    "CudaStopwatch",
-    "GraphOfCalls",
-    "HostStopwatch",
-    "Stopwatch",
-    "calls_per_sample",
-    "time_copy",
-    "time_samples",
-]
-
-
 _SAMPLE_S = 1.5e-3
 _MOST_CALLS = 200
 _LEAST_SAMPLES, _MOST_SAMPLES = 10, 100

@@ -15,8 +15,6 @@ from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.verdict import Drawn, Relations
 
-__all__ = ["CostlyRelations"]
-
 _SHARES = ((1, 0.3), (3, 0.1))
 """Of a kernel's time, until so many rounds of turns are over: a kernel that is searched for seconds has one."""
 _SHARE = 0.05

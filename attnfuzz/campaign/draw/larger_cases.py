@@ -21,8 +21,6 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 
-__all__ = ["RUNGS", "LargerCases", "SourceOf", "asked_sizes", "long_sizes", "longest_sequence", "roomy_sizes"]
-
 RUNGS = (1200, 4800)
 """Tokens of the longest sequence. The first is beyond the usual limits of tiles and splits, the second beyond the 2,048
 and 4,096 to which models and buffers are often cut."""

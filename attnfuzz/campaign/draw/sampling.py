@@ -31,18 +31,6 @@ from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.problems.open_cases import OpenProblem
 
-__all__ = [
-    "DRAWS_PER_ROUND",
-    "BatchSize",
-    "CaseSource",
-    "FormatSource",
-    "Schedule",
-    "StrategyFor",
-    "WorkingSets",
-    "derive_seed",
-    "run_round",
-]
-
 _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
 _PRICE_OF_FATAL = 2.0

@@ -25,18 +25,6 @@ from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.verdict import Failure, Relations, Verdict
 
-__all__ = [
-    "GRACE_S",
-    "AdaptiveTimeout",
-    "CaseJudge",
-    "JudgedBatch",
-    "LeakSearch",
-    "OutOfTime",
-    "Patience",
-    "Pipeline",
-    "Unjudged",
-]
-
 _ENOUGH_CASES = 10
 _SLOWER_THAN_EVER = 20.0
 _LEAST_S = 2.0

@@ -19,8 +19,6 @@ from attnfuzz.oracles.registry import CRASH
 from attnfuzz.own_files import LinkError, OwnFolder
 from attnfuzz.problems.cases import Case
 
-__all__ = ["FOLDER", "Journal", "JournalFolder", "forget", "is_in_journal", "remove_if_empty", "was_running"]
-
 FOLDER = Path(".attnfuzz")
 """In the working directory: what campaigns keep there for themselves; ignored by git."""
 

@@ -17,8 +17,6 @@ from attnfuzz.identity.features import case_features
 from attnfuzz.isolation.process import available_bytes
 from attnfuzz.problems.cases import Case
 
-__all__ = ["History", "MemoryWatch", "memory_limit"]
-
 _KEPT = 2 * MAX_PRECEDING
 """A batch is recorded as a whole, and the cases before its first one may matter too."""
 

@@ -25,8 +25,6 @@ from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.verdict import MOST_PLACES, Sight
 
-__all__ = ["PASSING", "Checked", "Kept", "MergedFolder", "SavedBug", "check_again", "represent", "tell_apart"]
-
 
 @dataclass(frozen=True, slots=True)
 class SavedBug:

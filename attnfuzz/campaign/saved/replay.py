@@ -35,23 +35,6 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
 from attnfuzz.verdict import Relations, Verdict, ends_process
 
-__all__ = [
-    "Replayed",
-    "SavedCase",
-    "SavedRun",
-    "cleared",
-    "judge_sequence",
-    "kernel_and_case",
-    "load_named",
-    "preceding_for",
-    "relations_for",
-    "replay",
-    "replay_command",
-    "resolve_target",
-    "run_saved",
-    "runs_to_see",
-]
-
 _MISSED = 0.05
 _MOST_RUNS = 60
 

@@ -19,8 +19,6 @@ from attnfuzz.corpus import Regression, RegressionError, load_regression, regres
 from attnfuzz.minimise import size_key
 from attnfuzz.own_files import OwnFolder
 
-__all__ = ["SaveFolder"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Earlier:

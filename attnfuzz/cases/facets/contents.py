@@ -29,8 +29,6 @@ from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES
 
-__all__ = ["FREED_PAGES", "SCALES", "CacheFormat", "Numbers", "Scale", "VariantFacet"]
-
 FREED_PAGES = Feature("freed pages")
 SCALES = Feature("scales")
 _KEYS, _VALUES = Feature("keys", "={}", "numbers"), Feature("values", "={}", "numbers")

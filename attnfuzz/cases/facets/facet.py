@@ -19,25 +19,6 @@ from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
 
-__all__ = [
-    "Axis",
-    "Change",
-    "Changes",
-    "Domain",
-    "Facet",
-    "Levels",
-    "Options",
-    "Part",
-    "Place",
-    "changed",
-    "classes",
-    "facets_of",
-    "listed",
-    "not_among",
-    "other_than",
-    "size_class",
-]
-
 C = TypeVar("C", bound=msgspec.Struct)
 Changes = Mapping[str, Any]
 """Other values of fields, by name."""

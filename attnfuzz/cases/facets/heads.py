@@ -30,19 +30,6 @@ from attnfuzz.problems.choices import (
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Proposal, first_of, lower_integer, number_traits
 
-__all__ = [
-    "GROUPED",
-    "HEAD_SIZE_NOT_POW2",
-    "RATIO_NOT_POW2",
-    "SEVERAL_HEADS",
-    "SEVERAL_KV_HEADS",
-    "HeadSize",
-    "Heads",
-    "VHeadSize",
-    "heads_class",
-    "nearest",
-]
-
 SEVERAL_HEADS = Feature("several query heads")
 """On one KV head or on several."""
 SEVERAL_KV_HEADS = Feature("num_kv_heads", ">1", "size")

@@ -14,8 +14,6 @@ from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
 from attnfuzz.problems.module import case_type_of, has_query_lens
 
-__all__ = ["LENGTHS", "QUERY_LENGTHS", "Row", "query_phase", "row_axes", "rows_of"]
-
 LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16 to 127": 127, "128 to 1023": 1023, "1024 on": 1 << 62}
 QUERY_LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16": 16, "17 on": 1 << 62}
 _FILLINGS = ("full", "1 token", "1 short", "between")

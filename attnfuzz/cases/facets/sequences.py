@@ -29,21 +29,6 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Integer, Proposal, first_of, lower_integer, number_traits
 from attnfuzz.problems.supports import Supports
 
-__all__ = [
-    "PADDING_TOKENS",
-    "RAGGED",
-    "SEVERAL_SEQUENCES",
-    "SEVERAL_TOKENS",
-    "QueryBounds",
-    "QueryLens",
-    "QueryPadding",
-    "Sequences",
-    "keep_sequences",
-    "rescaled",
-    "rescaled_length",
-    "with_lengths",
-]
-
 A = TypeVar("A", bound=AttentionCase)
 MoveToken = Callable[[int, int, int], int]
 

@@ -45,34 +45,6 @@ from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tenso
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
 from attnfuzz.problems.variants import absent_tensors
 
-__all__ = [
-    "BLOCK_SIZE_NOT_POW2",
-    "CACHE_STRIDES",
-    "DEAD_ROWS",
-    "EXTRA_COLUMNS",
-    "FULL_PAGE",
-    "KV_STRIDES_DIFFER",
-    "MOST_RESCALED",
-    "PARTIAL_PAGE",
-    "SEVERAL_PAGES",
-    "SEVERAL_PER_PAGE",
-    "SEVERAL_SPLITS",
-    "SHARED_PAGES",
-    "BlockSize",
-    "CacheLayout",
-    "Dtype",
-    "KernelOptions",
-    "PageMap",
-    "Splits",
-    "TensorStrides",
-    "cache_names",
-    "strided",
-    "strided_tensor",
-    "strides_swapped",
-    "with_strides",
-    "wrong_strides",
-]
-
 CACHE_STRIDES = Feature("cache strides")
 KV_STRIDES_DIFFER = Feature("K and V strides differ")
 SHARED_PAGES = Feature("shared pages", role="place")

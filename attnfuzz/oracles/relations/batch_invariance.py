@@ -35,8 +35,6 @@ from attnfuzz.trials.comparison import axes_of
 from attnfuzz.values import LogicalAttention, LogicalStates, attention_values
 from attnfuzz.verdict import Failure
 
-__all__ = ["BATCH_INVARIANCE"]
-
 _MOST_ROWS = 4
 _FEWEST_SEQS = 4
 _ENLARGED = 256.0

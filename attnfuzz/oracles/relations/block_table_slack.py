@@ -24,8 +24,6 @@ from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
 from attnfuzz.verdict import Failure
 
-__all__ = ["BLOCK_TABLE_SLACK"]
-
 _MEANS = {"zero": "are 0", "wrong_page": "name pages of other sequences", "garbage": "are ids that do not exist"}
 
 

@@ -47,8 +47,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure
 
-__all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]
-
 Parts = dict[str, Comparison]
 Others = Callable[[Declaration, Any], Iterator[tuple[str, Case]]]
 """Cases with the same exact result, each in words that end the sentence "the kernel returns x originally and y"."""

@@ -55,8 +55,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import KEPT_BETWEEN_CALLS, Cause, Failure
 
-__all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
-
 _MOST_MORE = 64
 """Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""
 _OTHER_SEED = 0x5EED

@@ -12,8 +12,6 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.verdict import Drawn, Relations
 
-__all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
-
 RELATIONS: tuple[Relation, ...] = tuple(one.load() for one in KNOWN.values() if one.is_relation)
 """In the order in which they are asked."""
 

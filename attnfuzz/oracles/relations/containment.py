@@ -52,8 +52,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 
-__all__ = ["CONTAINMENT"]
-
 _LOW = 2.0**15
 """An element of K that makes a score so low, in magnitude: every dtype has it."""
 _LOW_IN_8_BITS = 2.0**12

@@ -28,8 +28,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.delays import delayed
 from attnfuzz.verdict import RACE, Cause, Failure
 
-__all__ = ["DELAYS"]
-
 _RUNS, _CLOSER_RUNS = 4, 16
 _MOST_BYTES = 4 << 20
 """Of a case: loads of a loop wait one after the other."""

@@ -13,8 +13,6 @@ from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels, parts_of
 from attnfuzz.memory.kept import buffers_of_modules
 from attnfuzz.overlay import original_of
 
-__all__ = ["fresh_copy"]
-
 _INSTALLED = ("site-packages", "dist-packages")
 
 

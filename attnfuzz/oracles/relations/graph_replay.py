@@ -49,17 +49,6 @@ from attnfuzz.trials.observation import (
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 
-__all__ = [
-    "GRAPH_REPLAY",
-    "MOST_BYTES",
-    "CapturedCall",
-    "captured_call",
-    "contents_of",
-    "smaller",
-    "waits_for_the_device",
-    "with_room",
-]
-
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed. They are never freed: torch's allocator still counts their captures as under way (up to
 2.12, pytorch#180395), and may end the process when it is told to forget them."""

@@ -39,8 +39,6 @@ from attnfuzz.trials.observation import KernelRaised, build_through_host, call
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Drawn, Failure, Relations
 
-__all__ = ["GUARD_PAGE", "Guarding", "guard_of", "run_guarded"]
-
 _FILL: Fill = "nan"
 
 _SMALL_NBYTES = 4 << 20

@@ -37,8 +37,6 @@ from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.values import LogicalStates
 from attnfuzz.verdict import Failure
 
-__all__ = ["MERGE_LAWS"]
-
 
 def _applies(declaration: Declaration, case: MergeStatesCase) -> bool:
     del case

@@ -28,8 +28,6 @@ from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.values.tokens import token_table
 from attnfuzz.verdict import Failure
 
-__all__ = ["PAGE_PERMUTATION"]
-
 _SHOWN_PAGES = 6
 
 

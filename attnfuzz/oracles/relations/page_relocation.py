@@ -73,19 +73,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
 from attnfuzz.verdict import NARROW_OFFSETS, Cause, Failure
 
-__all__ = [
-    "PAGE_RELOCATION",
-    "Far",
-    "Overflow",
-    "far_pages",
-    "far_table",
-    "limits_of",
-    "page_strides",
-    "pages_to_same_alignment",
-    "stretched_axes",
-    "stretched_cache_axes",
-]
-
 Unit = Literal["elements", "bytes", "ids"]
 
 _HALF = FAR >> 1

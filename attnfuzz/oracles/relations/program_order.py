@@ -25,8 +25,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.interpreter_schedules import Conflict, Schedule, scheduled
 from attnfuzz.verdict import RACE, Cause, Failure
 
-__all__ = ["PROGRAM_ORDER"]
-
 _DECLARED = ("if its programs add to one number in any order, declare Supports(deterministic=False)",)
 _RULE = "no program may count on when another one runs"
 _CAUSE = Cause(mistake=RACE, words="the result depends on the order in which programs of a launch run")

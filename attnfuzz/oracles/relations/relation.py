@@ -22,22 +22,6 @@ from attnfuzz.trials.observation import KernelRaised, Observation, observe
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 
-__all__ = [
-    "Changed",
-    "Further",
-    "FurtherRuns",
-    "Relation",
-    "Results",
-    "as_it_is",
-    "fits",
-    "one_by_one",
-    "results_of",
-    "run_on",
-    "runs_of",
-    "unequal_bits",
-    "where_bits_differ",
-]
-
 Results = Mapping[str, Tensor]
 """What a kernel returned, by name, in host memory."""
 

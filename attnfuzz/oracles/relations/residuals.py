@@ -37,8 +37,6 @@ from attnfuzz.trials.expected_rows import arithmetic_of, changes_scores
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Blame, Failure
 
-__all__ = ["RESIDUALS"]
-
 _FEWEST_ROWS = 32
 _SMALLEST_EXPONENT = {"float16": -14, "bfloat16": -126}
 _SEVERAL_TILES = 48

@@ -52,8 +52,6 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention, LogicalStates
 from attnfuzz.verdict import Cause, Failure
 
-__all__ = ["VALUE_AFFINITY"]
-
 _LARGEST = {"float16": 15, "bfloat16": 40, "float32": 40}
 _SMALLEST = {"float16": -14, "bfloat16": -60, "float32": -60}
 """Exponents of two."""

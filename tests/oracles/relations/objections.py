@@ -8,8 +8,6 @@ from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.verdict import Failure
 
-__all__ = ["objection", "objectors"]
-
 MEMORY_FAULTS: frozenset[OracleName] = frozenset({"guard_page", "page_relocation"})
 """Take processes of their own."""
 
@@ -19,10 +17,3 @@ def objection(name: OracleName, kernel: Kernel, case: Case) -> Failure | None:
     others = tuple(oracle for oracle in DEFAULT_ORACLES if oracle != name and oracle not in MEMORY_FAULTS)
     assert judge(kernel, case, device="cpu", oracles=others, relations="all").failure is None
     return judge(kernel, case, device="cpu", relations=(name,)).failure
-
-
-def objectors(kernel: Kernel, case: Case) -> set[str]:
-    """Every relation that objects to `case`, each asked by itself."""
-    names = [name for name in DEFAULT_ORACLES if name not in MEMORY_FAULTS]
-    found = (judge(kernel, case, device="cpu", relations=(name,)).failure for name in names)
-    return {failure.oracle for failure in found if failure is not None}
