@@ -45,6 +45,7 @@ class Engine:
         options: Mapping[str, tuple[OptionValue, ...]] | None = None,
         numerics: Numerics | None = None,
         gpu_only: bool = False,
+        amd_only: bool = False,
     ) -> Callable[[KernelFunction], Kernel | Absent]:
         """As `attnfuzz.kernel`, for any problem. The function gets what it ``needs`` by keyword, beside inputs and
         options.
@@ -53,6 +54,8 @@ class Engine:
         there is none, what the decorated function becomes says so in one sentence in place of being a kernel. What the
         kernel ``supports`` may be a function of these needs, where the engine states it.
 
+        ``amd_only``: it has launch options that compilers for other GPUs refuse. Triton's interpreter ignores them.
+
         The function may return a call without arguments in place of results. What it does itself is then the plan: what
         a server does once for a batch, and no benchmark times.
         """
@@ -60,6 +63,8 @@ class Engine:
         def declare(function: KernelFunction) -> Kernel | Absent:
             if gpu_only and not self.on_gpu():
                 return Absent(function.__name__, f"{self.package} runs it on a GPU only")
+            if amd_only and self.on_gpu() and not _is_amd():
+                return Absent(function.__name__, f"{self.package} runs it on AMD's GPUs only")
             try:
                 plan = EnginePlan(function, {name: self._first_of(places) for name, places in needs.items()})
             except LookupError as error:
@@ -85,7 +90,7 @@ class Engine:
                 versions=versions,
                 calls=calls,
                 builds_apart=self.builds_apart is not None and self.builds_apart(),
-                is_settled=version in self.settled and not gpu_only,
+                is_settled=version in self.settled and not gpu_only and not amd_only,
             )
             return Kernel(call, declaration, plan=plan)
 
@@ -124,6 +129,12 @@ class Engine:
         if installed(self.package) is None:
             raise LookupError(f"{self.package} is not installed; {self._tried}")
         raise LookupError(f"{self._present} has no {' or '.join(places)}; {self._tried}")
+
+
+def _is_amd() -> bool:
+    import torch
+
+    return torch.version.hip is not None
 
 
 def _is_function(need: object) -> bool:

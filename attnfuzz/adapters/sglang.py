@@ -552,6 +552,9 @@ def verify_splitkv(i: Any, *, verify: Any, forward: Any) -> Callable[[], Tensor]
 @contextmanager
 def _as_on_a_gpu() -> Iterator[None]:
     """In Triton's interpreter, `unified_attention_3d_mtp_func` asks for the number of processors all the same."""
+    if SGLANG.on_gpu():
+        yield
+        return
     cuda: Any = torch.cuda
     before = cuda.get_device_properties
     cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=304)
@@ -564,6 +567,7 @@ def _as_on_a_gpu() -> Iterator[None]:
 @SGLANG.kernel(
     "paged_attention",
     needs={"attend": (f"{_OPS[0]}.unified_attention_3d_mtp:unified_attention_3d_mtp_func",)},
+    amd_only=True,
     supports=attnfuzz.Supports(
         dtypes=("bfloat16",),
         head_sizes=(256,),

@@ -311,6 +311,7 @@ def _diffkv(i: Any, attend: Any, **segments: Any) -> Callable[[], Tensor]:
 _SEGMENTED: dict[str, Any] = {
     "needs": {"run": _ops("segmented_attention:run_segmented_attention")},
     "numerics": _UNIFIED_NUMERICS,
+    "amd_only": True,
 }
 _SEGMENTED_CACHES: dict[str, Any] = {
     **_CACHES,

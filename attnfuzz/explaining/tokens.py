@@ -371,9 +371,9 @@ def _behind_the_last(row: AttentionRow, table: Sequence[int], least: int, way: s
         return
 
     k, v = (torch.cat((of(row.seq, row.kv_head), _in_slots(row, of, found))) for of in (row.keys_of, row.values_of))
-    ends = torch.arange(length + least + 1, len(k) + 1, device="cpu")
-    if not len(ends):
+    if len(k) <= length + least:
         return
+    ends = torch.arange(length + least + 1, len(k) + 1, device="cpu")
     dots = row.case.scale * (k @ row.q)
     scores = torch.cat((row.log_weights if length else dots[:0], row.capped(dots[length:])))
     masked = scores.masked_fill(torch.arange(len(k), device="cpu") >= ends[:, None], -torch.inf)

@@ -437,6 +437,15 @@ def test_places_past_the_last_page_that_are_read_on_page_0(plant: Any, paged: Pa
     assert "1 token past the end of the sequence takes weight (from page 0" in failure.message
 
 
+def test_a_page_that_another_sequence_has_more_of_is_no_obstacle(
+    plant: Any, paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """Wrong numbers in a batch with a shared prefix would come without a cause, since looking for it failed."""
+    case = msgspec.structs.replace(paged, pages=Pages(shared_blocks=1), seq_lens=(2, 3), block_size=4)
+    message = failure_of(plant("paged_decode", after=lambda inputs, out, lse: (2 * out, lse)), case).message
+    assert message.endswith("the output is 2.0 x the right one")
+
+
 @pytest.mark.parametrize("values", [Values(keys="normal"), Values(keys="negative", logit_exponent=4)])
 def test_a_split_without_tokens_that_has_lse_0(
     values: Values, plant: Any, split: SplitDecodeCase, failure_of: Any

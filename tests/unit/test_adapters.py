@@ -165,6 +165,19 @@ def test_what_has_been_found_out_of_a_version_is_not_asked_again() -> None:
         assert made.declaration.is_settled == is_settled
 
 
+@pytest.mark.parametrize("interpreted", ["0", "1"])
+def test_a_kernel_for_other_gpus_runs_in_the_interpreter_alone(
+    interpreted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launch options that only AMD's compilers know would be told as a bug of whoever searches on another GPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    engine = attnfuzz.Engine("torch", tried=("1.0",))
+    made = engine.kernel(
+        "dense_decode", supports=attnfuzz.Supports(), needs={"softmax": ("torch:softmax",)}, amd_only=True
+    )(lambda i, *, softmax: i)
+    assert isinstance(made, Kernel if interpreted == "1" else Absent)
+
+
 def test_an_engine_that_states_it_in_another_way_is_told_of() -> None:
     """With another release, all adapters of the engine would be lost to an AttributeError."""
 
