@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnfuzz.corpus import MAX_PRECEDING, FindingRecord, Regression, current_environment, write_regression
+from attnfuzz.oracles.registry import ACCURACY
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, MOST_TAKEN, STRIDE_KINDS, StrideKind
 from attnfuzz.problems.shapes import strided_layout
@@ -109,7 +110,7 @@ class _Recorder:
             kernel=self._kernel,
             case=case,
             preceding=tuple(self.cases),
-            finding=FindingRecord(oracle="accuracy", message=f"{_NOTE}; nothing was judged"),
+            finding=FindingRecord(oracle=ACCURACY.name, message=f"{_NOTE}; nothing was judged"),
             status="fixed",  # it must pass
             note=f"{_NOTE}, call {len(self.cases) + 1}{note}",
             environment=current_environment(str(given["q"].device)),

@@ -370,7 +370,9 @@ def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     assert summary.stop_reason == "budget"
     assert summary.cases == sum(kernel.cases for kernel in summary.kernels) > 0
     assert all(0 <= kernel.max_error_ratio < 1 for kernel in summary.kernels)  # few cases may all be exact
-    assert f"nothing found in {summary.cases} cases" in run.stdout.splitlines()[-1]
+    found, following = run.stdout.splitlines()[-2:]
+    assert f"nothing found in {summary.cases} cases" in found
+    assert following.startswith("these kernels come with attnfuzz; next, yours: attnfuzz explore ")
     assert "seed 5" in run.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 

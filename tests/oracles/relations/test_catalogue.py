@@ -55,7 +55,7 @@ def test_the_names_that_can_be_asked_for_are_those_of_the_catalogue() -> None:
 def test_the_same_case_draws_the_same_relation(plant: Any, paged: PagedDecodeCase) -> None:
     """A failure would not be seen again by whoever runs its case."""
     declaration = plant("paged_decode", supports=INVARIANT).declaration
-    cases = many(paged, 60)
+    cases = many(paged, 400)
     first, second = ([drawn(declaration, case, DEFAULT_ORACLES) for case in cases] for _ in range(2))
     assert first == second
     assert {one.name for one in first if one} == {
