@@ -10,8 +10,7 @@ Builds are made one after the other, by one process: build tools that share a fo
 they run at once. Kernels of which an adapter says that they do not are built at once, each in a process of its own, as
 far as there are cores and memory; none waits for what another one builds. First comes what the simplest case of each
 kernel needs, then what those of other dtypes, head sizes and options do; a kernel is searched in what of it is built.
-Bundled kernels, and those
-of engines that are settled, are Triton's to compile, and mean what they declare.
+Bundled kernels, and those of engines that are settled, are Triton's to compile, and mean what they declare.
 """
 
 from __future__ import annotations
