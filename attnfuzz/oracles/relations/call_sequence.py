@@ -46,7 +46,7 @@ from attnfuzz.oracles.relations.relation import (
 )
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.problems.boundaries import num_splits_of
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, encode_case
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, case_number
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import tensor_specs
@@ -122,7 +122,7 @@ def _(case: OpenCase, declaration: Declaration) -> Iterator[Relative]:
     for number, (name, field) in enumerate(case.problem.fields.items()):
         others = [*field.others(getattr(case, name)), *itertools.islice(field.simpler(getattr(case, name)), 1)]
         if others:
-            value = others[(zlib.crc32(encode_case(case)) + number) % len(others)]
+            value = others[(case_number(case) + number) % len(others)]
             other = msgspec.structs.replace(case, **{name: value})
             is_twin = _shapes_of(other) == shapes
             yield Relative(other, f"{'the same call' if is_twin else 'a call'} with {name}={value}", is_twin=is_twin)
@@ -176,12 +176,12 @@ def _few_of(declaration: Declaration, case: Case, *, compiles: bool) -> list[Rel
     twins = [one for one in relatives if one.is_twin]
     costly = [one for one in twins if compiles and format_key(format_of(one.case)) != own]
     others = [one for one in twins if one not in costly]
-    chosen = _in_turn(others, encode_case(case))[:_FEW_TWINS] + _in_turn(costly, own)[:1]
+    chosen = _in_turn(others, case_number(case))[:_FEW_TWINS] + _in_turn(costly, zlib.crc32(own))[:1]
     return [one for one in relatives if not one.is_twin or one in chosen]
 
 
-def _in_turn(twins: list[Relative], drawn_by: bytes) -> list[Relative]:
-    first = (zlib.crc32(drawn_by) >> 10) % max(1, len(twins))  # lower bits say which cases draw the relation
+def _in_turn(twins: list[Relative], drawn_by: int) -> list[Relative]:
+    first = (drawn_by >> 10) % max(1, len(twins))  # lower bits say which cases draw the relation
     return twins[first:] + twins[:first]
 
 

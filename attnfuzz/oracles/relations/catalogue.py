@@ -1,7 +1,6 @@
 """All relations, and which of them judge a case."""
 
 import hashlib
-import zlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,7 +8,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.cases import Case, case_number
 from attnfuzz.verdict import Drawn, Relations
 
 RELATIONS: tuple[Relation, ...] = tuple(one.load() for one in KNOWN.values() if one.is_relation)
@@ -45,7 +44,7 @@ def drawn(
     `turn`: the one among those that are costly there whose turn it is, see `Drawn`; first those of what the kernel has
     promised by name.
     """
-    number = zlib.crc32(encode_case(case))
+    number = case_number(case)
     one_in = _ONE_IN if problem_of(case).targets is None else _OF_A_USERS_ONE_IN
     if turn is None and number % one_in[device]:
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles import accuracy, registry
 from attnfuzz.oracles.relations.relation import Changed, Relation, as_it_is, run_on, unequal_bits
-from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.cases import Case, case_number
 from attnfuzz.trials.observation import never_launches
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.interpreter_schedules import Conflict, Schedule, scheduled
@@ -38,7 +37,7 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 
 def _check(trial: Trial) -> Failure | None:
-    seed = zlib.crc32(encode_case(trial.case))
+    seed = case_number(trial.case)
     for schedule, words in (
         (Schedule(is_reversed=False, seed=seed), "where the programs of each launch take turns as they access memory"),
         (
