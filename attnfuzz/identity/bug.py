@@ -352,6 +352,17 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether it is known to round, or to have offsets that are too narrow."""
         return bool(self.mistakes) and all(map(_is_everywhere, self.mistakes))
 
+    def is_in_formula_beside(self, fault: Bug) -> bool:
+        """Whether its numbers are those of a mistake in the formula, of a part that ``fault`` is not about.
+
+        What lies outside a tensor gives no such numbers on all wrong rows.
+        """
+        if self.symptom.is_fault or aspects(self.features) <= aspects(fault.features):
+            return False
+        return bool(told := self.mistakes or self.perhaps) and not any(
+            mistake_of(one).reads or mistake_of(one).rounds for one in told
+        )
+
     @property
     def is_of_luck(self) -> bool:
         """Whether luck decides, or size, in which cases it shows: what these have says nothing."""
@@ -403,6 +414,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
 
         Where any case fails alike, a cause that is told of some of them says nothing.
         """
+        pairs = ((self, other), (other, self))
         if _is_of_lse(self.results) and _concern_others(self, other):
             return True
         if not self.features and self.symptom == other.symptom and not self.is_rounding:
@@ -411,6 +423,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
         if self.mistakes & (other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
             return False
+        if any(one.symptom.is_fault and another.is_in_formula_beside(one) for one, another in pairs):
+            return True
         if self.is_rounding or other.is_rounding:  # large cases look like some rounding by chance, or like none
             return not any(one.rough and are_roundings(one.mistakes) for one in (self, other))
         return not any(are_of_what_was_read(one.mistakes) for one in (self, other))  # which holds where none is told

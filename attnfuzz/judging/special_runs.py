@@ -14,7 +14,7 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining import torch_operations
-from attnfuzz.explaining.accesses import Access, Question, lines_of
+from attnfuzz.explaining.accesses import AROUND, Access, Question, lines_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
 from attnfuzz.explaining.reruns import Reruns
@@ -184,13 +184,11 @@ def _compiled_accesses(trial: Trial) -> list[Access]:
 
 
 def _names(seen: Observation) -> Callable[[int], str]:
-    """The tensor of a run that lies at an address; empty if none does."""
-    places = [
-        (first := region.tensor.data_ptr(), first + region.end - region.start, region.name)
-        for arena in (seen.given, seen.allocated)
-        for region in arena.regions
-    ]
-    return lambda address: next((name for start, end, name in places if start <= address < end), "")
+    """The tensor of a run that lies at an address, or `AROUND`; empty if it is no memory of the run."""
+    regions = [region for arena in (seen.given, seen.allocated) for region in arena.regions]
+    places = [(first := one.tensor.data_ptr(), first + one.end - one.start, one.name) for one in regions]
+    zones = [(start - one.zone, end + one.zone, AROUND) for one, (start, end, _) in zip(regions, places, strict=True)]
+    return lambda address: next((name for start, end, name in (*places, *zones) if start <= address < end), "")
 
 
 def _told(places: Callable[[], tuple[SourcePlace, ...]]) -> Explanation:

@@ -15,7 +15,8 @@ def check(trial: Trial) -> Failure | None:
     for seen, damaged in zip(trial.runs, trial.symptoms.damaged, strict=True):
         if damaged:
             found = [*violations(seen.given), *violations(seen.allocated)]
-            first, *others = sorted(found, key=_rank)
+            first = min(found, key=_rank)
+            others = dict.fromkeys(map(_sentence, sorted(found, key=_rank)))  # two workspaces may be alike
             displaced = _displaced(trial, seen, first) or _by_other_strides(seen, first)
             return Failure(
                 oracle=registry.RED_ZONE.name,
@@ -24,7 +25,7 @@ def check(trial: Trial) -> Failure | None:
                 details=(
                     *(one.words for one in displaced),
                     *place_of(trial.case, first.name, first.index if first.where == "inside" else ()),
-                    *(f"also {_sentence(other)}" for other in others[:8]),
+                    *(f"also {other}" for other in [*others][1:9]),
                 ),
                 tensor=first.name,
                 causes=displaced,

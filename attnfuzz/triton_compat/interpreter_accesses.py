@@ -106,11 +106,12 @@ class _Recorder:
         if kind == "load" and (bits := self._unwritten.get(str(made.dtype.scalar))) is not None:
             numbers = np.ascontiguousarray(made.data)
             is_unwritten = bool((numbers.view(f"u{numbers.dtype.itemsize}") == bits)[_mask(name, given)].any())
-        # Of the elements of a line, one tells the tensor: those of a program lie in one.
-        access = AccessAt(kind, int(active[0]), place, getattr(pointers, _PLACE, None), is_unwritten)
-        if access not in self._known:
-            self._known.add(access)
-            self.accesses.append(access)
+        # Of the elements of a line, the outermost tell the tensor, and whether some lie beside it.
+        for address in dict.fromkeys((int(active[0]), int(active.min()), int(active.max()))):
+            access = AccessAt(kind, address, place, getattr(pointers, _PLACE, None), is_unwritten)
+            if access not in self._known:
+                self._known.add(access)
+                self.accesses.append(access)
 
 
 def addresses_of(name: str, given: Sequence[Any]) -> NDArray[np.uint64]:

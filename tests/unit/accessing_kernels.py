@@ -14,7 +14,10 @@ import triton.language as tl
 import attnfuzz
 from attnfuzz import Supports
 
-MISTAKES = ("none", "narrow offsets", "cut to 32 bits", "row left out", "read before written", "past the end")
+MISTAKES = (
+    "none", "narrow offsets", "cut to 32 bits", "row left out", "read before written", "past the end", "row too long",
+    "query written",
+)  # fmt: skip
 
 _PLAIN: Any = Supports(dtypes=("float16",), head_sizes=(16,), empty_sequences=False, strides="last_contiguous")
 
@@ -63,6 +66,10 @@ def decode_kernel(
         tl.store(p_row + d, result, mask=(d < D) & (head + 1 < num_heads))  # row left out
     else:
         tl.store(p_row + d, result)
+    if MISTAKE == "row too long":
+        tl.store(p_row + 2 * d, result, mask=head + 1 == num_heads)  # row too long
+    if MISTAKE == "query written":
+        tl.store(p_q + wide * q_seq + head.to(tl.int64) * q_head + d, result.to(p_q.dtype.element_ty))  # query written
     tl.store(p_lse + wide * num_heads + head, top + tl.log(total))
 
 

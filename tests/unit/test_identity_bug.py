@@ -111,6 +111,16 @@ def test_what_has_no_weight_makes_no_other_number() -> None:
     assert are_known(known, a_bug("partial last page", "seq_len>1", kind="out:nan"))
 
 
+def test_numbers_of_a_formula_are_no_read_outside() -> None:
+    """A window whose keys weigh exp(-10000) would be one more sign of a block table read past its end."""
+    outside = a_bug("context", "query_len>1", oracle="guard_page", kind="read past block_table")
+    assert not are_known(outside, a_bug("context", "window", maybe=("hidden_keys",)))
+    assert are_known(outside, a_bug("context", "window", maybe=("tokens_dropped",)))
+    assert are_known(
+        a_bug("window", oracle="guard_page", kind="read past k_cache"), a_bug("window", cause="hidden_keys")
+    )
+
+
 def test_what_a_relation_adds_to_any_case_counts_as_had() -> None:
     """Merging with an empty state, which a relation does by itself, was a second finding beside cases of empty ones."""
     known = a_bug("one state empty", oracle="dead_memory", kind="output")

@@ -14,6 +14,7 @@ from attnfuzz.explaining.accesses import Access, Question, lines_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.verdict import Cause, Failure
 from tests.unit.compiled_ttir import ttir_of_mistakes
@@ -42,18 +43,20 @@ def told(runner: Runner, mistake: str, *relations: Any) -> tuple[Failure, Explan
 
 
 @pytest.mark.parametrize(
-    ("mistake", "relations"),
+    ("mistake", "oracle"),
     [
-        ("narrow offsets", ("page_relocation",)),
-        ("cut to 32 bits", ("page_relocation",)),
-        ("row left out", ()),
-        ("read before written", ()),
+        ("narrow offsets", "page_relocation"),
+        ("cut to 32 bits", "page_relocation"),
+        ("row left out", "unwritten"),
+        ("read before written", "unwritten"),
+        ("row too long", "red_zone"),
+        ("query written", "red_zone"),
     ],
 )
-def test_the_line_of_an_access_is_told(mistake: str, relations: tuple[str, ...], runner: Runner) -> None:
+def test_the_line_of_an_access_is_told(mistake: str, oracle: OracleName, runner: Runner) -> None:
     """A reader would be told to convert some index, or to write some buffer, of all that a kernel has."""
-    failure, explanation = told(runner, mistake, *relations)
-    assert failure.oracle == ("page_relocation" if relations else "unwritten")
+    failure, explanation = told(runner, mistake, *oracle_of(oracle).relations)
+    assert failure.oracle == oracle
     assert [one.line for one in explanation.sources] == marked(mistake)
     assert str(explanation.sources[0].file).endswith("accessing_kernels.py")
     assert explanation.sources[0].text
