@@ -16,8 +16,8 @@ from attnfuzz.verdict import NARROW_OFFSETS, READ_BEFORE_WRITTEN, Failure
 __all__ = ["AROUND", "Access", "Question", "lines_of", "question_of"]
 
 Question = Literal["touched", "narrow", "stored", "stray", "unwritten"]
-"""What touches a tensor; which offsets are computed in 32 bits; what writes a tensor; what writes around one; what
-reads a result too early."""
+"""What touches a tensor; which offsets are computed in 32 bits; what writes a tensor; what writes around one, or else
+within; what reads a result too early."""
 AROUND = "(around a tensor)"
 """In place of a tensor's name: red zones, which no line should touch."""
 
@@ -43,16 +43,17 @@ def question_of(failure: Failure) -> Question | None:
         return "narrow"
     if failure.oracle == "unwritten":
         return "unwritten" if failure.cause == READ_BEFORE_WRITTEN else "stored"
-    if failure.oracle == "red_zone" and failure.tensor:
-        return "stored" if failure.kind == f"{failure.tensor} modified" else "stray"
+    if failure.oracle == "red_zone":
+        return "stray"
     return "touched" if failure.oracle == "guard_page" and failure.tensor else None
 
 
 def lines_of(question: Question, tensors: Collection[str], accesses: Iterable[Access]) -> tuple[SourcePlace, ...]:
     """The lines that answer ``question`` on ``tensors``, any of them if there are none; of more than a few, none."""
+    accesses = list(accesses)
     mine = [one for one in accesses if not tensors or one.tensor in tensors]
     if question == "stray":
-        mine = [one for one in accesses if one.tensor == AROUND]
+        mine = [one for one in accesses if one.tensor == AROUND] or mine
     if question == "narrow":
         places = [one.narrow for one in mine if one.narrow is not None]
     elif question == "unwritten":

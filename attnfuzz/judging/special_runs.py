@@ -156,6 +156,8 @@ def access_lines(kernel: Kernel, case: Case, question: Question, tensors: Sequen
         is_narrow = question == "narrow"
         if device == "cpu":  # an offset that was seen to be too large tells by itself
             return lines_of(question, () if is_narrow else tensors, _seen_accesses(trial, question))
+        if question == "stray":  # what was compiled does not tell which of its stores went astray
+            return ()
         return lines_of(question, tensors or (CACHES if is_narrow else ()), _compiled_accesses(trial))
 
     return _told(places)
