@@ -11,8 +11,6 @@ from attnfuzz.cases.supported import supports_case
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["ablate", "changes_of"]
-
 _SHOWN = 5
 
 

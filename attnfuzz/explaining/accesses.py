@@ -13,8 +13,6 @@ from typing import Literal
 from attnfuzz.explaining.operations import MOST_LINES, SourcePlace
 from attnfuzz.verdict import NARROW_OFFSETS, READ_BEFORE_WRITTEN, Failure
 
-__all__ = ["AROUND", "Access", "Question", "lines_of", "question_of"]
-
 Question = Literal["touched", "narrow", "stored", "stray", "unwritten"]
 """What touches a tensor; which offsets are computed in 32 bits; what writes a tensor; what writes around one, or else
 within; what reads a result too early."""

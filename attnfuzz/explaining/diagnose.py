@@ -35,23 +35,6 @@ from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
 
-__all__ = [
-    "IN_GENERAL",
-    "MAKERS",
-    "OF_PLACES",
-    "OF_VALUES",
-    "Compared",
-    "Diagnosis",
-    "Nearby",
-    "Survivors",
-    "diagnose",
-    "given_by_all",
-    "no_runs",
-    "past_the_end_within_bounds",
-    "precision_of",
-    "row_of",
-]
-
 T = TypeVar("T")
 
 Place = tuple[int, int]

@@ -20,8 +20,6 @@ from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.verdict import MOST_PLACES, Blame
 
-__all__ = ["rows_to_draw", "tokens_to_blame"]
-
 _MOST_ROWS = 3
 _MOST_BOXES = 12
 _MOST_SLOTS = 64

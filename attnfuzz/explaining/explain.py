@@ -41,8 +41,6 @@ from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
 from attnfuzz.verdict import Blame, Cause, OracleName
 
-__all__ = ["explain_case", "summarise"]
-
 _MOST_GROUPS = 3
 
 

@@ -9,8 +9,6 @@ import msgspec
 from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
 from attnfuzz.verdict import Blame, Cause, Failure, SourceLine, where_to_look
 
-__all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow", "in_a_similar_case", "in_words"]
-
 NO_TIME = "(there was no time to find out more)"
 _MOST_TOLD = 2
 """Causes that are told where nothing tells them apart."""

@@ -10,8 +10,8 @@ read, and how. Of partial states: in which base they are merged, and whose log-s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import torch
@@ -23,23 +23,8 @@ from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.masks import Mask
-from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
+from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.wording import number
-
-__all__ = [
-    "columns",
-    "hidden_keys",
-    "is_written",
-    "kv_scales",
-    "lse_bases",
-    "lse_formulas",
-    "masks",
-    "not_rescaled",
-    "partial_states",
-    "rescaled_output",
-    "rescaled_scores",
-    "variants",
-]
 
 _LOG2_E = math.log2(math.e)
 _WHEN_IT_GROWS = "when the maximum grows"
@@ -132,49 +117,39 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
     Both, those of the weights and of weights x V, are to be multiplied by exp(old maximum - new maximum): algorithm 1
     of FlashAttention-2, https://arxiv.org/abs/2307.08691.
     """
-    if not row.case.variant.has_weighty_sinks:
-        every = sorted(tiles_of(row))
-        yield from family("not_rescaled", (one for tile in every for one in _rescaled_with_the_rest(row, tile)))
-        tiles = [tile for tile in every if tile < row.num_tokens]
-        for steps_of in (_at_every_step, _behind_the_second_tile, _at_some_steps):
-            for tile in tiles:
-                so_far = maxima_so_far(row.log_weights, tile)
-                if steps := list(steps_of(so_far.diff(prepend=so_far[:1]), tile)):
-                    yield from _left_as_they_are(row, tile, steps)
+    if row.case.variant.has_weighty_sinks:
+        return
+    tiles = sorted(tiles_of(row))
+    so_far = {tile: maxima_so_far(row.log_weights, tile) for tile in tiles}
+    yield from family("not_rescaled", (_rescaled_with_the_rest(row, tile, so_far[tile]) for tile in tiles))
+    every = {t: _steps(so_far[t].diff(prepend=so_far[t][:1]), t) for t in tiles if t < row.num_tokens}
+    for which in ("", ", from the third on", _NOT_AT_ALL_STEPS):
+        for tile, steps in every.items():
+            if which in steps:
+                yield from _left_as_they_are(row, tile, which, steps[which])
 
 
-def _rescaled_with_the_rest(row: AttentionRow, tile: int) -> Iterator[Predicted]:
+def _rescaled_with_the_rest(row: AttentionRow, tile: int, so_far: Scores) -> Predicted:
     """What each tile adds, the first one's by exp(-inf) = 0, is multiplied by what only the sum so far has to be."""
-    so_far = maxima_so_far(row.log_weights, tile)
     before = torch.cat((so_far.new_full((min(tile, len(so_far)),), -torch.inf), so_far[:-tile]))
     factors = torch.where(so_far.isneginf(), 0.0, (before - so_far).exp())
     words = "what a tile adds to the sum of weights x V is multiplied by exp(old - new maximum), too"
-    yield Predicted((row.shares * factors) @ row.v, None, f"V, with the rest, tile of {tile}", words)
+    return Predicted((row.shares * factors) @ row.v, None, f"V, with the rest, tile of {tile}", words)
 
 
-class _Steps(NamedTuple):
-    """Steps in which the sums so far are not rescaled: ``missed`` is by how much the maximum grows before a token."""
-
-    name: str
-    words: str
-    missed: Scores
+_Steps = list[tuple[str, Scores]]
+"""When the sums so far are not rescaled, in words, and by how much the maximum grows before each token then."""
 
 
-def _at_every_step(growth: Scores, tile: int) -> Iterator[_Steps]:
-    del tile
-    yield _Steps("", _WHEN_IT_GROWS, growth)
+def _steps(growth: Scores, tile: int) -> dict[str, _Steps]:
+    """All; those behind the second tile, which is often dealt with apart; or some, which a wrong condition chooses.
 
-
-def _behind_the_second_tile(growth: Scores, tile: int) -> Iterator[_Steps]:
-    """The second tile is often dealt with apart from those behind it, and rightly."""
+    Of some, one alone or those in which the maximum grows most.
+    """
+    found: dict[str, _Steps] = {"": [(_WHEN_IT_GROWS, growth)]}
     if 2 * tile < len(growth):
-        missed = torch.cat((torch.zeros_like(growth[: 2 * tile]), growth[2 * tile :]))
-        yield _Steps(", from the third on", f"{_WHEN_IT_GROWS}, from the third tile on", missed)
-
-
-def _at_some_steps(growth: Scores, tile: int) -> Iterator[_Steps]:
-    """One alone, or those in which the maximum grows most: which it is, a condition decides that may be wrong."""
-    del tile
+        behind = torch.cat((torch.zeros_like(growth[: 2 * tile]), growth[2 * tile :]))
+        found[", from the third on"] = [(f"{_WHEN_IT_GROWS}, from the third tile on", behind)]
     steps = [step for step in growth.argsort(descending=True).tolist() if growth[step] > 0]
     largest = steps[:_MOST_STEPS]
     chosen = [*([step] for step in largest), *(largest[:count] for count in range(2, len(largest) + 1)), steps]
@@ -182,37 +157,34 @@ def _at_some_steps(growth: Scores, tile: int) -> Iterator[_Steps]:
         missed = torch.zeros_like(growth)
         missed[some] = growth[some]
         words = _WHEN_IT_GROWS if len(some) == len(steps) else "in some of the steps in which the maximum grows"
-        yield _Steps(_NOT_AT_ALL_STEPS, words, missed)
+        found.setdefault(_NOT_AT_ALL_STEPS, []).append((words, missed))
+    return found
 
 
-def _left_as_they_are(row: AttentionRow, tile: int, steps: Sequence[_Steps]) -> Iterator[Family]:
+def _left_as_they_are(row: AttentionRow, tile: int, which: str, steps: _Steps) -> Iterator[Family]:
     exponents, top = row.log_weights - row.log_weights.amax(), row.log_weights.amax()
-    missed = torch.stack([one.missed for one in steps])
+    missed = torch.stack([of_step for _, of_step in steps])
     behind = missed.sum(1, keepdim=True) - missed.cumsum(1)  # by which all that lies before is too large
     left, inverted = (
         torch.where(exponents.isneginf(), 0.0, (exponents + times * behind).clamp(max=700.0).exp()) for times in (1, 2)
     )
     right = exponents.exp().expand_as(left)
-    of_v, of_sum, of_both = "the sum of weights x V", "the sum of the weights", "the sums so far"
+    of_v, of_sum = "the sum of weights x V", "the sum of the weights"
+    turned = "multiplied by exp(new - old maximum), not exp(old - new),"
     ways = [
         ("V", f"{of_v} is not rescaled", left, right),
         ("sum", f"{of_sum} is not rescaled", right, left),
         ("both", f"neither {of_sum} nor that of weights x V is rescaled", left, left),
-        ("V, inverted", f"{of_v} is multiplied by exp(new - old maximum), not exp(old - new),", inverted, right),
-        ("sum, inverted", f"{of_sum} is multiplied by exp(new - old maximum), not exp(old - new),", right, inverted),
-        (
-            "both, inverted",
-            f"{of_both} are multiplied by exp(new - old maximum), not exp(old - new),",
-            inverted,
-            inverted,
-        ),
+        ("V, inverted", f"{of_v} is {turned}", inverted, right),
+        ("sum, inverted", f"{of_sum} is {turned}", right, inverted),
+        ("both, inverted", f"the sums so far are {turned}", inverted, inverted),
     ]
-    for way, words, weights, summed in ways[: 3 if steps[0].name == _NOT_AT_ALL_STEPS else None]:
+    for way, words, weights, summed in ways[: 3 if which == _NOT_AT_ALL_STEPS else None]:
         if way == "both" and tile == 1:  # from token to token all would have the same weight, where scores rise
             continue
         total = summed.sum(1)
-        names = [f"{way}, tile of {tile}{one.name}" for one in steps]
-        told = [f"{words} {one.words}" for one in steps]
+        told = [f"{words} {when}" for when, _ in steps]
+        names = [f"{way}, tile of {tile}{which}"] * len(steps)
         yield Family("not_rescaled", weights @ row.v / total[:, None], top + total.log(), names, told.__getitem__)
 
 
@@ -309,12 +281,7 @@ def partial_states(row: AttentionRow) -> Iterator[Predicted]:
             1.0,
             math.log(2) - 1,
         ),
-        (
-            "maxima, natural as base 2",
-            "partial sums are rescaled with exponentials of base-2 maxima",
-            1.0,
-            _LOG2_E - 1,
-        ),
+        ("maxima, natural as base 2", "partial sums are rescaled with exponentials of base-2 maxima", 1.0, _LOG2_E - 1),
         ("maxima, not rescaled", "partial sums are added without being rescaled to one maximum", 1.0, -1.0),
     ):
         for part_of, names in parts.items():
@@ -361,6 +328,10 @@ def kv_scales(row: AttentionRow) -> Iterator[Predicted]:
     k_scales, v_scales = row.kv_scales.tolist()
     own = row.kv_head
     k, v = k_scales[own], v_scales[own]
+
+    def scaled(of_k: float, of_v: float, way: str, words: str) -> Predicted:
+        return Predicted(*row.given(row.scores * of_k, row.v * of_v), way, words)
+
     factors = []
     if (k, v) != (1.0, 1.0):
         factors += [
@@ -380,18 +351,13 @@ def kv_scales(row: AttentionRow) -> Iterator[Predicted]:
             (1.0, k / v, "V is multiplied with the scale of K"),
         ]
     for of_k, of_v, words in factors:
-        yield _with_scales(row, of_k, of_v, words, words)
+        yield scaled(of_k, of_v, words, words)
     for rule, head in row.other_kv_heads():
         of_k, of_v = k_scales[head] / k, v_scales[head] / v
-        for which, k_factor, v_factor in (
-            ("the scales", of_k, of_v),
-            ("the scale of K", of_k, 1.0),
-            ("the scale of V", 1.0, of_v),
-        ):
-            words = f"KV head {own} is read with {which} of KV head {head}"
-            if row.head == head:
-                words += " (the query head's number)"
-            yield _with_scales(row, k_factor, v_factor, f"{which} of KV head {rule}", words)
+        number_of = " (the query head's number)" if row.head == head else ""
+        for which, *both in (("the scales", of_k, of_v), ("the scale of K", of_k, 1.0), ("the scale of V", 1.0, of_v)):
+            words = f"KV head {own} is read with {which} of KV head {head}{number_of}"
+            yield scaled(*both, f"{which} of KV head {rule}", words)
     yield from _another_format(row)
 
 
@@ -399,33 +365,17 @@ def _another_format(row: AttentionRow) -> Iterator[Predicted]:
     """The bytes of the cache taken for numbers of another 8-bit format."""
     if row.kv_scales is None or row.case.kv is None:
         return
-    k_scale, v_scale = row.kv_scales[:, row.kv_head]
+    held = getattr(torch, row.case.kv.dtype)
+    pairs = list(zip((row.k, row.v), row.kv_scales[:, row.kv_head], strict=True))
     for dtype in (*KV_DTYPES, "float8_e4m3fnuz"):
         if dtype != row.case.kv.dtype:
             k, v = (
-                _reread(part / scale, row.case.kv.dtype, dtype) * scale
-                for part, scale in ((row.k, k_scale), (row.v, v_scale))
+                (part / scale).float().to(held).view(getattr(torch, dtype)).double() * scale for part, scale in pairs
             )
             dots = row.case.scale * (k @ row.q)
             if bool(dots.isfinite().all()) and bool(v.isfinite().all()):
                 yield Predicted(*row.given(dots, v), f"as {dtype}", f"the cache is read as {dtype}")
 
-
-def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Float64[Tensor, "*shape"]:
-    codes = cached.float().to(getattr(torch, held)).view(torch.uint8)
-    return codes.view(getattr(torch, read)).double()
-
-
-def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, way: str, words: str) -> Predicted:
-    return Predicted(*row.given(row.scores * k_factor, row.v * v_factor), way, words)
-
-
-_LEFT_OUT = {
-    "window": "the window is left out",
-    "soft_cap": "the soft cap is left out",
-    "alibi": "ALiBi is left out",
-    "sinks": "the sink is left out",
-}
 
 _FIRST_TOKENS = (1, 2, 4, 8, 16)
 """That some caches keep beside a window: https://arxiv.org/abs/2309.17453 has four."""
@@ -435,15 +385,15 @@ _MOST_COUNTS = 8
 
 def variants(row: AttentionRow) -> Iterator[Family]:
     """Mistakes in what the case asks for beyond plain attention, by the field that they are about."""
-    for mistake, made in (
-        ("window", _wrong_windows),
-        ("soft_cap", _wrong_caps),
-        ("alibi", _wrong_biases),
-        ("sinks", _wrong_sinks),
+    for mistake, what, made in (
+        ("window", "the window", _wrong_windows),
+        ("soft_cap", "the soft cap", _wrong_caps),
+        ("alibi", "ALiBi", _wrong_biases),
+        ("sinks", "the sink", _wrong_sinks),
     ):
         if getattr(row.case.variant, mistake) is not None:
             without = row.given(row.scores, case=_with(row.case, **{mistake: None}))
-            yield from family(mistake, [Predicted(*without, "left out", _LEFT_OUT[mistake]), *made(row)])
+            yield from family(mistake, [Predicted(*without, "left out", f"{what} is left out"), *made(row)])
 
 
 def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
@@ -454,22 +404,16 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
         if window + more >= 1:
             other = _with(row.case, window=window + more)
             yield Predicted(*row.given(row.scores, case=other), way, f"the window is {way}")
-    number_of = row.row - row.case.rows_of(row.seq).start
-    query_len = len(row.case.rows_of(row.seq))
-    plain = row.final(row.scores, _with(row.case, window=None))
-    behind = torch.arange(row.num_tokens, device="cpu") >= window
+    plain, positions = row.final(row.scores, _with(row.case, window=None)), torch.arange(row.num_tokens, device="cpu")
     words = f"the window lies at the first key of the sequence, not at the last (window {window})"
-    yield Predicted(*row.averaged(plain.masked_fill(behind, -torch.inf)), "from the first key", words)
+    yield Predicted(*row.averaged(plain.masked_fill(positions >= window, -torch.inf)), "from the first key", words)
     yield from _widened_windows(row, plain, row.num_tokens - window)
-    if query_len > 1:
-        for way, shift in (
-            ("from the last query token", query_len - 1 - number_of),
-            ("from the first query token", -number_of),
-        ):
-            first = row.num_tokens + shift - window
-            if shift and 0 <= first < row.num_tokens:
-                scores = plain.masked_fill(torch.arange(row.num_tokens, device="cpu") < first, -torch.inf)
-                yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
+    rows = row.case.rows_of(row.seq)
+    for which, other in (("last", rows[-1]), ("first", rows[0])):
+        first = row.num_tokens + other - row.row - window
+        if other != row.row and 0 <= first < row.num_tokens:
+            scores, way = plain.masked_fill(positions < first, -torch.inf), f"from the {which} query token"
+            yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
 
 
 def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begins: int) -> Iterator[Predicted]:
@@ -593,11 +537,8 @@ def hidden_keys(row: AttentionRow) -> Iterator[Predicted]:
         return
     capped, cap = row.capped(case.scale * (k @ row.q)), case.variant.soft_cap
     own = torch.nn.functional.pad(row.log_weights, (0, end - row.num_tokens), value=-torch.inf)
-    for which, among in (
-        ("of the sequence", torch.ones_like(shown)),
-        ("up to the query", torch.arange(end, device="cpu") < row.num_tokens),
-    ):
-        hidden = ~shown & among
+    for which, count in (("of the sequence", end), ("up to the query", row.num_tokens)):
+        hidden = ~shown & (torch.arange(end, device="cpu") < count)
         if not bool(hidden.any()):
             continue
         scores = {("0", f"hidden keys {which} have score 0"): torch.zeros_like(own)}
@@ -652,15 +593,12 @@ def masks(row: AttentionRow) -> Iterator[Predicted]:
         beyond = max(0, start + length - len(whole))
         return (whole + b"\1" * beyond)[start : start + length] if beyond <= _POISONED else None
 
+    shorter = f"rows of the mask are taken to be {count} keys long, not {length}"
     wrong: list[tuple[str, str, bytes | None]] = [
         ("not applied", "the mask is not applied", b"\1" * length),
         ("causal", "the mask is taken for a causal one", b"\1" * (length - count + query + 1)),
         ("transposed", "the mask is read with keys before query tokens", flat[query::count]),
-        (
-            "rows of queries",
-            f"rows of the mask are taken to be {count} keys long, not {length}",
-            entries(begins + query * count),
-        ),
+        ("rows of queries", shorter, entries(begins + query * count)),
         ("offset twice", "the table of the mask begins at twice its offset", entries(at + begins)),
         ("offset left out", "the table of the mask begins where the first one does", entries(query * length)),
         ("next byte", "the mask is read one entry too far", entries(at + 1)),
@@ -723,25 +661,20 @@ def _wrong_columns_scored(row: AttentionRow) -> Iterator[Predicted]:
     """Part of the products, or a scale that goes by the size of that part, or is that of one alone."""
     if not row.case.values_in_keys:
         return
-    scale, size, last = row.case.scale, row.case.value_size, row.case.head_size - 1
-    of_values, of_rest = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
-    wrong = {
-        "V's alone": (f"columns {size}-{last} of the cache are left out of the scores", of_values),
-        "the others alone": (f"columns 0-{size - 1} of the cache, those of V, are left out of the scores", of_rest),
-        "V's head size": (
-            f"the scale is 1/sqrt({size}), V's head size, expected {number(scale)}",
-            row.scores / scale / math.sqrt(size),
-        ),
-        "the others not scaled": (
-            f"products of columns {size}-{last} of the cache are not multiplied by the scale",
-            of_values + of_rest / scale,
-        ),
-        "V's not scaled": (
-            f"products of columns 0-{size - 1} of the cache, those of V, are not multiplied by the scale",
-            of_values / scale + of_rest,
-        ),
-    }
-    for way, (words, dots) in wrong.items():
+    scale, size = row.case.scale, row.case.value_size
+    a, b = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
+    of_v, of_rest = (
+        f"columns 0-{size - 1} of the cache, those of V,",
+        f"columns {size}-{row.case.head_size - 1} of the cache",
+    )
+    not_scaled, by_size = "are not multiplied by the scale", f"the scale is 1/sqrt({size}), V's head size"
+    for way, words, dots in (
+        ("V's alone", f"{of_rest} are left out of the scores", a),
+        ("the others alone", f"{of_v} are left out of the scores", b),
+        ("V's head size", f"{by_size}, expected {number(scale)}", row.scores / scale / math.sqrt(size)),
+        ("the others not scaled", f"products of {of_rest} {not_scaled}", a + b / scale),
+        ("V's not scaled", f"products of {of_v} {not_scaled}", a / scale + b),
+    ):
         if not torch.allclose(dots, row.scores, rtol=1e-6, atol=0.0):
             yield Predicted(*row.given(dots), way, words)
 

@@ -22,8 +22,6 @@ from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
 from attnfuzz.problems.wording import ranges, shape_of
 from attnfuzz.trials.comparison import axes_of
 
-__all__ = ["Unwritten", "dead_influences", "find_unwritten", "foreign_influences", "table_influences"]
-
 _MOST = 3
 """Places that are named."""
 

@@ -24,24 +24,6 @@ from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.verdict import Cause
 
-__all__ = [
-    "EXACT",
-    "LOWEST_EXPONENT",
-    "OF_EMPTY_ROWS",
-    "TILES",
-    "Design",
-    "Group",
-    "Rounding",
-    "Scores",
-    "designs",
-    "groups",
-    "in_parts",
-    "maxima_so_far",
-    "merged",
-    "roundings",
-    "tiles_of",
-]
-
 _MOST_PRODUCTS = 1 << 17
 """Of a row: the tokens that weigh most are replayed."""
 _CHUNKS = (2, 4, 8)
@@ -147,12 +129,7 @@ class Group(NamedTuple):
 
 
 def groups(
-    row: AttentionRow,
-    *,
-    one_copy: bool,
-    beside: Design = EXACT,
-    of_weights: bool = True,
-    in_passing: bool = False,
+    row: AttentionRow, *, one_copy: bool, beside: Design = EXACT, of_weights: bool = True, in_passing: bool = False
 ) -> Iterator[tuple[Group, Iterator[Rounding]]]:
     """See `roundings`. Nothing is replayed of a group that is not asked for.
 
@@ -274,12 +251,7 @@ def _scores_rounded(
 def _exponentials_rounded(row: AttentionRow, name: str, *, beside: Design = EXACT) -> Iterator[Rounding]:
     rounded = _rounding_to(name)
     yield _of_exponentials(
-        row,
-        "cubic exp2",
-        "exp2 is a polynomial of degree 3",
-        _cubic_exp,
-        beside,
-        {"exponential": "cubic"},
+        row, "cubic exp2", "exp2 is a polynomial of degree 3", _cubic_exp, beside, {"exponential": "cubic"}
     )
     yield _of_exponentials(
         row,

@@ -20,16 +20,6 @@ from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import values_on
 
-__all__ = [
-    "ClearlyWrong",
-    "MeasuredRow",
-    "Reading",
-    "clearly_wrong",
-    "is_measurable",
-    "read_from",
-    "weighed_rows",
-]
-
 _VISIBLE = 8.0
 """A weight of less than so many error bounds says nothing."""
 _MAX_DIMENSIONS = 1024

@@ -25,15 +25,6 @@ from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
-__all__ = [
-    "OF_MERGES",
-    "MergedRow",
-    "both_sides_empty",
-    "empty_sides",
-    "merged_row",
-    "read_merged_row",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MergedRow(AveragedRow):

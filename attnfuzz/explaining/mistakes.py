@@ -17,21 +17,6 @@ from torch import Tensor
 from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.verdict import MOST_PLACES, Cause
 
-__all__ = [
-    "REFUTED",
-    "Beside",
-    "Family",
-    "Key",
-    "Maker",
-    "Match",
-    "Predicted",
-    "Replay",
-    "family",
-    "matches",
-    "predicts",
-    "silent",
-]
-
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
 

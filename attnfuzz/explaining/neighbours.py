@@ -23,8 +23,6 @@ from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.repeated import plain_values
 
-__all__ = ["neighbours", "rounding_cases"]
-
 _SEEDS = (0x2545F491, 0x9E3779B1)
 _ANOTHER_SCALE = 0.625
 """Beside 1, 1/2 and the like, which stand in other places, too."""

@@ -16,18 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = [
-    "BITS",
-    "MOST_LINES",
-    "Kind",
-    "Operation",
-    "Operations",
-    "Recording",
-    "SourcePlace",
-    "first_of_users",
-    "places_of",
-]
-
 Kind = Literal[
     "add", "argument", "convert", "div", "dot", "exp", "load", "log", "max", "move", "mul", "other", "softmax", "store",
     "sum", "tf32_dot",

@@ -27,18 +27,10 @@ from attnfuzz.problems.wording import element, plural
 from attnfuzz.trials.comparison import axes_of, extent
 from attnfuzz.verdict import Cause
 
-__all__ = ["NOT_READ", "read_elsewhere", "written_elsewhere"]
-
 NOT_READ = "not_read"
 """The cause where what a kernel does not read is known, and not what it reads in place of that."""
 
-_FLIPPED = {
-    torch.uint8: 0x15,
-    torch.int8: 0x15,
-    torch.float16: 0x200,
-    torch.bfloat16: 0x40,
-    torch.float32: 0x400000,
-}
+_FLIPPED = {torch.uint8: 0x15, torch.int8: 0x15, torch.float16: 0x200, torch.bfloat16: 0x40, torch.float32: 0x400000}
 """Bits of an element that is changed: of a number, enough to see it. What other types hold are indices, for all that is
 known, and a kernel may die of a wrong one."""
 _MOST_ELEMENTS = 1024

@@ -21,8 +21,6 @@ from attnfuzz.problems.block_table import freed_tokens, physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.wording import plural
 
-__all__ = ["Places", "name_of"]
-
 SIDES = ("prefix", "suffix")
 
 

@@ -23,8 +23,6 @@ from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.verdict import Cause
 
-__all__ = ["OF_SOME_NUMBERS", "Precision"]
-
 OF_SOME_NUMBERS = frozenset({OF_EMPTY_ROWS, "flushed", "maximum_not_kept", "maximum_not_subtracted"})
 """Mistakes that matter for numbers of some size alone: runs with ordinary ones say nothing of them."""
 

@@ -18,8 +18,6 @@ from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
 from attnfuzz.problems.wording import number
 
-__all__ = ["lse_alone", "read_row", "split_mistakes"]
-
 _SHOWN = 3
 _LEAST = 2.0**-12
 _BOUNDS = 8.0

@@ -21,8 +21,6 @@ from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.comparison import natural_lse
 from attnfuzz.trials.observation import call
 
-__all__ = ["UNIT", "OutOfRuns", "Reruns"]
-
 UNIT = 2
 """Bytes of the smallest piece of memory that is changed by itself: one element of float16, two of an 8-bit cache."""
 

@@ -17,8 +17,6 @@ from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import tokens_name
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["AttentionRow", "AveragedRow", "Query"]
-
 _SOME_BOUNDS = 8.0
 
 

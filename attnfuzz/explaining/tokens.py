@@ -25,25 +25,6 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_le
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
-__all__ = [
-    "TILES_OF_KEYS",
-    "another_head",
-    "another_page",
-    "another_row",
-    "another_sequence",
-    "another_tensor",
-    "another_token",
-    "behind_the_query",
-    "displaced",
-    "miscounted",
-    "past_the_end",
-    "single_token",
-    "slots_past_the_end",
-    "through_the_table",
-    "token_sets",
-    "weights_of_another_stride",
-]
-
 _MAX_EXTRA = 512
 _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
@@ -89,8 +70,11 @@ def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
     length, every = row.num_tokens, range(row.num_tokens)
     yield "every token but the last", tuple(every[:-1])
     yield "every token but the first", tuple(every[1:])
-    for which, end in _counted_from_the_ends(length):
-        yield f"the {which}", (end,)
+    for back in range(min(_MOST_AT_AN_END, length)):
+        before = f"{_ordinal(back)} token" if back > 1 else "token"
+        yield f"the {before} before the last" if back else "the last token", (length - 1 - back,)
+    if length:
+        yield "the first token", (0,)
     for count in range(2, min(_MOST_AT_AN_END, length - 1) + 1):
         yield f"the last {count} tokens", tuple(every[-count:])
         yield f"the first {count} tokens", tuple(every[:count])
@@ -114,15 +98,6 @@ def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
     for tile in TILES_OF_KEYS:  # where tiles overlap by one
         if tile - 1 < length:
             yield f"the first token of each {tile - 1} but the first", tuple(every[tile - 1 :: tile - 1])
-
-
-def _counted_from_the_ends(length: int) -> Iterator[tuple[str, int]]:
-    """Names of the tokens at both ends of so many."""
-    for number in range(min(_MOST_AT_AN_END, length)):
-        back = f"{_ordinal(number)} token before the last" if number > 1 else "token before the last"
-        yield back if number else "last token", length - 1 - number
-    if length:
-        yield "first token", 0
 
 
 def _of_unit(every: range, of: _Unit) -> Iterator[tuple[str, Positions]]:
@@ -174,13 +149,6 @@ def _by_number(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
                 yield f"tokens {start}-{end - 1}", tuple(range(start, end))
 
 
-_EFFECTS = (
-    ("tokens_dropped", "is dropped", "are dropped"),
-    ("tokens_counted_twice", "is counted twice", "are counted twice"),
-    ("values_dropped", "has weight, but its V is left out", "have weight, but their V is left out"),
-)
-
-
 def miscounted(row: AttentionRow) -> Iterator[Family]:
     """Sets of tokens left out, counted twice, or in the sum of weights without their values."""
     seen = set(row.seen)
@@ -196,11 +164,21 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
     for chosen, i in distinct.items():
         inside[i, list(chosen)] = 1.0
     sink = (row.sink - row.top).exp()
-    for (mistake, one, several), times, of_values in zip(
-        _EFFECTS,
-        (1 - inside, 1 + inside, torch.ones_like(inside)),
-        (1 - inside, 1 + inside, 1 - inside),
-        strict=True,
+
+    def about(i: int) -> tuple[tuple[int, int], ...]:
+        return tuple((row.seq, position) for position in named[i][1][:MOST_PLACES])
+
+    without, twice, as_before = 1 - inside, 1 + inside, torch.ones_like(inside)
+    for mistake, one, several, times, of_values in (
+        ("tokens_dropped", "is dropped", "are dropped", without, without),
+        ("tokens_counted_twice", "is counted twice", "are counted twice", twice, twice),
+        (
+            "values_dropped",
+            "has weight, but its V is left out",
+            "have weight, but their V is left out",
+            as_before,
+            without,
+        ),
     ):
         total = (times * row.weights).sum(-1) + sink
         out = ((of_values * row.weights) @ row.v) / total[:, None]
@@ -209,20 +187,8 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
             chosen = named[i][1]
             return f"{row.tokens(chosen)} of sequence {row.seq} {one if len(chosen) == 1 else several}"
 
-        lse = None if mistake == "values_dropped" else (row.top + total.log())[of_set]
-        yield Family(
-            mistake,
-            out[of_set],
-            lse,
-            ways,
-            words,
-            lambda i: _tokens_of(row, named[i][1]),
-            lambda i: ways[i] if ways[i] in rules else "",
-        )
-
-
-def _tokens_of(row: AttentionRow, chosen: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    return tuple((row.seq, position) for position in chosen[:MOST_PLACES])
+        lse = None if times is as_before else (row.top + total.log())[of_set]
+        yield Family(mistake, out[of_set], lse, ways, words, about, lambda i: ways[i] if ways[i] in rules else "")
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
@@ -233,14 +199,12 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
     end = min(case.seq_lens[row.seq], length + _MAX_EXTRA)
     k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
     dots = case.scale * (k @ row.q)
-    limits: dict[str, int] = {}
-    if end > length:
-        limits["the next token"] = length + 1
-        limits |= {f"{more} tokens behind the query": length + more for more in range(2, min(17, end - length + 1))}
-        limits["all later tokens"] = end
-        for size in (*TILES_OF_KEYS, *((case.page_size,) if case.page_size > 1 else ())):
-            limits[f"later tokens of its tile of {size}"] = min(-(-length // size) * size, end)
-            limits[f"later tokens of full tiles of {size}"] = max(end // size * size, length)
+    limits = {"the next token": length + 1}
+    limits |= {f"{more} tokens behind the query": length + more for more in range(2, min(17, end - length + 1))}
+    limits["all later tokens"] = end
+    for size in (*TILES_OF_KEYS, *((case.page_size,) if case.page_size > 1 else ())):
+        limits[f"later tokens of its tile of {size}"] = min(-(-length // size) * size, end)
+        limits[f"later tokens of full tiles of {size}"] = max(end // size * size, length)
     query_len = len(case.rows_of(row.seq))
     context = case.seq_lens[row.seq] - query_len
     number = row.row - case.rows_of(row.seq).start
@@ -339,11 +303,7 @@ def slots_past_the_end(row: AttentionRow) -> Iterator[Family]:
     page 0, which many kernels read where no entry is.
     """
     case = row.case
-    if (
-        not isinstance(case, PagedDecodeCase)
-        or row.num_tokens < case.seq_lens[row.seq]
-        or case.variant.alibi is not None
-    ):
+    if not isinstance(case, PagedDecodeCase) or row.num_tokens < case.seq_lens[row.seq] or case.variant.alibi:
         return
     table = block_table_rows(case)[row.seq]
     owned = table[: -(-case.seq_lens[row.seq] // case.block_size)]
@@ -370,9 +330,9 @@ def _behind_the_last(row: AttentionRow, table: Sequence[int], least: int, way: s
     if not any(found):
         return
 
-    k, v = (torch.cat((of(row.seq, row.kv_head), _in_slots(row, of, found))) for of in (row.keys_of, row.values_of))
-    if len(k) <= length + least:
+    if len(found) <= least:
         return
+    k, v = (torch.cat((of(row.seq, row.kv_head), _in_slots(row, of, found))) for of in (row.keys_of, row.values_of))
     ends = torch.arange(length + least + 1, len(k) + 1, device="cpu")
     dots = row.case.scale * (k @ row.q)
     scores = torch.cat((row.log_weights if length else dots[:0], row.capped(dots[length:])))
@@ -461,45 +421,39 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     count = -(-row.num_tokens // size)
     entries, last = table[row.seq], len(table[row.seq]) - 1
     of = "of the block table"
+    every = range(count)
     rules = [
-        (
-            "the next entry",
-            f"a page is read through the next entry {of}",
-            [entries[min(i + 1, last)] for i in range(count)],
-        ),
+        ("the next entry", f"a page is read through the next entry {of}", [entries[min(i + 1, last)] for i in every]),
         (
             "the entry before",
             f"a page is read through the entry before its own {of}",
-            [entries[max(i - 1, 0)] for i in range(count)],
+            [entries[max(i - 1, 0)] for i in every],
         ),
         ("the first entry", f"every page is read through the first entry {of}", [entries[0]] * count),
-        ("the page's number", "a page's number in its sequence is taken for a physical page", list(range(count))),
+        ("the page's number", "a page's number in its sequence is taken for a physical page", list(every)),
     ]
-    for way, other in (
-        ("the row of the next sequence", row.seq + 1),
-        ("the row of the sequence before", row.seq - 1),
-        ("the first row", 0),
-    ):
+    beside = {
+        "the row of the next sequence": row.seq + 1,
+        "the row of the sequence before": row.seq - 1,
+        "the first row": 0,
+    }
+    for way, other in beside.items():
         if other != row.seq and 0 <= other < case.num_seqs:
             rules.append((way, f"pages are read through sequence {other}'s row {of}", list(table[other][:count])))
+    positions = range(row.num_tokens)
     by_token = [
-        (way, words, [pages[t // size] for t in range(row.num_tokens)])
-        for way, words, pages in rules
-        if len(pages) == count
+        (way, words, [pages[t // size] for t in positions]) for way, words, pages in rules if len(pages) == count
     ]
     if (power := 1 << (size - 1).bit_length()) != size:  # a shift in place of a division
         words = f"the entry {of} is that of position // {power}, not // {size}"
-        by_token.append(("pages of a power of 2", words, [entries[t // power] for t in range(row.num_tokens)]))
+        by_token.append(("pages of a power of 2", words, [entries[t // power] for t in positions]))
     owners = _tokens_of_pages(case)
     for way, words, pages in by_token:
-        if not all(0 <= page < num_blocks(case) for page in pages):
-            continue
         slots = [owners.get((page, t % size)) for t, page in enumerate(pages)]
-        if slots == [(row.seq, t) for t in range(row.num_tokens)]:
-            continue
-        if any(slot is None for slot in slots) and not math.isfinite(row.poison):
-            continue
-        if all(slot is None for slot in slots):  # dead memory is alike everywhere, so that no place is borne out
+        is_outside = not all(0 <= page < num_blocks(case) for page in pages)
+        is_unknown = None in slots and not math.isfinite(row.poison)
+        is_nowhere = not any(slots)  # dead memory is alike everywhere, so that no place is borne out
+        if is_outside or is_unknown or is_nowhere or slots == [(row.seq, t) for t in positions]:
             continue
         parts = (_in_slots(row, of_seq, slots) for of_seq in (row.keys_of, row.values_of))
         yield Predicted(*_attend(row, *parts), way, words)
@@ -558,11 +512,11 @@ def another_tensor(row: AttentionRow) -> Iterator[Predicted]:
     if size == row.k.shape[1]:
         for words, v in (("V is read in place of K", row.v), ("K and V are exchanged", row.k)):
             yield Predicted(*_attend(row, row.v, v), words, words)
-    for words, step in (("V is read one token behind its K", 1), ("V is read one token before its K", -1)):
-        if row.num_tokens > 1:
-            yield Predicted(*_attend(row, row.k, row.v.roll(-step, 0)), words, words)
-            within = [min(max(t + step, 0), row.num_tokens - 1) for t in range(row.num_tokens)]
-            yield Predicted(*_attend(row, row.k, row.v[within]), f"{words}, within the sequence", words)
+    for where, step in (("behind", 1), ("before", -1)) if row.num_tokens > 1 else ():
+        words = f"V is read one token {where} its K"
+        yield Predicted(*_attend(row, row.k, row.v.roll(-step, 0)), words, words)
+        within = [min(max(t + step, 0), row.num_tokens - 1) for t in range(row.num_tokens)]
+        yield Predicted(*_attend(row, row.k, row.v[within]), f"{words}, within the sequence", words)
 
 
 _PADS = (1, 4, 8, 16, 32, 64)
@@ -605,12 +559,8 @@ def single_token(row: AttentionRow) -> Iterator[Predicted]:
     """The output is the value of one token."""
     if row.num_tokens < 2:
         return
-    chosen = {
-        "heaviest": int(row.log_weights.argmax()),
-        "last": row.num_tokens - 1,
-        "first": row.seen[0] if row.seen else 0,
-    }
-    for way, t in chosen.items():
+    heaviest, first = int(row.log_weights.argmax()), row.seen[0] if row.seen else 0
+    for way, t in (("heaviest", heaviest), ("last", row.num_tokens - 1), ("first", first)):
         words = f"the output is V of {row.tokens([t])} of sequence {row.seq} alone"
         yield Predicted(row.v[t], None, f"the {way}", words)
 
@@ -666,17 +616,11 @@ def displaced(row: AttentionRow) -> Iterator[Predicted]:
         for step in (2, 4, 8, 16, 32, 64):
             strides[f"a multiple of {step} query tokens, for {what}"] = -(-longest // step) * step
     for way, stride in strides.items():
-        written: dict[int, int] = {}
-        for seq, count in enumerate(counts):
-            for j in range(count):
-                written[seq * stride + j] = case.rows_of(seq).start + j
+        written = {seq * stride + j: one for seq in range(case.num_seqs) for j, one in enumerate(case.rows_of(seq))}
         source = written.get(row.row)
         if source == row.row:
             continue
-        other = None if source is None else Query(case=case, row=source, head=row.head)
-        if other is None or not other.num_tokens:
-            out, lse = torch.zeros_like(row.expected), -math.inf
-        else:
-            out, lse = _result_of(row, other)
-        told = f"output rows lie as if each sequence had {stride} query tokens"
-        yield Predicted(out, lse, way, told)
+        out, lse = torch.zeros_like(row.expected), -math.inf
+        if source is not None and case.row_lens[source]:
+            out, lse = _result_of(row, Query(case=case, row=source, head=row.head))
+        yield Predicted(out, lse, way, f"output rows lie as if each sequence had {stride} query tokens")

@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnfuzz.explaining.operations import BITS, Kind, Operation, Recording, SourcePlace
 from attnfuzz.untrusted_text import author_of
 
-__all__ = ["recorded"]
-
 _KINDS: dict[str, Kind] = {
     "add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "mm": "dot", "bmm": "dot", "mv": "dot",
     "dot": "dot", "addmm": "dot", "baddbmm": "dot", "addcmul": "add", "sum": "sum", "cumsum": "sum", "exp": "exp",

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from attnfuzz.explaining.operations import Kind, Operation, SourcePlace, first_of_users
 
-__all__ = ["Line", "Module", "operations_of_ttir"]
-
 _KINDS: dict[str, Kind] = {
     "arith.addf": "add", "arith.subf": "add", "arith.mulf": "mul", "arith.divf": "div", "math.fma": "add",
     "tt.precise_divf": "div", "tt.dot": "dot", "tt.dot_scaled": "dot", "math.exp": "exp", "math.exp2": "exp",

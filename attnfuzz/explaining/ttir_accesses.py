@@ -14,8 +14,6 @@ from attnfuzz.explaining.accesses import Access
 from attnfuzz.explaining.operations import SourcePlace
 from attnfuzz.explaining.ttir import Line, Module
 
-__all__ = ["accesses_of_ttir"]
-
 _LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather")
 _STORES = ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.atomic_rmw", "tt.atomic_cas")
 _MOVES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans")

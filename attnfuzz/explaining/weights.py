@@ -26,8 +26,6 @@ from attnfuzz.trials.comparison import natural_lse
 from attnfuzz.trials.expectations import expectations
 from attnfuzz.values.tokens import token_table, values_on
 
-__all__ = ["EXACT_RUNS", "MAX_PLACES", "MAX_WEIGHTS", "Probe", "Weights", "measure", "probe", "settle_keys"]
-
 _ONE = 64.0
 """The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
 

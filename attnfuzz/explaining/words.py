@@ -9,8 +9,6 @@ from torch import Tensor
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase
 from attnfuzz.problems.wording import number, ranges, row_words
 
-__all__ = ["joined", "row_name", "scope", "weight"]
-
 
 def weight(value: Tensor | float) -> str:
     """At most four significant digits; `0` for 0."""

@@ -23,8 +23,6 @@ from attnfuzz.inputs.reference import row_log_weights
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.verdict import Cause
 
-__all__ = ["MOST_ROWS", "WrongRows"]
-
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
 
