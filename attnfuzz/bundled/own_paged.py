@@ -16,7 +16,7 @@ from attnfuzz.problems.shapes import TensorSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PagedProblem"]
+__all__ = ["PagedProblem", "token_slots"]
 
 _AXES = {
     "NHD": ("page", "offset", "head", "dim"),
@@ -74,7 +74,7 @@ class PagedProblem(Problem):
         table = torch.tensor(block_table_rows(_paged(case)), dtype=torch.int32, device="cpu")
         tensors["block_table"].copy_(table)
         tensors["seq_lens"].copy_(torch.tensor(case.lengths, dtype=torch.int32, device="cpu"))
-        for name, slots in _slots(case, tensors).items():
+        for name, slots in token_slots(case, tensors).items():
             for seq, length in enumerate(case.lengths):
                 shape = (length, case.num_kv_heads, case.head_size)
                 new = numbers(shape, seed=case.seed, name=f"{name}{seq}").to(slots.dtype)
@@ -85,7 +85,7 @@ class PagedProblem(Problem):
         """K and V of each sequence, ``[length, num_kv_heads, head_size]``, as the cache holds them."""
         k, v = (
             [slots[_places(case, tensors, seq)].flatten(2) for seq in range(len(case.lengths))]
-            for slots in _slots(case, tensors).values()
+            for slots in token_slots(case, tensors).values()
         )
         return k, v
 
@@ -131,7 +131,7 @@ def _paged(case: Any) -> PagedDecodeCase:
     )
 
 
-def _slots(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def token_slots(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Views of K and V in which a page and an offset are one token."""
     from attnfuzz.inputs.layouts import token_views, with_both_caches
 

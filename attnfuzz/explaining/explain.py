@@ -23,6 +23,7 @@ from attnfuzz.explaining.influences import dead_influences, find_unwritten, fore
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from
 from attnfuzz.explaining.merges import read_merged_row
 from attnfuzz.explaining.neighbours import neighbours
+from attnfuzz.explaining.own_pages import misread
 from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, written_elsewhere
 from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.reading import read_row, split_mistakes
@@ -119,7 +120,8 @@ class _OfOwnProblem:
     def explain(self) -> None:
         """The first case that tells where."""
         for place, one in enumerate(itertools.chain([self.reruns], self._others)):
-            for cause in itertools.chain(written_elsewhere(one), read_elsewhere(one)):
+            pages = misread(one) if place == 0 else ()  # which makes cases of its own
+            for cause in itertools.chain(written_elsewhere(one), pages, read_elsewhere(one)):
                 if cause.mistake != NOT_READ or (place == 0 and not self.causes):  # of several inputs the first is told
                     words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
                     self.causes = (msgspec.structs.replace(cause, words=words),)

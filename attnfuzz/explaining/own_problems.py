@@ -7,7 +7,7 @@ hold what lies there. Of results it is looked for where else the rows lie that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -57,8 +57,8 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
     _tell_bytes_apart(reruns)
     reruns.reset()
     got = reruns.run()
-    reference = _Reference(case)
-    if _is_given(got, reference.right):
+    reference = AskedProblem(case)
+    if is_given(got, reference.right):
         return
     for name, spec in tensor_specs(case).items():
         tensor = getattr(reruns.inputs, name)
@@ -72,9 +72,7 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
             continue
         mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu").index_fill(0, ignored, True)
         which = extent(name, axes_of(name, case), mask.view(tensor.shape))
-        found = {
-            step: why for step, why in _steps(case) if _is_given(got, reference.moved(reruns, name, ignored, step))
-        }
+        found = {step: why for step, why in _steps(case) if is_given(got, reference.moved(reruns, name, ignored, step))}
         if len(found) == 1:
             ((step, why),) = found.items()
             side = "before" if step < 0 else "behind"
@@ -130,19 +128,19 @@ def _steps(case: OpenCase) -> Iterator[tuple[int, str]]:
         yield step, why
 
 
-class _Reference:
+class AskedProblem:
     """What a case's problem says of its inputs, and of others in their place."""
 
     def __init__(self, case: OpenCase) -> None:
         self._case = case
         self._tensors = filled(case)
-        self.right = self._asked({})
+        self.right = self.asked({})
 
     def changed(self, name: str, elements: Elements) -> list[Target]:
         """With these elements of a tensor changed."""
         other = self._tensors[name].clone()
         _flip(other, elements)
-        return self._asked({name: other})
+        return self.asked({name: other})
 
     def moved(self, reruns: Reruns, name: str, elements: Elements, step: int) -> list[Target]:
         """With what the kernel finds so many elements from them; nothing where that is outside."""
@@ -151,14 +149,16 @@ class _Reference:
             return []
         memory = bits(getattr(reruns.reset(), name)).flatten().cpu()
         bits(other).view(-1)[elements] = memory[there]
-        return self._asked({name: other})
+        return self.asked({name: other})
 
-    def _asked(self, others: dict[str, Tensor]) -> list[Target]:
-        problem = implementation_of(self._case.problem)
+    def asked(self, others: Mapping[str, Tensor], case: OpenCase | None = None) -> list[Target]:
+        """With `others` in place of tensors of the same names, and if so that of another case."""
+        case = case or self._case
+        problem = implementation_of(case.problem)
         given = {name: others.get(name, tensor).clone() for name, tensor in self._tensors.items()}
-        bounds = problem.bound(self._case, {name: tensor.clone() for name, tensor in given.items()})
+        bounds = problem.bound(case, {name: tensor.clone() for name, tensor in given.items()})
         found = []
-        for name, one in problem.reference(self._case, given).items():
+        for name, one in problem.reference(case, given).items():
             value = (one.value if isinstance(one, Expected) else one).double().cpu()
             if isinstance(one, Expected) and one.where is not None:
                 value = torch.where(one.where.cpu(), value, 0.0)
@@ -172,7 +172,7 @@ class _Reference:
         return found
 
 
-def _is_given(got: Results, wanted: list[Target]) -> bool:
+def is_given(got: Results, wanted: Sequence[Target]) -> bool:
     """Whether these are the results, and there is something to compare: beside small numbers, a bound allows much."""
     for one in wanted:
         error = (got[one.name].double() - one.value).abs()
@@ -189,7 +189,7 @@ def _flip(tensor: Tensor, elements: Elements) -> None:
     flat[at] = flat[at] ^ _FLIPPED[tensor.dtype]
 
 
-def _ignored(reruns: Reruns, reference: _Reference, name: str, live: Elements, got: Results) -> Some:
+def _ignored(reruns: Reruns, reference: AskedProblem, name: str, live: Elements, got: Results) -> Some:
     """Elements that do not matter to the kernel, with some that must among each stretch of them.
 
     Of the bytes of a number, the last ones hardly matter to anybody.

@@ -78,13 +78,17 @@ class Reruns:
 
         Raises `OutOfRuns`, and `KernelRaised` for what the kernel raised.
         """
-        if self._is_over():
-            raise OutOfRuns
+        self.check_time()
         self.runs += 1
         allocations = TrackedAllocations(self.device, poison="finite", prefill=prefill)
         results = call(self.kernel, self.case, copy.copy(self.inputs), allocations, wait=True)
         self.workspaces = [region.tensor for region in allocations.arena.regions]
         return {name: result.cpu().clone() for name, result in results.items()}
+
+    def check_time(self) -> None:
+        """Raise `OutOfRuns` once the time is over."""
+        if self._is_over():
+            raise OutOfRuns
 
     def leave_out_lse(self) -> None:
         """Let later runs be those of a kernel that returns its output alone."""

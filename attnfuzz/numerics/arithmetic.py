@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attnfuzz.problems.declared_numerics import Numerics
 
-Number = float | int | Float64[Tensor, " rows"]
-"""A number, or one for each row of many."""
+Number = float | int | Float64[Tensor, " #rows"]
+"""A number, or one for each row of many, or for all of them."""
 
 
 _SIGNIFICAND_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}

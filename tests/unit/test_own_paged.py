@@ -13,6 +13,7 @@ import torch
 
 import attnfuzz
 from attnfuzz.declaration import load_kernels
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
@@ -115,3 +116,76 @@ def test_pages_are_tried_far_away(tmp_path: Path) -> None:
     source = source.replace("    for seq, length", "    page = inputs.k_cache.stride(0)\n    for seq, length")
     with pytest.raises(attnfuzz.KernelFailure, match="page_relocation"):
         fuzzed(tmp_path / "kernels.py", source, max_examples=200)  # of 8 one draws a relation, not always this one
+
+
+PLANTED = {
+    "the last token is missed": (
+        {"t in range(length) if": "t in range(length - 1) if"},
+        ("tokens_dropped", "the last token of each sequence is dropped"),
+    ),
+    "the last, partial page is missed": (
+        {"t in range(length) if": "t in range(length // inputs.block_size * inputs.block_size) if"},
+        ("tokens_dropped", "the last, partial page of each sequence is dropped"),
+    ),
+    "the last token is read twice": (
+        {"[t for t in range(length)": "[t for t in (*range(length), *range(length)[-1:])"},
+        ("tokens_counted_twice", "the last token of each sequence is counted twice"),
+    ),
+    "the page beside": (
+        {
+            "pages = inputs": "pages = (inputs",
+            "tokens // inputs.block_size]": "tokens // inputs.block_size] + 1) % len(inputs.k_cache)",
+        },
+        ("another_page", "the page behind the one in the table is read"),
+    ),
+    "the first sequence's pages": (
+        {"block_table[seq,": "block_table[0,"},
+        ("another_sequence", "pages are read through the first row of the block table, in place of their own"),
+    ),
+    "no table": (
+        {"inputs.block_table[seq, tokens // inputs.block_size]": "tokens // inputs.block_size"},
+        ("block_table", "a page's number in its sequence is taken for a physical page"),
+    ),
+    "the rest of the page": (
+        {"t in range(length) if": "t in range(-(-length // inputs.block_size) * inputs.block_size) if"},
+        ("past_the_end", "the rest of the last page of each sequence takes weight"),
+    ),
+    "V of the first head": (
+        {"(inputs.k_cache, inputs.v_cache)": "(inputs.k_cache, inputs.v_cache[..., :1, :].expand_as(inputs.v_cache))"},
+        ("head_map", "V of the first KV head is read in place of each head's own"),
+    ),
+}
+
+
+def explained(path: Path, edits: dict[str, str], **fields: Any) -> list[tuple[str, str]]:
+    source = EXAMPLE
+    for before, after in edits.items():
+        assert before in source
+        source = source.replace(before, after)
+    path.write_text(source, encoding="utf-8")
+    (kernel,) = load_kernels(str(path))
+    problem: Any = kernel.declaration.problem
+    found = explain_case(kernel, problem.case_type(**fields), device="cpu", seconds=600.0).causes or ()
+    return [(cause.mistake, cause.words) for cause in found]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.by_day("the last token is missed", "the first sequence's pages", "the rest of the page")
+def test_what_is_read_in_place_of_the_right_pages_is_told(name: str, tmp_path: Path) -> None:
+    """A reader would see wrong numbers, and look for the token or the page that is missing."""
+    edits, told = PLANTED[name]
+    fields = {"lengths": (3, 7), "num_kv_heads": 2, "gqa_ratio": 2, "block_size": 4, "window": 9}
+    assert explained(tmp_path / "kernels.py", edits, **fields, page_order="reversed") == [told]
+
+
+def test_what_the_smallest_case_leaves_open_a_larger_one_tells(tmp_path: Path) -> None:
+    """Of one token, shrunk cases cannot say whether it is the first one, the last one or a page."""
+    ((mistake, words),) = explained(tmp_path / "kernels.py", PLANTED["no table"][0], lengths=(1,), spare_pages=1)
+    assert (mistake, words.partition("), ")[2]) == PLANTED["no table"][1]
+    assert words.startswith("in a similar case (lengths ")
+
+
+def test_a_mistake_that_is_none_of_those_known_is_not_told_as_one(tmp_path: Path) -> None:
+    """A reader would look for a page where the scale is wrong."""
+    edits = {"* inputs.head_size**-0.5\n            out": "* inputs.head_size**-0.25\n            out"}
+    assert not explained(tmp_path / "kernels.py", edits, lengths=(3, 7), block_size=4, window=9)
