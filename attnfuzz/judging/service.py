@@ -49,6 +49,7 @@ from attnfuzz.memory.kept import buffers_of_modules
 from attnfuzz.oracles import exception, registry
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.own import OracleError
+from attnfuzz.oracles.relations import configurations
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.limits import case_nbytes, check_size
 from attnfuzz.problems.open_cases import OpenCase, ProblemError
@@ -229,6 +230,8 @@ class JudgingService:
         kernel, case = self._kernel_and_case(request)
         try:
             found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
+            of_configurations = configurations.lines_of(kernel, case, device=self.device)
+            found = msgspec.structs.replace(found, lines=(*found.lines, *of_configurations))
         except Exception as error:
             if (unexplained := self._unexplained(error)) is None:
                 raise

@@ -268,6 +268,14 @@ PROGRAM_ORDER = Oracle(
     is_relation=True,
     devices=("cpu",),
 )
+CONFIGURATIONS = Oracle(
+    name="configurations",
+    description="a kernel with triton.autotune is wrong with another of its configurations",
+    code="relations.configurations:CONFIGURATIONS",
+    is_relation=True,
+    costly_on=("cuda",),
+    faults=("raised cuda:",),
+)
 CALL_SEQUENCE = Oracle(
     name="call_sequence",
     description="a call depends on the calls before it",

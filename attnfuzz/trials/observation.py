@@ -37,6 +37,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.triton_compat.configurations import tuned_calls
 from attnfuzz.triton_compat.interpreter_objects import launches_begun
 from attnfuzz.untrusted_text import text_of
 
@@ -52,6 +53,7 @@ __all__ = [
     "living_threads",
     "named_results",
     "never_launches",
+    "never_tuned",
     "observe",
     "observe_guarded",
     "results_of_call",
@@ -318,7 +320,7 @@ def call(
     then a later call overwrites them. Arenas still know the originals, by the names of the results.
     `wait` for a GPU to be done: then it also shows whether the kernel gave work to a stream that it does not wait for.
     """
-    threads, timers, begun = living_threads(), _running_timers(), launches_begun()
+    threads, timers, begun = living_threads(), _running_timers(), (launches_begun(), tuned_calls())
     is_awaited = wait and allocations.arena.device.type == "cuda"
     try:
         if is_awaited:
@@ -341,6 +343,8 @@ def call(
 
 _LAUNCHES: dict[str, bool] = {}
 """By target of a kernel whose calls have returned here, whether one of them has launched what is interpreted."""
+_TUNED: dict[str, bool] = {}
+"""Likewise, whether one of them has called an autotuned function."""
 
 
 def never_launches(target: str) -> bool:
@@ -351,10 +355,20 @@ def never_launches(target: str) -> bool:
     return _LAUNCHES.get(target) is False
 
 
-def _note_launches(kernel: Kernel, begun: int | None) -> None:
-    target, now = kernel.declaration.target, launches_begun()
-    if target and now is not None:
-        _LAUNCHES[target] = _LAUNCHES.get(target, False) or now != begun
+def never_tuned(target: str) -> bool:
+    """Whether calls of a kernel have returned in this process, none of which has called an autotuned function.
+
+    True where there is no Triton, or one unknown.
+    """
+    return _TUNED.get(target) is False or tuned_calls() is None
+
+
+def _note_launches(kernel: Kernel, begun: tuple[int | None, int | None]) -> None:
+    target = kernel.declaration.target
+    now = launches_begun(), tuned_calls()
+    for counted, before, after in zip((_LAUNCHES, _TUNED), begun, now, strict=True):
+        if target and after is not None:
+            counted[target] = counted.get(target, False) or after != before
 
 
 def _kept(result: Tensor, offered: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ A compiled kernel and an interpreted one are objects of other classes, and a con
 what is added here, kernels that are right on a GPU raise on a CPU (Triton 3.6 to 3.9):
 
 * `triton.autotune` times its configurations, for which there is no GPU. Here it takes the first of those that its own
-  pruning leaves; a kernel is right with each.
+  pruning leaves, unless `configurations` says which.
 * `tl.constexpr` computes with the number that it holds, so that `constexpr + tensor` is a constant that holds a tensor.
   Here it leaves that to the tensor, as the compiler does.
 * A `@triton.jit` function has no `constexprs`, `params` or `signature`. Here it has what a compiled one has.
