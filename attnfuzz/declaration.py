@@ -358,7 +358,7 @@ def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> lis
 
 def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
     if not names:
-        return f"{place} declares no kernel; decorate a function with @attnfuzz.kernel(...)"
+        return f"{place} declares no kernel; decorate a function with @attnfuzz.kernel(PROBLEM)"
     close = difflib.get_close_matches(pattern, names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(names))}"
     return f"no kernel {pattern!r} in {place}; {hint}"

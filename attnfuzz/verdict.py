@@ -269,7 +269,7 @@ def ends_process(failure: _OfKind | None) -> bool:
 
 
 def is_fault(oracle: str, kind: str) -> bool:
-    """Whether a kind of failure ends the process, and only in a relation's run: a memory fault, a failed capture."""
+    """Whether the run of a relation ended the process with this kind of failure: a memory fault, a failed capture."""
     return oracle_of(oracle).is_fault(kind)
 
 

@@ -50,9 +50,9 @@ __all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "form
 
 _MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
 _HEADS = ((6, 0),) * 8 + ((3, 0),) * 6 + ((1, 0), (1, 0), (1, 2), (1, 2), (1, 1))
-"""Work for each head, as many of them leave little for many or long sequences, and how many wide groups there must be:
-one case in a hundred has several KV heads with more than 16 query heads each, and takes six times as long as others;
-one in thirty has one such group, and hardly a token beside it."""
+"""Pairs to draw from: how much work a query head may take, which with many heads leaves room for short sequences only,
+and the least number of groups of more than 16 query heads. One case in a hundred has several such groups, and takes six
+times as long as others; one in thirty has one, and hardly a token beside it."""
 _HEADS_OF_BLOCKS = (*_HEADS, (1, 1), (1, 1))
 """Where the rows of a block are an option: one in seven has one group that may need several of them."""
 _ROOM_FOR_WIDE = 1.2

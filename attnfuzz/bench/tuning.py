@@ -20,7 +20,7 @@ from attnfuzz.bench.tuning_tree import Configuration
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
-Asked = Mapping[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]
+ValuesToTry = Mapping[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]
 """Values to try, by the names of the options that take them together."""
 
 
@@ -28,7 +28,7 @@ Asked = Mapping[tuple[str, ...], tuple[tuple[OptionValue, ...], ...]]
 class Tuning:
     """``options``: values to try in place of all that are declared. ``seconds``: of one measurement."""
 
-    options: Asked
+    options: ValuesToTry
     max_batches: int = 40
     max_configurations: int = 48
     l2: L2State = "cold"
@@ -85,7 +85,7 @@ _NOT_GROWN_ON = 7
 
 
 def configurations(
-    declared: Mapping[str, tuple[OptionValue, ...]], asked: Asked, most: int
+    declared: Mapping[str, tuple[OptionValue, ...]], asked: ValuesToTry, most: int
 ) -> tuple[Configuration, list[Configuration]]:
     """What the kernel takes by default, and what to try in its place.
 

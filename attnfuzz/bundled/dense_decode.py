@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnfuzz.bundled.attention import AttentionProblem, attention_facets
-from attnfuzz.cases.facets.facet import Axis, Changes, Domain, Facet, Part, Place
+from attnfuzz.cases.facets.facet import Axis, Changes, Domain, Facet, Part, SizeRank
 from attnfuzz.cases.facets.storage import DEAD_ROWS
 from attnfuzz.problems.attention import MAX_SEQ_LEN, AttentionCase
 from attnfuzz.problems.feature import Feature
@@ -71,7 +71,9 @@ class ExtraRows(Facet[DenseDecodeCase]):
 
     fields = ("extra_rows",)
     jumps_with = "storage"
-    parts = (Part("extra_rows", _COUNTED, Place.STORAGE, Feature("extra rows", role="surroundings"), "extra rows {}"),)
+    parts = (
+        Part("extra_rows", _COUNTED, SizeRank.STORAGE, Feature("extra rows", role="surroundings"), "extra rows {}"),
+    )
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("dead rows", ("none", "some"), lambda case: ("some" if case.extra_rows else "none",))

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from attnfuzz.bundled.attention import VarlenProblem, varlen_facets
-from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Place, changed, not_among
+from attnfuzz.cases.facets.facet import (
+    Axis,
+    Change,
+    Changes,
+    Domain,
+    Facet,
+    Levels,
+    Options,
+    SizeRank,
+    changed,
+    not_among,
+)
 from attnfuzz.problems.attention import VarlenCase, share_default
 from attnfuzz.problems.choices import masks_of
 from attnfuzz.problems.feature import Feature
@@ -120,13 +131,13 @@ class MaskFacet(Facet[MaskedAttentionCase]):
         yield _of_kind(case)
         yield from (Feature("some query sees", f" {level}") for level in _seen(case))
 
-    def size(self, case: MaskedAttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: MaskedAttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         """Fewer numbers come first, and smaller ones."""
         numbers = [number for of_seq in case.mask.seqs for number in of_seq]
         rank = MASK_KINDS.index(case.mask.kind)
         sizes = (len(case.mask.seqs), len(numbers), sum(map(abs, numbers)))
-        yield Place.QUERIES, (rank, *sizes)
-        yield Place.EACH_TOKEN, case.mask.seqs
+        yield SizeRank.QUERIES, (rank, *sizes)
+        yield SizeRank.EACH_TOKEN, case.mask.seqs
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("mask", domain.supports.masks, lambda case: (case.mask.kind,))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Part, Place, changed
+from attnfuzz.cases.facets.facet import Axis, Change, Changes, Domain, Facet, Levels, Options, Part, SizeRank, changed
 from attnfuzz.cases.facets.heads import HeadSize, heads_class
 from attnfuzz.cases.facets.storage import Dtype, KernelOptions, TensorStrides
 from attnfuzz.problems.attention import CaseBase, share_default
@@ -126,7 +126,7 @@ class Tokens(Facet[MergeStatesCase]):
     """How many tokens have states."""
 
     fields = ("num_tokens",)
-    parts = (Part("num_tokens", _COUNTED, Place.SEQUENCES, Feature("num_tokens", ">1", "size"), "{} token"),)
+    parts = (Part("num_tokens", _COUNTED, SizeRank.SEQUENCES, Feature("num_tokens", ">1", "size"), "{} token"),)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("tokens", ("1", "2 to 16", "over 16"), _tokens)
@@ -150,7 +150,7 @@ class StateHeads(Facet[MergeStatesCase]):
 
     fields = ("num_q_heads",)
     jumps_with = "heads"
-    parts = (Part("num_q_heads", _COUNTED, Place.HEADS, Feature("num_q_heads", ">1", "size"), "{} query head"),)
+    parts = (Part("num_q_heads", _COUNTED, SizeRank.HEADS, Feature("num_q_heads", ">1", "size"), "{} query head"),)
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("heads", ("1", "pow2", "other"), lambda case: (heads_class(case.num_q_heads),))
@@ -200,9 +200,9 @@ class LsePairs(Facet[MergeStatesCase]):
         others = (kind for pair in case.lse_pairs for kind in pair if kind not in declared)
         yield from (f"lse_pairs={kind!r}, but the kernel declares {declared}" for kind in others)
 
-    def size(self, case: MergeStatesCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: MergeStatesCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         kinds = tuple((LSE_KINDS.index(prefix), LSE_KINDS.index(suffix)) for prefix, suffix in case.lse_pairs)
-        yield Place.TOKENS, (len(kinds), sum(map(sum, kinds)), kinds)
+        yield SizeRank.TOKENS, (len(kinds), sum(map(sum, kinds)), kinds)
 
     def shrink(self, case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCase]:
         """Fewer pairs, then simpler kinds on each side."""
@@ -258,7 +258,7 @@ class StatesLayout(Facet[MergeStatesCase]):
     """The order of the dimensions of the LSEs, which the kernel declares."""
 
     fields = ("lse_layout",)
-    parts = (Part("lse_layout", Choice(("HT", "TH")), Place.STORAGE, Feature("lse_layout", "={}")),)
+    parts = (Part("lse_layout", Choice(("HT", "TH")), SizeRank.STORAGE, Feature("lse_layout", "={}")),)
 
     def objections(self, case: MergeStatesCase, domain: Domain) -> Iterator[str]:
         if case.lse_layout != domain.supports.lse_layout:
@@ -271,8 +271,8 @@ class StateNumbers(Facet[MergeStatesCase]):
     fields = ("outputs", "seed")
     jumps_with = "numbers"
     parts = (
-        Part("outputs", Choice(STATE_RECIPES), Place.CONTENTS, Feature("values", "={}", "numbers"), "outputs {}"),
-        Part("seed", Seed(), Place.CONTENTS),
+        Part("outputs", Choice(STATE_RECIPES), SizeRank.CONTENTS, Feature("values", "={}", "numbers"), "outputs {}"),
+        Part("seed", Seed(), SizeRank.CONTENTS),
     )
 
     def draws(self, supports: Supports) -> Mapping[str, Sequence[object]]:

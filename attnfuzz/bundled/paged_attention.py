@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnfuzz.bundled.attention import VarlenProblem, varlen_facets
-from attnfuzz.cases.facets.facet import Axis, Domain, Facet, Part, Place
+from attnfuzz.cases.facets.facet import Axis, Domain, Facet, Part, SizeRank
 from attnfuzz.problems.attention import VarlenCase
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Choice
@@ -85,7 +85,7 @@ class Causality(Facet[PagedAttentionCase]):
 
     fields = ("causal",)
     jumps_with = "causal"
-    parts = (Part("causal", Choice((True, False)), Place.QUERIES, Feature("non-causal"), "causal={}", telling=True),)
+    parts = (Part("causal", Choice((True, False)), SizeRank.QUERIES, Feature("non-causal"), "causal={}", telling=True),)
 
     def told(self, case: PagedAttentionCase) -> Iterator[str]:
         yield from map(str, self.features(case))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnfuzz.bundled.attention import PagedProblem, paged_facets
-from attnfuzz.cases.facets.facet import Change, Domain, Facet, Options, Place, changed
+from attnfuzz.cases.facets.facet import Change, Domain, Facet, Options, SizeRank, changed
 from attnfuzz.cases.facets.heads import nearest
 from attnfuzz.cases.facets.sequences import rescaled
 from attnfuzz.cases.facets.storage import MOST_RESCALED
@@ -88,8 +88,8 @@ class SplitCount(Facet[SplitDecodeCase]):
         if most is not None and case.num_splits > most:
             yield f"num_splits={case.num_splits}, but the kernel declares at most {most}"
 
-    def size(self, case: SplitDecodeCase, options: Options) -> Iterator[tuple[Place, object]]:
-        yield Place.STORAGE, case.num_splits
+    def size(self, case: SplitDecodeCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
+        yield SizeRank.STORAGE, case.num_splits
 
     def shrink(self, case: SplitDecodeCase, domain: Domain) -> Proposal[SplitDecodeCase]:
         """Fewer; or a few, of lengths that end at the same place of a split."""

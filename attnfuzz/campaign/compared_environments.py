@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, difference
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.startup import run_campaign
+from attnfuzz.campaign.statistics import KernelStatistics
 from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.internal_errors import in_one_sentence

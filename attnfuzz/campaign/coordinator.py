@@ -51,7 +51,7 @@ _MAX_TIMES = 2
 """How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""
 
 
-class Orphans:
+class UnclaimedFailures:
     """Failures whose worker was lost before it was done with them: another one looks into them again.
 
     Nothing is in it twice.
@@ -135,7 +135,7 @@ class Coordinator:
         )
         statistics.findings = self._book.findings
         self._workers = Workers(statistics.workers, launch=launch, setup_for=self._setup)
-        self._orphans = Orphans()
+        self._unclaimed = UnclaimedFailures()
         self._adopted: dict[str, dict[str, str]] = {}
         self._known: list[Bug] = []
         self._cut_off: set[Bug] = set()
@@ -162,7 +162,7 @@ class Coordinator:
         for number, finding in enumerate(state.findings):
             self._book.restore(finding, f"resumed-{number}")
         for unfinished in state.pending:
-            self._orphans.add(unfinished)
+            self._unclaimed.add(unfinished)
 
     @property
     def has_lost_device(self) -> bool:
@@ -237,7 +237,7 @@ class Coordinator:
     def _accept_left(self) -> None:
         """Report what nobody was left to look into, unless a known bug explains it."""
         known = KnownBugs(self._known)
-        for unfinished in self._orphans.left():
+        for unfinished in self._unclaimed.left():
             self._book.accept_unfinished(unfinished, unless=known)
 
     def _start_due(self) -> None:
@@ -257,7 +257,7 @@ class Coordinator:
             self._hand_over(number)
 
     def _hand_over(self, number: int) -> None:
-        for unfinished in self._orphans.take():
+        for unfinished in self._unclaimed.take():
             self._workers.send(number, unfinished)
 
     def _setup(self, number: int, starts: int) -> Setup:
@@ -306,7 +306,7 @@ class Coordinator:
             self._book.ask(question, declaration)
         if failures := self._readiness.take_failures():
             for unfinished in failures:
-                self._orphans.add(unfinished)
+                self._unclaimed.add(unfinished)
             for number in self._workers.working[:1]:  # or the first that is started
                 self._hand_over(number)
         self._statistics.asking = len(self._readiness.asking)
@@ -360,7 +360,7 @@ class Coordinator:
             for one in self._known
             if one not in self._cut_off
         ]
-        pending = (*self._orphans.left(), *self._book.pending())
+        pending = (*self._unclaimed.left(), *self._book.pending())
         checkpoints.write(self._statistics, self._book.findings, known, pending)
 
     def _handle(self, number: int, message: FromWorker) -> None:
@@ -382,7 +382,7 @@ class Coordinator:
                 self._compiled[message.kernel].append(message)
                 self._workers.broadcast(message, but=number)
             case Found():
-                self._orphans.taken_up(message)
+                self._unclaimed.taken_up(message)
                 symptom = self._book.found(message).symptom
                 self._busy[message.finding] = symptom, number
                 self._workers.broadcast(_busy(symptom, True), but=number)
@@ -396,7 +396,7 @@ class Coordinator:
             case Minimised():
                 finding = self._book.minimised(message)
                 self._announce(message, finding)
-                self._fail_fast_hit |= self._request.fail_fast and self._statistics.standing(finding) == "counts"
+                self._fail_fast_hit |= self._request.fail_fast and self._statistics.disposition(finding) == "counts"
             case Duplicate():
                 self._announce(message, self._book.duplicate(message))
             case Adopted():
@@ -461,7 +461,7 @@ class Coordinator:
         for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
             if not self._stopping:
-                self._orphans.add(finding.unfinished())
+                self._unclaimed.add(finding.unfinished())
         return last_words
 
 

@@ -142,7 +142,7 @@ _LONG = 600
 """Tokens, of which many kernels make several partial results."""
 
 Outcome = Literal["passes", "raises", "wrong", "dies", "unknown"]
-Standing = Literal["limit", "convention", "question"]
+Disposition = Literal["limit", "convention", "question"]
 Values = tuple[Any, ...]
 Recipe = tuple[tuple[str, StrideKind], ...]
 """Tensors and how they lie in memory."""
@@ -166,7 +166,7 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failure: Failure | None = None
 
     @property
-    def standing(self) -> Standing:
+    def disposition(self) -> Disposition:
         """What that is taken for."""
         if self.name in ("lse", "lse_layout") or self.name in Numerics.__struct_fields__:
             return "convention"
@@ -199,7 +199,7 @@ class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "declared, it is what the kernel is held to from then on"
             )
         defaults = " or ".join(f'{name}="{getattr(_ORDINARY, name)}"' for name in self.fields)
-        return f"it errs by {self.ratio:.3g} x what {text} allows, as {defaults} may, which needs no declaration"
+        return f"its error is {self.ratio:.3g} x the bound of {text}; the default, {defaults}, allows this"
 
 
 class Failing(msgspec.Struct, frozen=True):
@@ -238,12 +238,12 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def questions(self) -> tuple[LeftOut, ...]:
         """What is silently wrong: the author has to say whether it is meant."""
-        return tuple(one for one in self.left_out if one.standing == "question")
+        return tuple(one for one in self.left_out if one.disposition == "question")
 
     @property
     def settled(self) -> tuple[LeftOut, ...]:
         """Limits and conventions: what needs no answer."""
-        return tuple(one for one in self.left_out if one.standing != "question")
+        return tuple(one for one in self.left_out if one.disposition != "question")
 
     @property
     def declarable(self) -> Supports:
@@ -268,12 +268,11 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ", ".join(as_call(name, fields) for name, fields in calls.items() if fields or name == "Supports")
 
     def __str__(self) -> str:
-        limits = ", ".join(str(one) for one in self.settled if one.standing == "limit")
-        conventions = ", ".join(str(one) for one in self.settled if one.standing == "convention")
-        told = f"Not searched of {self.target}, which does not take it: {limits}. " if limits else ""
-        of_whom = "Beside that, it is" if limits else f"{self.target} is"
-        told += f"{of_whom} held to what it was found to do throughout: {conventions}. " if conventions else ""
-        return f"{told}To declare that: {self.text}"
+        limits = ", ".join(str(one) for one in self.settled if one.disposition == "limit")
+        conventions = ", ".join(str(one) for one in self.settled if one.disposition == "convention")
+        told = f"Not searched, as {self.target} refuses it: {limits}. " if limits else ""
+        told += f"Taken for the design of {self.target}, as every case shows it: {conventions}. " if conventions else ""
+        return f"{told}To declare this: {self.text}"
 
 
 def with_declared(declaration: Declaration, supports: Supports, numerics: Numerics = _ORDINARY) -> Declaration:
@@ -360,7 +359,7 @@ def infer(
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ProbeOutcome:
     """What came of a probe, judged by an LSE as ``lse`` says; "unknown" if it was not made. ``beside``: its like that
     passes."""
 
@@ -371,8 +370,8 @@ class _Seen:
     beside: Case | None = None
 
 
-_PASSED = _Seen("passes")
-_UNKNOWN = _Seen("unknown")
+_PASSED = _ProbeOutcome("passes")
+_UNKNOWN = _ProbeOutcome("unknown")
 
 
 class _Probes:
@@ -386,7 +385,7 @@ class _Probes:
         self._declaration = declaration
         self.numerics = declaration.numerics
         self.is_on_gpu = runner.device == "cuda"
-        self._seen: dict[tuple[bytes, str, Numerics], _Seen] = {}
+        self._seen: dict[tuple[bytes, str, Numerics], _ProbeOutcome] = {}
         self._began = time.monotonic()
         self._patience_s = min(patience_s, _PATIENCE_S[runner.device])
         self._hangs = 0
@@ -395,7 +394,7 @@ class _Probes:
         self.count = 0
         self.failing: list[Failing] = []
 
-    def __call__(self, case: Case, supports: Supports) -> _Seen:
+    def __call__(self, case: Case, supports: Supports) -> _ProbeOutcome:
         key = encode_case(case), supports.lse, self.numerics
         if key not in self._seen:
             if self._is_enough():
@@ -409,7 +408,7 @@ class _Probes:
         """There is a lot to find out."""
         self._patience_s = _PATIENCE_S[self._runner.device]
 
-    def fails_first(self, seen: _Seen, supports: Supports) -> bool:
+    def fails_first(self, seen: _ProbeOutcome, supports: Supports) -> bool:
         """Whether a case fails in a fresh process, too: what depends on earlier calls is a bug whatever is declared."""
         if seen.case is None or seen.failure is None:
             return False
@@ -425,8 +424,8 @@ class _Probes:
         return False
 
     def smallest(
-        self, seen: _Seen, supports: Supports, within: Supports, ordinary: Callable[[Case], Case | None]
-    ) -> _Seen:
+        self, seen: _ProbeOutcome, supports: Supports, within: Supports, ordinary: Callable[[Case], Case | None]
+    ) -> _ProbeOutcome:
         """``seen``, or a smaller case that ``supports`` permits, ``within`` does not, and that fails in this way.
 
         What is ``ordinary`` beside it, if anything is, passes: else the case would fail for something else as well.
@@ -465,7 +464,7 @@ class _Probes:
         is_late = time.monotonic() >= self._began + self._patience_s and self.count >= _FEWEST_PROBES
         return is_asked or is_late or self._hangs >= _MOST_HANGS or self._is_told or self._is_over()
 
-    def _judge(self, case: Case, supports: Supports) -> _Seen:
+    def _judge(self, case: Case, supports: Supports) -> _ProbeOutcome:
         verdict = self._verdict(case, supports, self.numerics)
         if verdict is None:
             return _UNKNOWN
@@ -476,14 +475,14 @@ class _Probes:
         self._is_told |= is_told_of_all(failure)
         dies = oracle_of(failure.oracle).ends_process
         outcome: Outcome = "raises" if is_refusal(failure) else "dies" if dies else "wrong"
-        return _Seen(outcome, failure, case, supports.lse)
+        return _ProbeOutcome(outcome, failure, case, supports.lse)
 
     def _verdict(self, case: Case, supports: Supports, numerics: Numerics) -> Verdict | None:
         """None where that is told when the search meets it."""
         declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=numerics)
         timeout_s = _TIMEOUT_S[self._runner.device]
         try:
-            return self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
+            return self._runner.judge(declaration, case, timeout_s=timeout_s, run_twice=False, relations=())
         except (DeadlinePassed, ServiceError, CaseTooLarge, ProblemUnusable):
             return None
 
@@ -568,11 +567,11 @@ class _Inference:
         """Whether the output is there only once partial states are merged by their log-sum-exp."""
         return self.declaration.problem == "split_decode"
 
-    def _leave_out(self, name: str, kept: object, values: Values, seen: _Seen) -> None:
+    def _leave_out(self, name: str, kept: object, values: Values, seen: _ProbeOutcome) -> None:
         before, supports = getattr(self.supports, name), self.supports
         self.supports = msgspec.structs.replace(supports, **{name: kept})
         found = LeftOut(name, kept, values, seen.outcome, "", before, seen.case, seen.failure)
-        if found.standing == "question":
+        if found.disposition == "question":
             if self.verifying or seen.case is None:
                 self.supports = supports
                 return
@@ -621,7 +620,7 @@ class _Inference:
             get_args(LseLayout) if self._is_open("lse_layout") else (self.supports.lse_layout,)
         )
         kinds: tuple[LseKind, ...] = ("natural", "base2") if self._is_open("lse") else (self.supports.lse,)
-        first: _Seen | None = None
+        first: _ProbeOutcome | None = None
         for layout in layouts:
             for kind in kinds:
                 point = msgspec.structs.replace(self.point, lse=kind, lse_layout=layout)
@@ -645,7 +644,7 @@ class _Inference:
             self.has_right_lse = False
             self.works = all(self._output(case).outcome == "passes" for case in self._cases(self.point))
 
-    def _take_merge(self, point: Supports, seen: _Seen) -> None:
+    def _take_merge(self, point: Supports, seen: _ProbeOutcome) -> None:
         self.point, self.works = point, True
         for name in ("lse", "lse_layout"):
             if getattr(point, name) != getattr(self.supports, name):
@@ -657,12 +656,12 @@ class _Inference:
     def _with_lengths(self, case: AttentionCase, lengths: Sequence[int], **fields: Any) -> Case:
         return ProbeCases(self.declaration, self.point, self.is_even).with_lengths(case, lengths, **fields)
 
-    def _output(self, case: Case) -> _Seen:
+    def _output(self, case: Case) -> _ProbeOutcome:
         """The verdict on the output alone, or on what partial states are merged to."""
         point = msgspec.structs.replace(self.point, lse=self.supports.lse)
         return self.probes(case, without_lse(self.declaration.problem, point))
 
-    def _result(self, case: Case) -> _Seen:
+    def _result(self, case: Case) -> _ProbeOutcome:
         """The verdict on all that the kernel is believed to return, and rightly."""
         if not self.has_right_lse:
             return self._output(case)
@@ -709,7 +708,7 @@ class _Inference:
         failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]
         return all(failure is not None and lacks_lse(failure) for failure in failures)
 
-    def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _Seen | None:
+    def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _ProbeOutcome | None:
         """How the first of some telling cases failed, if none does with roundings that replays of them have named.
 
         Of several that one may be, the likeliest that ends all.
@@ -741,7 +740,7 @@ class _Inference:
         are_right = all(self.probes(case, point).outcome == "passes" for case in exact.of_few_bits())
         return ({"matmul": "tf32"},) if are_right else ()
 
-    def _named_failure(self, point: Supports) -> _Seen:
+    def _named_failure(self, point: Supports) -> _ProbeOutcome:
         """The first telling case that fails; of several, one whose replay names a rounding."""
         failures = []
         for case in self._telling_cases(point):
@@ -824,12 +823,12 @@ class _Inference:
 
     # Whether a value is taken
 
-    def _is_of_itself(self, seen: _Seen) -> bool:
+    def _is_of_itself(self, seen: _ProbeOutcome) -> bool:
         """Whether a case fails for what it is, and not for the calls before it; refusals are believed."""
         supports = msgspec.structs.replace(self.supports, lse=seen.lse)
         return seen.outcome == "raises" or self.probes.fails_first(seen, supports)
 
-    def _fails_throughout(self, name: str, value: object, outcomes: Sequence[Outcome]) -> _Seen | None:
+    def _fails_throughout(self, name: str, value: object, outcomes: Sequence[Outcome]) -> _ProbeOutcome | None:
         """How, if all cases with the value do that have an answer, the right one, with the ordinary value."""
         judge = self._result if self.declaration.problem == "merge_states" else self._output
         point = msgspec.structs.replace(self.point, **{name: (value,)})
@@ -857,7 +856,7 @@ class _Inference:
         if self.point.block_sizes != (1,):  # there all layouts look alike
             self._leave_out_of("layouts", layouts_of(self.supports), ("wrong", "dies"))
 
-    def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _Seen]:
+    def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _ProbeOutcome]:
         """Those of ``values`` that are not taken."""
         (ordinary,) = getattr(self.point, name)
         found = {}
@@ -868,7 +867,7 @@ class _Inference:
         return found
 
     def _drop(
-        self, name: str, all_values: Sequence[Any], failing: dict[Any, _Seen], alike: Collection[Any] = ()
+        self, name: str, all_values: Sequence[Any], failing: dict[Any, _ProbeOutcome], alike: Collection[Any] = ()
     ) -> None:
         """Leave out values that are not taken, and ``alike`` ones, which were not tried."""
         kept = tuple(value for value in all_values if value not in failing and value not in alike)
@@ -918,7 +917,7 @@ class _Inference:
             if self._is_of_itself(first):
                 self._leave_out("block_sizes", (own,), tuple(seen), first)
 
-    def _wrong_beyond_a_page(self, size: int) -> _Seen | None:
+    def _wrong_beyond_a_page(self, size: int) -> _ProbeOutcome | None:
         """How a case of several pages of ``size`` fails, if one of the ordinary size passes."""
         point = msgspec.structs.replace(self.point, block_sizes=(size,))
         pair = (self._cases(self.point)[0], self._cases(point)[0])
@@ -958,7 +957,7 @@ class _Inference:
             return
         levels: tuple[Strides, ...] = get_args(Strides)
         default = levels.index(self.supports.strides)
-        failing: dict[Recipe, _Seen] = {}
+        failing: dict[Recipe, _ProbeOutcome] = {}
         for level in levels[default:]:
             found = self._stride_not_taken(level, failing)
             if found is None:
@@ -968,7 +967,9 @@ class _Inference:
                 return
             failing |= found
 
-    def _stride_not_taken(self, level: Strides, known: dict[Recipe, _Seen]) -> dict[Recipe, _Seen] | None:
+    def _stride_not_taken(
+        self, level: Strides, known: dict[Recipe, _ProbeOutcome]
+    ) -> dict[Recipe, _ProbeOutcome] | None:
         """One way for a tensor to lie in memory that ``level`` permits and the kernel does not take."""
         recipes = list(self._recipes(level))
         if any(recipe in known for recipe in recipes):
@@ -987,7 +988,7 @@ class _Inference:
                 return {recipe: seen}
         return None
 
-    def _heeds_no(self, recipe: Recipe, seen: _Seen) -> bool:
+    def _heeds_no(self, recipe: Recipe, seen: _ProbeOutcome) -> bool:
         """Whether the kernel fails with these strides whatever else lies likewise, and whatever ran before."""
         beside = list(strided_beside(self.declaration, self.point, dict(recipe)))
         permitted = [one for one in beside if self._permits(self.supports.strides, one)]
@@ -1008,7 +1009,7 @@ class _Inference:
         cases = self._cases(self.point, strides=strides)
         return all(supports_case(supports, self.declaration.options, case) for case in cases)
 
-    def _fails_with(self, strides: dict[str, StrideKind]) -> _Seen | None:
+    def _fails_with(self, strides: dict[str, StrideKind]) -> _ProbeOutcome | None:
         pairs = list(zip(self._cases(self.point), self._cases(self.point, strides=strides), strict=True))
         return _throughout(self._result, pairs, ("raises", "wrong", "dies"))
 
@@ -1062,13 +1063,13 @@ class _Inference:
 
 
 def _throughout(
-    judge: Callable[[Case], _Seen], pairs: Sequence[tuple[Case, Case]], outcomes: Sequence[Outcome]
-) -> _Seen | None:
+    judge: Callable[[Case], _ProbeOutcome], pairs: Sequence[tuple[Case, Case]], outcomes: Sequence[Outcome]
+) -> _ProbeOutcome | None:
     """How the second of each pair fails, if each does in one of ``outcomes`` wherever the first passes.
 
     Where all that counts is an exception, the first need only have none.
     """
-    seen: _Seen | None = None
+    seen: _ProbeOutcome | None = None
     for ordinary, case in pairs:
         other = judge(case)
         if other.outcome in ("passes", "unknown"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.statistics import KernelStatistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import CASE_TYPES

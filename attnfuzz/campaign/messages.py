@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from attnfuzz.campaign.counts import WorkerProgress
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.identity.bug import Bug

@@ -584,6 +584,6 @@ def _larger(declaration: Declaration) -> list[Case]:
 def _verdict(runner: Runner, declaration: Declaration, case: Case) -> Verdict | None:
     """What a case comes to that is run for what it builds; None where that is told when the search meets it."""
     try:
-        return runner.judge(declaration, case, timeout_s=_TIMEOUT_S[runner.device], thorough=False, relations=())
+        return runner.judge(declaration, case, timeout_s=_TIMEOUT_S[runner.device], run_twice=False, relations=())
     except (DeadlinePassed, ServiceError, CaseTooLarge):
         return None

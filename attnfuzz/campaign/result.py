@@ -16,11 +16,11 @@ from typing import Literal, cast
 
 import msgspec
 
-from attnfuzz.campaign.counts import KernelStatistics, Throughput
 from attnfuzz.campaign.declaration_inference import Inferred
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import TooFew, too_few
 from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.campaign.statistics import KernelStatistics, Throughput
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import HasBug, are_one
@@ -114,7 +114,7 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
-Standing = Literal["counts", "undecided", "known", "question", "outside"]
+Disposition = Literal["counts", "undecided", "known", "question", "outside"]
 """Of a finding: one that makes the command fail; one that has not been shrunk, and may be another of its kernel, which
 is told with it; one that an earlier campaign told; one that the kernel's author has to answer with a declaration;
 one that the kernel refuses, as a declaration says."""
@@ -171,7 +171,7 @@ class Statistics:
         if progress.cases and self.first_case_s is None:
             self.first_case_s = self.elapsed_s()
 
-    def standing(self, found: Finding) -> Standing:
+    def disposition(self, found: Finding) -> Disposition:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
         if not self.in_contract(found):
             return "question" if found.is_question else "outside"
@@ -322,12 +322,12 @@ class CampaignResult:
     @property
     def questions(self) -> tuple[Finding, ...]:
         """What only the authors of kernels can say, each with its case."""
-        return tuple(one for one in self.findings if self.statistics.standing(one) == "question")
+        return tuple(one for one in self.findings if self.statistics.disposition(one) == "question")
 
     @property
     def fails(self) -> bool:
         """Whether anything was found that counts."""
-        return any(self.statistics.standing(one) == "counts" for one in self.findings)
+        return any(self.statistics.disposition(one) == "counts" for one in self.findings)
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""

@@ -21,7 +21,6 @@ from typing import Any, cast
 import msgspec
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.costly_relations import CostlyRelations
 from attnfuzz.campaign.draw.larger_cases import LargerCases, asked_sizes, longest_sequence
 from attnfuzz.campaign.draw.sampling import BatchSize, CaseSource, Schedule, StrategyFor, WorkingSets, derive_seed
@@ -44,6 +43,7 @@ from attnfuzz.campaign.messages import (
     Unfinished,
     Warm,
 )
+from attnfuzz.campaign.statistics import ProgressMeter
 from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
@@ -250,7 +250,7 @@ class WorkerLoop:
             self._collect()
         for case in due:
             started = time.monotonic()
-            if not self._goes_on() or self._failures.deaths.forbids(declaration, case):
+            if not self._goes_on() or self._failures.deaths.should_skip(declaration, case):
                 continue
             passed = not self._judge_alone(declaration, [case], patience="longest")
             self._larger.judged(
@@ -307,7 +307,7 @@ class WorkerLoop:
             self._drawn[declaration.target].extend(cases)
             return
         target, deaths = declaration.target, self._failures.deaths
-        drawn, cases = cases, [case for case in cases if not deaths.forbids(declaration, case)]
+        drawn, cases = cases, [case for case in cases if not deaths.should_skip(declaration, case)]
         self._meter.skipped(target, len(drawn) - len(cases))  # each would cost an executor
         alone = [case for case in cases if len(cases) == 1 or deaths.expects_death(declaration, case)]
         alone += [case for case in cases if case not in alone and deaths.faults.covers(declaration, case)]

@@ -161,7 +161,7 @@ class ProbeLoad:
             return list(pool.map(work, self._runners[:executors]))
 
     def _judge(self, runner: Runner) -> int:
-        return len(runner.judge_many(self._declaration, _CASES, timeout_s=60.0))
+        return len(runner.judge_batch(self._declaration, _CASES, timeout_s=60.0))
 
     def _judge_until(self, runner: Runner, until: float) -> int:
         judged = 0
@@ -194,7 +194,7 @@ _LONGEST_PAUSE_S = 8.0
 
 
 @dataclass(slots=True)
-class _Place:
+class _WorkerSlot:
     """One worker's place, whoever fills it. ``futile`` counts starts since it last judged a case."""
 
     handle: WorkerHandle | None = None
@@ -217,7 +217,7 @@ class Workers:
         self._launch = launch
         self._setup_for = setup_for
         self._clock = clock
-        self._places = {number: _Place(start_at=clock()) for number in range(size)}
+        self._places = {number: _WorkerSlot(start_at=clock()) for number in range(size)}
         self._selector = selectors.DefaultSelector()
 
     @property
@@ -317,7 +317,7 @@ class Workers:
             self.lose(number)
         self._selector.close()
 
-    def _start(self, number: int, place: _Place) -> bool:
+    def _start(self, number: int, place: _WorkerSlot) -> bool:
         place.start_at = None
         place.starts += 1
         place.futile += 1

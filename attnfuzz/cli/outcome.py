@@ -67,7 +67,7 @@ SHOWN = Outcome(judged=None)
 
 
 def outcome_of(result: CampaignResult) -> Outcome:
-    """What a campaign came to. Only findings that count fail it: see `Statistics.standing`."""
+    """What a campaign came to. Only findings that count fail it: see `Statistics.disposition`."""
     missed = (
         result.unreached,
         result.unsettled,

@@ -265,7 +265,7 @@ def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, ca
     """A feature's row tells of that feature: what the kernel does elsewhere in memory is asked in rows of their own."""
     relations = () if entry.law is None else oracle_of(entry.law).relations
     patience = _PATIENCE * runner.timeout_s
-    return runner.judge(declaration, case, timeout_s=patience, thorough=entry.law == TWO_RUNS, relations=relations)
+    return runner.judge(declaration, case, timeout_s=patience, run_twice=entry.law == TWO_RUNS, relations=relations)
 
 
 def _size(outcome: ConformanceOutcome) -> tuple[int, int]:

@@ -169,7 +169,7 @@ def axes(case: OpenCase, name: str) -> tuple[str, ...]:
     """Names of the dimensions of a tensor."""
     spec = tensor_specs(case)[name]
     named = spec.axes[: len(spec.shape)]
-    return (*named, *(f"axis {i}" for i in range(len(named), len(spec.shape))))
+    return (*named, *(f"axis {i} =" for i in range(len(named), len(spec.shape))))
 
 
 def dead_words(case: OpenCase, supports: Supports, row: int) -> list[str]:

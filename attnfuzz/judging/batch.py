@@ -27,7 +27,7 @@ from attnfuzz.trials.checksums import CHANGED, checksum
 from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations
 from attnfuzz.trials.observation import KernelRaised, Observation, call
-from attnfuzz.trials.symptoms import Seen, Symptoms, look
+from attnfuzz.trials.run_checks import HostResults, RunChecks, look
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Timing
 
@@ -63,7 +63,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RelationRequest:
     """A relation that has a word on a case, and the entries that it wants to see; None to be asked by itself."""
 
     relation: Relation
@@ -71,26 +71,26 @@ class Asked:
     entries: range
 
 
-def asked_of(
+def relation_requests(
     declaration: Declaration, candidates: Sequence[Candidate], contents: Sequence[Contents]
-) -> list[list[Asked]]:
+) -> list[list[RelationRequest]]:
     """For each candidate what its relations want run; those entries are numbered from the number of candidates on."""
-    asked: list[list[Asked]] = [[] for _ in candidates]
+    asked: list[list[RelationRequest]] = [[] for _ in candidates]
     number = len(candidates)
     for of_case, one, in_it in zip(asked, candidates, contents, strict=True):
         for relation in one.relations:
             if relation.further is None:
-                of_case.append(Asked(relation, None, range(0)))
+                of_case.append(RelationRequest(relation, None, range(0)))
                 continue
             further = relation.further(declaration, one.case, in_it)
             if further is not None:
                 entries = range(number, number + len(further.runs))
-                of_case.append(Asked(relation, further, entries))
+                of_case.append(RelationRequest(relation, further, entries))
                 number = entries.stop
     return asked
 
 
-def entries_of(declaration: Declaration, asked: Sequence[Sequence[Asked]]) -> list[Entry]:
+def entries_of(declaration: Declaration, asked: Sequence[Sequence[RelationRequest]]) -> list[Entry]:
     """The entries that `asked` want, in the order of their numbers; on the host."""
     wanted = (one.further for of_case in asked for one in of_case)
     runs = [changed for further in wanted if further is not None for changed in further.runs]
@@ -150,7 +150,7 @@ class _Attempt:
 
 
 class Batch:
-    """In order: `launch`, `expect`, `symptoms`, which waits for the device, and `trial` where there are any.
+    """In order: `launch`, `expect`, `checks`, which waits for the device, and `trial` where there are any.
 
     Its entries are its cases, two runs each, and after them those that relations ask for, with one run.
     """
@@ -177,10 +177,10 @@ class Batch:
         self.twice = twice
         self._compile_clock = compile_clock
         self._problem = problem_of(candidates[0].case)
-        self.asked: list[list[Asked]] = []
+        self.asked: list[list[RelationRequest]] = []
         self._entries: list[Entry] = []
         self._damaged: list[tuple[bool, ...]] = []
-        self._found: dict[int, Symptoms] = {}
+        self._found: dict[int, RunChecks] = {}
         self._trials: dict[int, Trial] = {}
         self._pools = [WorkspacePool(device, fill) for fill in RUNS]
         self._fetch = Fetch(home)
@@ -223,7 +223,7 @@ class Batch:
             self._distant = DistantExpectations(requests, self.device, self.tolerance, one_copy, self._fetch)
         self._expect_s = time.perf_counter() - started
 
-    def symptoms(self) -> list[Symptoms | KernelRaised]:
+    def checks(self) -> list[RunChecks | KernelRaised]:
         """Of each case, or what a run raised."""
         if self.home == "cpu":
             if self.device != "cpu":
@@ -241,7 +241,7 @@ class Batch:
             self._trials[entry] = made = self._trial(entry)
             guard = self.candidates[entry].guard if entry < len(self.candidates) else None
             if guard is None:
-                made.symptoms = self._found[entry]
+                made.checks = self._found[entry]
             else:
                 made.guard_second(guard, alone=self._found[entry])
         return self._trials[entry]
@@ -285,13 +285,13 @@ class Batch:
             return 0
         return checksum(entry.contents.values for entry in self._entries)
 
-    def _look_on_host(self) -> dict[int, Symptoms]:
+    def _look_on_host(self) -> dict[int, RunChecks]:
         chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
         self._damaged = damaged = self._damage()
-        seen = [Seen(self._entries[i].case, self._results(i), self._expectations[i], damaged[i]) for i in chosen]
+        seen = [HostResults(self._entries[i].case, self._results(i), self._expectations[i], damaged[i]) for i in chosen]
         return dict(zip(chosen, look(self.kernel.declaration, seen), strict=True))
 
-    def _look_on_device(self) -> dict[int, Symptoms]:
+    def _look_on_device(self) -> dict[int, RunChecks]:
         trials = {i: self._trial(i) for i, attempt in enumerate(self._attempts) if attempt.raised is None}
         if not trials:
             return {}
@@ -299,9 +299,9 @@ class Batch:
         found = {}
         to_inputs = self._image.input_damage(self._fetch)
         for (i, trial), numbers in zip(trials.items(), flags, strict=True):
-            symptoms = Symptoms.read(numbers, runs=len(trial.runs))
-            damaged = tuple(map(any, zip(symptoms.damaged, to_inputs[i], strict=False)))
-            found[i] = replace(symptoms, damaged=damaged)
+            checks = RunChecks.read(numbers, runs=len(trial.runs))
+            damaged = tuple(map(any, zip(checks.damaged, to_inputs[i], strict=False)))
+            found[i] = replace(checks, damaged=damaged)
         return found
 
     @property
@@ -312,7 +312,7 @@ class Batch:
     def _list_entries(self) -> list[Entry]:
         declaration, candidates = self.kernel.declaration, self.candidates
         all_contents = self._problem.contents([one.case for one in candidates], self.home, declaration.supports)
-        self.asked = asked_of(declaration, candidates, all_contents)
+        self.asked = relation_requests(declaration, candidates, all_contents)
         entries = [
             Entry(one.case, one.plan, contents, runs=1 + (self.twice and one.guard is None))
             for one, contents in zip(candidates, all_contents, strict=True)

@@ -1,7 +1,7 @@
 """The verdict on a case, or on many with one wait for the device: the oracles asked for, the most specific cause first.
 
 `judge` is for one case, by itself: it waits for the device after each run, so that a fault is this case's, and tells a
-lost CUDA context or exhausted memory as a verdict. `judge_many` launches everything before it looks at anything, and
+lost CUDA context or exhausted memory as a verdict. `judge_batch` launches everything before it looks at anything, and
 looks closer where that is due: by the same oracles, on the runs that were made.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.judging.batch import Asked, Batch, Candidate, ReferenceChanged
+from attnfuzz.judging.batch import Batch, Candidate, ReferenceChanged, RelationRequest
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
@@ -34,7 +34,7 @@ from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.observation import KernelRaised
-from attnfuzz.trials.symptoms import Symptoms
+from attnfuzz.trials.run_checks import RunChecks
 from attnfuzz.trials.trial import Trial
 from attnfuzz.untrusted_text import text_of
 from attnfuzz.values.tokens import values_on
@@ -70,13 +70,13 @@ class BatchLost(Exception):  # noqa: N818 - says what happened
 
 
 class Judging(TypedDict, total=False):
-    """How cases are judged: what `judge` and `judge_many` take beside the kernel, the cases and the device.
+    """How cases are judged: what `judge` and `judge_batch` take beside the kernel, the cases and the device.
 
     - ``oracles``: those asked for; ``relations``: which of them, among these, have a word on a case that passes
       otherwise.
     - ``tolerance``: how far results may be off.
     - ``size_limit``: bytes that a case may need.
-    - ``thorough``: without, a first run that is right in every respect is believed, at half the price: missed are
+    - ``run_twice``: without, a first run that is right in every respect is believed, at half the price: missed are
       results that are nondeterministic, or depend on dead memory, and yet are right where that memory holds NaN.
     - ``inquire``: the mistakes that give a wrong result are told apart by runs on neighbouring cases; without, none is
       told.
@@ -87,7 +87,7 @@ class Judging(TypedDict, total=False):
     oracles: Sequence[OracleName]
     tolerance: Tolerance
     size_limit: int
-    thorough: bool
+    run_twice: bool
     inquire: bool
     relations: Relations
     catch_interrupt: bool
@@ -104,7 +104,7 @@ def judge(kernel: Kernel, case: Case, *, device: str, **how: Unpack[Judging]) ->
     return _Judge(kernel=kernel, device=device, **how).alone(case)
 
 
-def judge_many(kernel: Kernel, cases: Sequence[Case], *, device: str, **how: Unpack[Judging]) -> list[Verdict]:
+def judge_batch(kernel: Kernel, cases: Sequence[Case], *, device: str, **how: Unpack[Judging]) -> list[Verdict]:
     """As `judge` for each of `cases`, in their order; everything is launched before anything is looked at.
 
     A failure that was seen counts, even if it would not be seen again. Raises `BatchLost` after a CUDA error that
@@ -130,7 +130,7 @@ class _Judge:
     oracles: Sequence[OracleName] = DEFAULT_ORACLES
     tolerance: Tolerance = "bound"
     size_limit: int = DEFAULT_LIMIT_BYTES
-    thorough: bool = True
+    run_twice: bool = True
     inquire: bool = True
     relations: Relations = None
     catch_interrupt: bool = False
@@ -182,7 +182,7 @@ class _Judge:
     @property
     def _runs_twice(self) -> bool:
         """Whether an oracle asked for compares runs."""
-        return self.thorough and any(map(_compares_runs, self.oracles))
+        return self.run_twice and any(map(_compares_runs, self.oracles))
 
     @property
     def _own_oracles(self) -> list[OwnOracle]:
@@ -191,7 +191,7 @@ class _Judge:
 
     def _guard_of(self, case: Case) -> Guard | None:
         """Which edge of each tensor is guarded in the second run of `case`."""
-        if not self.thorough:
+        if not self.run_twice:
             return None
         return guard_of(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
 
@@ -210,12 +210,12 @@ class _Judge:
         it. Raises `KernelRaised` if a run ends that way.
         """
         compares_runs = any(map(_compares_runs, self.oracles))
-        if not trial.twice and compares_runs and trial.symptoms.any():
+        if not trial.twice and compares_runs and trial.checks.any():
             trial.look_closer()
         failure = self._most_specific(trial)
         if failure is not None and failure.oracle == registry.UNWRITTEN.name and unwritten.lacks_lse(trial):
             failure = self._most_specific(trial.without_lse()) or failure
-        return Verdict(failure=failure, error_ratio=trial.symptoms.error_ratio)
+        return Verdict(failure=failure, error_ratio=trial.checks.error_ratio)
 
     def _most_specific(self, trial: Trial) -> Failure | None:
         failures = (check(trial) for name, check in _OF_BOTH_RUNS.items() if name in self.oracles)
@@ -369,13 +369,13 @@ class _Judge:
         )
         batch.launch()
         batch.expect()
-        return [self._of_case(batch, i, found) for i, found in enumerate(batch.symptoms())]
+        return [self._of_case(batch, i, found) for i, found in enumerate(batch.checks())]
 
-    def _of_case(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
+    def _of_case(self, batch: Batch, case: int, found: RunChecks | KernelRaised) -> Verdict:
         launched = batch.timing(case)
         launched_s = launched.compile_s + launched.kernel_s
         is_done = batch.candidates[case].guard is None and not batch.asked[case] and not self._own_oracles
-        if isinstance(found, Symptoms) and not found.any() and is_done:
+        if isinstance(found, RunChecks) and not found.any() and is_done:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
         verdict = _survived(self._closer_look(batch, case, found))
@@ -390,7 +390,7 @@ class _Judge:
         )
         return msgspec.structs.replace(verdict, timing=timing)
 
-    def _closer_look(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
+    def _closer_look(self, batch: Batch, case: int, found: RunChecks | KernelRaised) -> Verdict:
         """The oracles' word on a case with symptoms, or that a relation is to judge."""
         if isinstance(found, KernelRaised):
             return self._raised(found)
@@ -401,12 +401,12 @@ class _Judge:
         asked = (partial(self._of_runs, batch=batch, case=case, asked=one) for one in batch.asked[case])
 
         def usual() -> Verdict:
-            has_symptoms = found.any() or (is_guarded and trial().symptoms.any())
+            has_symptoms = found.any() or (is_guarded and trial().checks.any())
             return self._of_trial(trial()) if has_symptoms else Verdict(error_ratio=found.error_ratio)
 
         return self._of_all(trial, usual, asked, is_guarded=is_guarded)
 
-    def _of_runs(self, verdict: Verdict, batch: Batch, case: int, asked: Asked) -> Verdict:
+    def _of_runs(self, verdict: Verdict, batch: Batch, case: int, asked: RelationRequest) -> Verdict:
         """As `_of_relation`, from runs that were made along with a case of a batch, or by runs of its own.
 
         Where it lacks but an LSE, they are made again without.

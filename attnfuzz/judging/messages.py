@@ -96,7 +96,7 @@ class JudgeRequest(_Message, frozen=True):
     cases: list[msgspec.Raw]
     oracles: tuple[OracleName, ...]
     tolerance: Tolerance
-    thorough: bool = True
+    run_twice: bool = True
     inquire: bool = False
     relations: Relations = None
     together: bool = False

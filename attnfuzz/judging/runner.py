@@ -218,13 +218,13 @@ class Runner:
         case: Case,
         *,
         timeout_s: float | None = None,
-        thorough: bool = True,
+        run_twice: bool = True,
         inquire: bool = False,
         relations: Relations = None,
     ) -> Verdict:
         """The verdict on one case. A dead executor is a failure of the oracle `CRASH`, a late one of `HANG`.
 
-        `thorough=False` believes a first run that is right (see `attnfuzz.judging.judge`): a case that passes takes
+        `run_twice=False` believes a first run that is right (see `attnfuzz.judging.judge`): a case that passes takes
         half the time. `inquire`: mistakes behind a failure are told apart by runs on neighbouring cases (see there,
         too). `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
         count against `timeout_s`, which is longer for all relations.
@@ -238,7 +238,7 @@ class Runner:
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
-        request = self._request(declaration, [case], thorough=thorough, inquire=inquire, relations=relations)
+        request = self._request(declaration, [case], run_twice=run_twice, inquire=inquire, relations=relations)
         reply, built_s = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.lost is not None:  # a fresh process has the memory to itself
             reply, built_s = self._ask(declaration, request, timeout_s)
@@ -253,7 +253,7 @@ class Runner:
             raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
         return _with_builds(from_wire(reply.verdicts[0]), built_s)
 
-    def judge_many(
+    def judge_batch(
         self,
         declaration: Declaration,
         cases: Sequence[Case],
@@ -275,7 +275,7 @@ class Runner:
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> list[Verdict] | None:
-        """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone.
+        """As `judge_batch`, but None where the batch is lost: the caller decides about judging each case alone.
 
         Where its process ended or hung, `lost` says how. `relations`: as for `judge`.
         """

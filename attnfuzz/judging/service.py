@@ -19,7 +19,7 @@ from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.devices import VISIBLE
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.isolation.turns import Turns
-from attnfuzz.judging.judge import BatchLost, judge, judge_many
+from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.judging.messages import (
     AccessLinesRequest,
     CauseLinesRequest,
@@ -188,14 +188,14 @@ class JudgingService:
             "device": self.device,
             "oracles": request.oracles,
             "tolerance": request.tolerance,
-            "thorough": request.thorough,
+            "run_twice": request.run_twice,
             "inquire": request.inquire,
             "relations": request.relations,
             "catch_interrupt": True,
             "compile_clock": self._compile_times.total_s,
         }
         if request.together:
-            return judge_many(kernel, cases, **settings)
+            return judge_batch(kernel, cases, **settings)
         return [judge(kernel, case, **settings) for case in cases]
 
     def _wear(self, request: JudgeRequest, judging_s: float) -> Verdict | None:

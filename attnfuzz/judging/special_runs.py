@@ -82,7 +82,7 @@ def _trim_heap() -> None:
 
 
 _MAP_BYTES = 1 << 16
-"""Of a map that nobody reads."""
+"""Size of the fault map that stands in where none is installed."""
 
 
 def guarded_reply(kernel: Kernel, case: Case, request: GuardRequest, *, device: str) -> GuardReply:

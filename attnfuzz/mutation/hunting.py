@@ -76,7 +76,7 @@ class Hunted:
 
 
 @dataclass(slots=True)
-class _Place:
+class _KernelHunt:
     """How far the hunt has come on one kernel."""
 
     declaration: Declaration
@@ -99,7 +99,7 @@ class Hunt:
         self._spare = spare
         self._started = time.monotonic()
         self._until = self._started + hunter.budget_s
-        self._places = [_Place(one, hunter.streams[one.target]) for one in kernels]
+        self._places = [_KernelHunt(one, hunter.streams[one.target]) for one in kernels]
         self._cases = 0
         self._slowest_s = 0.0
         self._complaints: list[str] = []
@@ -132,7 +132,7 @@ class Hunt:
                 return kill
         return None
 
-    def _judge_batch(self, place: _Place, cases: Sequence[Case]) -> Kill | None:
+    def _judge_batch(self, place: _KernelHunt, cases: Sequence[Case]) -> Kill | None:
         started = time.monotonic()
         verdicts = self._judge.together(place.declaration, cases) if len(cases) > 1 else None
         if verdicts is None:
@@ -147,7 +147,7 @@ class Hunt:
                 return kill
         return None
 
-    def _judge_each(self, place: _Place, cases: Sequence[Case]) -> Kill | None:
+    def _judge_each(self, place: _KernelHunt, cases: Sequence[Case]) -> Kill | None:
         for case in cases:
             started = time.monotonic()
             try:
@@ -162,7 +162,7 @@ class Hunt:
                 return kill
         return None
 
-    def _weigh(self, place: _Place, case: Case, verdict: Verdict) -> Kill | None:
+    def _weigh(self, place: _KernelHunt, case: Case, verdict: Verdict) -> Kill | None:
         """A kill, if the case failed and its failure comes back."""
         self._cases += 1
         failure = verdict.failure

@@ -101,7 +101,7 @@ def never_runs(runner: Runner, hunter: Hunter, kernels: Sequence[Declaration]) -
     for declaration in kernels:
         for case in _sample(hunter, declaration):
             try:
-                failure = runner.judge(declaration, case, thorough=False, relations=()).failure
+                failure = runner.judge(declaration, case, run_twice=False, relations=()).failure
             except ServiceError:
                 return None
             if failure is None or failure.oracle != EXCEPTION.name:

@@ -25,7 +25,7 @@ def check(trial: Trial) -> Failure | None:
 
     Where the trial inquires, neighbouring cases are run until one mistake is left, and that is told.
     """
-    if trial.symptoms.error_ratio <= 1:
+    if trial.checks.error_ratio <= 1:
         return None
     runs = partial(nearby, trial) if trial.inquire else None
     found = objection(
@@ -44,7 +44,7 @@ def objection(
     nearby: Nearby | None = None,
     weighed: Callable[[], Iterable[AttentionRow]] = tuple,
 ) -> Failure | None:
-    """As `check`, to results that somebody has; `nearby` makes none where no other runs can be made. See `diagnose`."""
+    """Like `check`, for results that exist already. Without `nearby` no further runs are made. See `diagnose`."""
     comparison = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if comparison is None:
         return None

@@ -12,7 +12,7 @@ from attnfuzz.verdict import OTHER_STRIDES, Cause, Failure
 
 def check(trial: Trial) -> Failure | None:
     """The worst stray write of the first run that made one."""
-    for seen, damaged in zip(trial.runs, trial.symptoms.damaged, strict=True):
+    for seen, damaged in zip(trial.runs, trial.checks.damaged, strict=True):
         if damaged:
             found = [*violations(seen.given), *violations(seen.allocated)]
             first = min(found, key=_rank)

@@ -209,7 +209,7 @@ VALUE_AFFINITY = Oracle(
 )
 RESIDUALS = Oracle(
     name="residuals",
-    description="errors within their bounds that are larger, or lean more to one side, than declared roundings make",
+    description="errors within their bounds that together are larger or more biased than declared roundings explain",
     code="relations.residuals:RESIDUALS",
     is_relation=True,
     costly_on=("cuda",),

@@ -20,13 +20,13 @@ from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure
 
 def check(trial: Trial) -> Failure | None:
     """Elements that still hold the pre-fill of each run, or what they held before; else results that change with it."""
-    if trial.symptoms.unwritten:
+    if trial.checks.unwritten:
         untouched = _untouched(trial)
         for name, mask in untouched.items():
             if mask.any():
                 failure = _never_written(trial, name, mask)
                 return _nothing_written(failure, list(untouched)) if all(map(_is_all, untouched.values())) else failure
-    if trial.symptoms.error_ratio > 1 and (left := _left_as_it_was(trial)) is not None:
+    if trial.checks.error_ratio > 1 and (left := _left_as_it_was(trial)) is not None:
         return left
     return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
 

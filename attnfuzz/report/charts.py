@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Throughput, above, by_axis
+from attnfuzz.campaign.statistics import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Throughput, above, by_axis
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.problems.feature import Feature
 from attnfuzz.report.svg import element, number, path_of_rects, text
@@ -27,7 +27,7 @@ _BOUND = 0
 
 
 def histogram_svg(counts: Mapping[int, int]) -> Markup:
-    """``counts``: cases by bin of ``attnfuzz.campaign.counts``."""
+    """``counts``: cases by bin of ``attnfuzz.campaign.statistics``."""
     most = max(counts.values(), default=0) or 1
     inside = [_bar(number, count, most) for number, count in counts.items() if number <= _BOUND]
     outside = [_bar(number, count, most) for number, count in counts.items() if number > _BOUND]

@@ -16,7 +16,7 @@ from attnfuzz.untrusted_text import only_printable
 
 _MOST_TOLD = 10
 """More annotations than these GitHub leaves out."""
-_MEANINGS = {0: "nothing new found", 1: "something is new", 2: "not everything could be tested"}
+_MEANINGS = {0: "nothing new found", 1: "new findings", 2: "not everything could be tested"}
 
 
 def summary_in_markdown(folder: Path, status: int, *, title: str) -> str:

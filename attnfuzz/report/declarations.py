@@ -83,7 +83,7 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
     for stricter in inferred.stricter if inferred is not None else ():
         yield Text(f"  {stricter}", style="dim")
     found = [finding for finding in in_order(result) if finding.declaration.target == target]
-    bugs = [finding for finding in found if result.statistics.standing(finding) == "counts"]
+    bugs = [finding for finding in found if result.statistics.disposition(finding) == "counts"]
     if bugs:
         yield Text(f"  within it, {count(len(bugs), 'bug')}, which no declaration ends:", style="bold red")
     else:
@@ -91,11 +91,11 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
         yield Text(f"  within it, {nothing} was found in {count(kernel.cases, 'case')}")
     for finding in bugs:
         yield from _finding_lines(finding)
-    if questions := [finding for finding in found if result.statistics.standing(finding) == "question"]:
+    if questions := [finding for finding in found if result.statistics.disposition(finding) == "question"]:
         yield Text(f"  {count(len(questions), 'question')}, which a further declaration answers:", style="yellow")
     for finding in questions:
         yield from _finding_lines(finding, further=True)
-    if outside := [finding for finding in found if result.statistics.standing(finding) == "outside"]:
+    if outside := [finding for finding in found if result.statistics.disposition(finding) == "outside"]:
         yield Text(f"  and {len(outside)} possibly out of contract, which a further declaration ends:", style="yellow")
     for finding in outside:
         yield from _finding_lines(finding, further=True)

@@ -9,7 +9,7 @@ from functools import singledispatch
 from typing import Any, TypeVar
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Standing, Statistics
+from attnfuzz.campaign.result import CampaignResult, Disposition, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
@@ -109,14 +109,14 @@ def restarts_of(statistics: Statistics) -> str:
 
 def found_so_far(statistics: Statistics) -> str:
     """ "2 findings, and 1 possibly out of contract"; "0 findings" before there are any."""
-    counts, *others = _standings(entries_of(statistics.findings, statistics), statistics, "being shrunk")
+    counts, *others = _dispositions(entries_of(statistics.findings, statistics), statistics, "being shrunk")
     return ", ".join([_findings(counts, statistics), *others])
 
 
 def what_was_found(result: CampaignResult) -> str:
     """The same at the end; "nothing found" if nothing was."""
     statistics = result.statistics
-    counts, *others = _standings(entries_of(result.findings, statistics), statistics, "not told apart")
+    counts, *others = _dispositions(entries_of(result.findings, statistics), statistics, "not told apart")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
     new = "new " if any(map(statistics.is_known, result.findings)) else ""
     within = f" within what {'it was' if len(statistics.kernels) == 1 else 'they were'} found to take"
@@ -140,23 +140,25 @@ def _findings(number: int, statistics: Statistics) -> str:
     return count(number, "finding" if statistics.against is None else "new finding")
 
 
-def _standings(entries: Iterable[list[Finding]], statistics: Statistics, how_far: str) -> tuple[int, *tuple[str, ...]]:
+def _dispositions(
+    entries: Iterable[list[Finding]], statistics: Statistics, how_far: str
+) -> tuple[int, *tuple[str, ...]]:
     """How many count, and how many do not, and why; ``how_far`` those have come that may be others."""
-    standings = Counter(statistics.standing(first) for first, *_ in entries)
-    known, outside, undecided = (standings[one] for one in ("known", "outside", "undecided"))
+    dispositions = Counter(statistics.disposition(first) for first, *_ in entries)
+    known, outside, undecided = (dispositions[one] for one in ("known", "outside", "undecided"))
     others = (
         *([f"and {count(undecided, 'failure')} {how_far}"] if undecided else []),
         *([f"{known} {known_since(statistics)}"] if known else []),
         *([f"and {outside} possibly out of contract"] if outside else []),
     )
-    return standings["counts"], *others
+    return dispositions["counts"], *others
 
 
 @dataclass(frozen=True, slots=True)
 class ToldFinding:
     """What every report says of ``finding``, each in its own form; texts are empty where there is nothing to say.
 
-    ``number``: its place among those of the campaign. ``title``: see `title_of`. ``standing``: what it amounts to.
+    ``number``: its place among those of the campaign. ``title``: see `title_of`. ``disposition``: what it amounts to.
     ``status``: whether it is new, where that was asked for. ``case`` is its case in one line, ``lines`` what is said
     beside its message, ``certainty`` how sure it is, and ``comparison`` what came of it in several environments.
     ``saved`` is what its regression file holds, and ``command`` what runs that again. ``others``: findings of other
@@ -166,7 +168,7 @@ class ToldFinding:
     number: int
     finding: Finding
     title: str
-    standing: Standing
+    disposition: Disposition
     status: str
     case: str
     lines: tuple[str, ...]
@@ -258,7 +260,7 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
         number=number,
         finding=finding,
         title=title_of(finding),
-        standing=statistics.standing(finding),
+        disposition=statistics.disposition(finding),
         status=_known_as(finding, statistics) if statistics.is_known(finding) else is_new,
         case=one_line(finding.case),
         lines=(*finding_lines(regression.finding, finding.case), *_undecided_lines(finding, statistics)),
@@ -334,8 +336,8 @@ def _meant(case: Case, name: str, limit: Any) -> str:
 
 
 QUESTIONS = (
-    "Questions: here the kernel refuses nothing and is wrong; if it was never meant for this, the declaration says so, "
-    "and if it was, this is a bug"
+    "Questions: on these inputs the kernel raises nothing and is wrong; declare that it is not meant for them, or "
+    "repair it"
 )
 OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
 _FLAKY = "Flaky: these do not fail in every run"
@@ -387,11 +389,11 @@ def in_order(result: CampaignResult) -> list[Finding]:
 def _entries_in_order(result: CampaignResult) -> list[list[Finding]]:
     """What is in the contract, the most severe first; then what only the author can say; then what is not in the
     contract. Of equals, the kernel with the worst comes first."""
-    parts: dict[Standing, list[Finding]] = {"counts": [], "question": [], "outside": []}
+    parts: dict[Disposition, list[Finding]] = {"counts": [], "question": [], "outside": []}
     for finding in result.findings:
-        standing = result.statistics.standing(finding)
-        if standing != "undecided":
-            parts["counts" if standing == "known" else standing].append(finding)
+        disposition = result.statistics.disposition(finding)
+        if disposition != "undecided":
+            parts["counts" if disposition == "known" else disposition].append(finding)
     return [entry for part in parts.values() for entry in entries_of(_by_severity(part), result.statistics)]
 
 
@@ -417,7 +419,7 @@ def entries_of(findings: Iterable[Finding], statistics: Statistics) -> list[list
 
 def _belongs(finding: Finding, entry: list[Finding], statistics: Statistics) -> bool:
     """Two findings of one kernel are two bugs, for all that is known; so are a known one and a new one."""
-    if statistics.standing(finding) != statistics.standing(entry[0]) or finding.is_flaky != entry[0].is_flaky:
+    if statistics.disposition(finding) != statistics.disposition(entry[0]) or finding.is_flaky != entry[0].is_flaky:
         return False
     if finding.declaration.target in {one.declaration.target for one in entry}:
         return False
@@ -451,8 +453,8 @@ def kernels_in_order(result: CampaignResult) -> list[str]:
 
 def heading_of(finding: Finding, statistics: Statistics) -> str:
     """What to say before the first of its kind; empty for what is certain to be a bug."""
-    standing = statistics.standing(finding)
+    disposition = statistics.disposition(finding)
     headings = {"question": QUESTIONS, "outside": OUT_OF_CONTRACT}
-    if standing in headings:
-        return headings[standing]
+    if disposition in headings:
+        return headings[disposition]
     return _FLAKY if finding.is_flaky else ""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from attnfuzz.campaign.counts import KernelStatistics, by_axis, coverage_of
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.statistics import KernelStatistics, by_axis, coverage_of
 from attnfuzz.corpus import current_environment, decode_regression, encode_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.oracles.registry import HANG, oracle_of
@@ -94,7 +94,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
             if kernel.coverage
         },
         counting=Counter(
-            one.target for first in told for one in (first, *first.others) if one.standing in ("counts", "known")
+            one.target for first in told for one in (first, *first.others) if one.disposition in ("counts", "known")
         ),
         limited={one.target: str(one) for one in result.limited if one.settled},
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.statistics import KernelStatistics, pairs_met
 from attnfuzz.oracles.registry import EXCEPTION, oracle_of
 from attnfuzz.own_files import write_file
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, remedy_lines, told_findings
@@ -125,11 +125,11 @@ def _report(case: Element, failure: Failure, why_skipped: str) -> Element:
 
 def _why_skipped(told: ToldFinding) -> str:
     """Why a finding does not count; empty if it does."""
-    if told.standing in ("question", "outside"):
+    if told.disposition in ("question", "outside"):
         remedy = told.finding.remedy
         lines = () if remedy is None else remedy_lines(remedy.declared(), told.finding.case)
-        return ", ".join(("a question" if told.standing == "question" else "possibly out of contract", *lines))
-    return told.status if told.standing == "known" else ""
+        return ", ".join(("a question" if told.disposition == "question" else "possibly out of contract", *lines))
+    return told.status if told.disposition == "known" else ""
 
 
 def _trouble(suite: Element, result: CampaignResult) -> None:

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.counts import pairs_met
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
+from attnfuzz.campaign.statistics import pairs_met
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.findings import count, found_so_far, largest_ratio, one_line, restarts_of
 from attnfuzz.report.terminal import kernel_table

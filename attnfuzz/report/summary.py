@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.counts import Count
 from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_versions
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
+from attnfuzz.campaign.statistics import Count
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.supports import as_call
@@ -151,7 +151,7 @@ def summarise(result: CampaignResult) -> Summary:
                 findings=tuple(
                     _summarise_finding(one, statistics)
                     for one in told
-                    if one.target == target and one.standing != "question"
+                    if one.target == target and one.disposition != "question"
                 ),
                 questions=tuple(_question(one) for one in result.questions if one.declaration.target == target),
                 inferred=inferred[target].searched if target in inferred else "",

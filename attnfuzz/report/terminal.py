@@ -14,11 +14,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.counts import KernelStatistics, pairs_met
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import sentences_of
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
+from attnfuzz.campaign.statistics import KernelStatistics, pairs_met
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.contract_gaps import restriction_of
 from attnfuzz.internal_errors import gpu_memory_ran_out
@@ -182,7 +182,7 @@ def verdict_sentence(result: CampaignResult) -> str:
 def _finding_lines(told: ToldFinding) -> Iterator[RenderableType]:
     finding = told.finding
     title = Text(f"{told.number}. {told.target}  ", style="bold")
-    title.append(told.title, style="bold red" if told.standing == "counts" else "bold")
+    title.append(told.title, style="bold red" if told.disposition == "counts" else "bold")
     if told.status:
         title.append(f"  ({told.status})", style="bold yellow")
     yield title
@@ -274,7 +274,7 @@ def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = 
         least = None if column.justify == "left" else len(column.title)  # names give way to numbers
         table.add_column(column.title, justify=column.justify, no_wrap=True, min_width=least)
     found = Counter(
-        one.declaration.target for one in statistics.findings if statistics.standing(one) in ("counts", "known")
+        one.declaration.target for one in statistics.findings if statistics.disposition(one) in ("counts", "known")
     )
     rows = [(kernel, found[target]) for target, kernel in statistics.kernels.items()]
     shown = _most_important(rows, most_rows)

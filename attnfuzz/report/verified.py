@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from attnfuzz.campaign.counts import by_axis, coverage_of
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.statistics import by_axis, coverage_of
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.cases.facets.sequences import PADDING_TOKENS
 from attnfuzz.corpus import current_environment
@@ -125,7 +125,7 @@ def failed_to_verify(kernel: str, error: str, elapsed_s: float) -> Verification:
 
 def counting(result: CampaignResult) -> ToldFinding | None:
     """The worst finding that counts; None if there is none."""
-    return next((told for told in told_findings(result) if told.standing == "counts"), None)
+    return next((told for told in told_findings(result) if told.disposition == "counts"), None)
 
 
 def lines_of(verification: Verification) -> Iterator[str]:
@@ -146,9 +146,9 @@ def lines_of(verification: Verification) -> Iterator[str]:
         yield f"  declared: {verification.declared}"
     for limit in verification.left_out:
         if limit.how == "convention":
-            yield f"  held to what it does throughout: {limit.text}"
+            yield f"  taken for its design, as every case shows it: {limit.text}"
         else:
-            yield f"  left out: {limit.text}{f': {limit.said}' if limit.said else ''}"
+            yield f"  not searched: {limit.text}{f': {limit.said}' if limit.said else ''}"
     yield from (f"  not confirmed: {message}" for message in verification.unconfirmed)
 
 
@@ -186,7 +186,7 @@ def _left_out(result: CampaignResult) -> Iterator[Limit]:
             yield Limit(
                 field=left_out.name,
                 declare=as_call("Supports", {left_out.name: left_out.kept}),
-                how="convention" if left_out.standing == "convention" else left_out.how,
+                how="convention" if left_out.disposition == "convention" else left_out.how,
                 said=left_out.said,
                 text=str(left_out),
             )
@@ -195,7 +195,7 @@ def _left_out(result: CampaignResult) -> Iterator[Limit]:
 def _outside(result: CampaignResult) -> Iterator[Limit]:
     """Findings that a declaration ends: refusals, and where tensors lie."""
     for finding in result.findings:
-        if finding.remedy is None or result.statistics.standing(finding) != "outside":
+        if finding.remedy is None or result.statistics.disposition(finding) != "outside":
             continue
         limits = finding.remedy.declared()
         declare = as_call("Supports", limits)

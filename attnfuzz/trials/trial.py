@@ -19,7 +19,7 @@ from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
 from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, observe, observe_guarded
-from attnfuzz.trials.symptoms import Symptoms, elements_differ
+from attnfuzz.trials.run_checks import RunChecks, elements_differ
 
 
 class Trial:
@@ -111,7 +111,7 @@ class Trial:
         memory is made twice more, and the first run after it: of what comes with every so many calls, up to five, some
         two runs on the same memory differ then.
         """
-        if self.second is None or not self.symptoms.differs:
+        if self.second is None or not self.checks.differs:
             return None
         promised = self.kernel.declaration.supports.deterministic
         if promised and bool(self.disagree(self.first, self.repeated)):
@@ -130,14 +130,14 @@ class Trial:
         for name, seen in zip(("first", "second"), runs, strict=False):
             self.__dict__[name] = seen
 
-    def guard_second(self, guard: Guard, *, alone: Symptoms) -> None:
+    def guard_second(self, guard: Guard, *, alone: RunChecks) -> None:
         """Have the second run made with a `guard`, unless the first one has symptoms `alone`."""
         self.twice, self.guard, self.alone = True, guard, alone
 
     def look_closer(self) -> None:
         """Make the second run after all, upon symptoms in the first."""
         self.twice = True
-        for cached in ("second", "flags", "symptoms"):
+        for cached in ("second", "flags", "checks"):
             self.__dict__.pop(cached, None)
 
     def without_lse(self) -> "Trial":
@@ -150,7 +150,7 @@ class Trial:
         found.first, found.second = _output_of(self.first), self.second and _output_of(self.second)
         differs = found.second is not None and bool(found.disagree(found.first, found.second))
         ratio = float(worst_ratio(found.comparison))
-        found.symptoms = replace(self.symptoms, unwritten=False, differs=differs, error_ratio=ratio)
+        found.checks = replace(self.checks, unwritten=False, differs=differs, error_ratio=ratio)
         return found
 
     @property
@@ -171,7 +171,7 @@ class Trial:
 
     @cached_property
     def flags(self) -> Float64[Tensor, "5"]:
-        """One look at everything, on the device and without waiting for it: see `Symptoms.read`.
+        """One look at everything, on the device and without waiting for it: see `RunChecks.read`.
 
         Whether the first and the second run did damage, whether an element was not written, whether the runs differ,
         and the largest error over bound. No run may have raised.
@@ -187,17 +187,17 @@ class Trial:
         return torch.stack([*damaged, _unwritten(first), differs, worst_ratio(self.comparison)])
 
     @cached_property
-    def alone(self) -> Symptoms:
+    def alone(self) -> RunChecks:
         """What is wrong with the first run by itself, after a wait for the device."""
         flags = _damaged(self.first), _unwritten(self.first), worst_ratio(self.comparison)
         damaged, unwritten, error_ratio = torch.stack(flags).tolist()
-        return Symptoms((bool(damaged),), bool(unwritten), differs=False, error_ratio=error_ratio)
+        return RunChecks((bool(damaged),), bool(unwritten), differs=False, error_ratio=error_ratio)
 
     @cached_property
-    def symptoms(self) -> Symptoms:
+    def checks(self) -> RunChecks:
         """What is wrong with both runs, after a wait for the device."""
         if self.guard is None:
-            return Symptoms.read(self.flags.tolist(), runs=len(self.runs))
+            return RunChecks.read(self.flags.tolist(), runs=len(self.runs))
         first, second = self.runs
         damaged = bool(_damaged(first))
         if second is self._clean_in_guard:

@@ -41,7 +41,7 @@ _OF_CONSTANTS = re.compile(r"'constexpr'")
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
-class _Place(NamedTuple):
+class _Frame(NamedTuple):
     path: str
     function: str
     raises: bool
@@ -81,7 +81,7 @@ def interpreter_limit_of(error: BaseException) -> str:
     return ""
 
 
-def _places(error: BaseException) -> list[_Place]:
+def _places(error: BaseException) -> list[_Frame]:
     """Where ``error`` came from, outermost first, NumPy's own functions left out."""
     trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     found = []
@@ -90,7 +90,7 @@ def _places(error: BaseException) -> list[_Place]:
         path, code = printable(frame.f_code.co_filename), frame.f_code.co_code
         if _NUMPY not in path:
             raises = 0 <= trace.tb_lasti < len(code) and code[trace.tb_lasti] == _RAISE
-            found.append(_Place(path, frame.f_code.co_name, raises))
+            found.append(_Frame(path, frame.f_code.co_name, raises))
         trace = trace.tb_next
     return found
 

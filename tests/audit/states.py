@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Unfinished
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding
+from attnfuzz.campaign.statistics import KernelStatistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case

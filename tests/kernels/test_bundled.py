@@ -145,7 +145,7 @@ def test_what_it_takes_makes_no_difference(kernel: Kernel, change: str) -> None:
     fields = {name: value for name, value in CHANGES[change](case).items() if name in case.__struct_fields__}
     other = msgspec.structs.replace(case, **fields)
     if why_unsupported(declared.supports, declared.options, other) is None:
-        verdict = judge(kernel, other, device=torch.get_default_device().type, thorough=False, relations=())
+        verdict = judge(kernel, other, device=torch.get_default_device().type, run_twice=False, relations=())
         assert verdict.failure is None
 
 

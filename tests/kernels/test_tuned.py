@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest
-from attnfuzz.bench.tuning import Asked, Tuning, tune
+from attnfuzz.bench.tuning import Tuning, ValuesToTry, tune
 from attnfuzz.bench.tuning_record import Tuned, decode_tuned, grown, python_source
 from attnfuzz.declaration import load_kernels
 from attnfuzz.kernels import tuned
@@ -29,7 +29,7 @@ DECODE: dict[str, Any] = LLAMA | {"num_seqs": 1, "max_query_len": 1, "max_seq_le
 AS_MEASURED = {"prompt": Launch(128, 32, 8, 3, 1, 1), "decode": Launch(16, 128, 4, 2, 16, 1)}
 
 
-def made_up(target: str, tried: Asked, best: dict[str, dict[str, Any]]) -> Tuned:
+def made_up(target: str, tried: ValuesToTry, best: dict[str, dict[str, Any]]) -> Tuned:
     """A run on an H100 on which ``best`` is the fastest, of prompts or of batches that decode."""
     (kernel,) = load_kernels(target)
 
@@ -39,7 +39,7 @@ def made_up(target: str, tried: Asked, best: dict[str, dict[str, Any]]) -> Tuned
 
     process = Pretended(answer)
     process.machine = MachineReply(device="cuda", name=H100.name, processors=132, capability=(9, 0))
-    fixed: Asked = {("tuned",): ((False,),)}
+    fixed: ValuesToTry = {("tuned",): ((False,),)}
     record = tune(process, kernel.declaration, Tuning(options={**tried, **fixed}))
     features = ("batch", "max_seq_len", "heads_per_group", "head_size", "max_query_len", "rows", "pairs")
     return grown(target, record, features, 8)
@@ -48,14 +48,14 @@ def made_up(target: str, tried: Asked, best: dict[str, dict[str, Any]]) -> Tuned
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if both kernels had been tuned on an H100."""
-    q_block: Asked = {("block_m", "num_warps"): ((128, 8), (16, 4)), ("tile", "num_stages"): ((32, 3), (128, 2))}
+    q_block: ValuesToTry = {("block_m", "num_warps"): ((128, 8), (16, 4)), ("tile", "num_stages"): ((32, 3), (128, 2))}
     q_block_best = {
         "prompt": {"block_m": 128, "num_warps": 8, "tile": 32, "num_stages": 3, "fill": 1},
         "decode": {"block_m": 16, "num_warps": 4, "tile": 128, "num_stages": 2, "fill": 1},
     }
-    grouped: Asked = {("num_warps", "pdl"): ((4, True), (8, False)), ("tile", "num_stages"): ((64, 2), (32, 4))}
+    grouped: ValuesToTry = {("num_warps", "pdl"): ((4, True), (8, False)), ("tile", "num_stages"): ((64, 2), (32, 4))}
     grouped_best = {"decode": {"num_warps": 8, "pdl": False, "tile": 32, "num_stages": 4, "fill": 4}}
-    fills: Asked = {("fill",): ((1,), (4,))}
+    fills: ValuesToTry = {("fill",): ((1,), (4,))}
     trees = []
     for target, tried, best in (
         ("paged_attention_auto", q_block, q_block_best),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.explaining.tokens import past_the_end
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values import LogicalAttention
@@ -134,7 +134,7 @@ def test_empty_side_of_a_merge_is_zeros_unless_declared(plant: Any, states: Merg
         return out + inputs.prefix_output * 0 + inputs.suffix_output * 0, lse
 
     kernel = plant("merge_states", after=average_both)
-    for verdict in (judge(kernel, states, device="cpu"), *judge_many(kernel, [states], device="cpu")):
+    for verdict in (judge(kernel, states, device="cpu"), *judge_batch(kernel, [states], device="cpu")):
         assert verdict.failure is None
 
 

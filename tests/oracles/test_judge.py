@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.problems.cases import Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.declared_numerics import FixedTolerance
 from attnfuzz.problems.limits import CaseTooLarge
@@ -65,11 +65,11 @@ def test_passing_case_runs_twice(plant: Any, dense: Case) -> None:
 
 
 def test_first_run_can_be_believed(plant: Any, dense: Case, failure_of: Any) -> None:
-    """Without `thorough` a passing case would not be cheaper, or a failing one less well explained."""
+    """Without `run_twice` a passing case would not be cheaper, or a failing one less well explained."""
     runs: list[int] = []
-    judge(plant(before=lambda inputs: runs.append(1)), dense, device="cpu", thorough=False, relations=())
+    judge(plant(before=lambda inputs: runs.append(1)), dense, device="cpu", run_twice=False, relations=())
     assert len(runs) == 1
-    verdict = judge(plant(length=lambda n: n + 1 if n else 0), dense, device="cpu", thorough=False)
+    verdict = judge(plant(length=lambda n: n + 1 if n else 0), dense, device="cpu", run_twice=False)
     assert verdict.failure == failure_of(plant(length=lambda n: n + 1 if n else 0), dense)
 
 
@@ -82,7 +82,7 @@ def test_timing_covers_the_parts(plant: Any, dense: Case) -> None:
 
 
 def in_a_batch(kernel: Any, case: Case, **how: Any) -> Verdict:
-    (verdict,) = judge_many(kernel, [case], **how)
+    (verdict,) = judge_batch(kernel, [case], **how)
     return verdict
 
 

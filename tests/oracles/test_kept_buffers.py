@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 
@@ -43,7 +43,7 @@ def test_idle_splits_of_a_kept_workspace_are_read(together: bool, plant: Any, de
     """0 x NaN would be told as weights that are NaN "although all memory holds finite numbers"."""
     kernel = plant(after=splits_kept())
     if together:
-        verdicts = judge_many(kernel, [dense, dense], device="cpu")
+        verdicts = judge_batch(kernel, [dense, dense], device="cpu")
     else:
         verdicts = [judge(kernel, dense, device="cpu") for _ in range(2)]
     for verdict in verdicts:  # in the second, the buffer comes from a call before

@@ -15,7 +15,7 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.judging import judge as judging
 from attnfuzz.judging.batch import Batch
-from attnfuzz.judging.judge import BatchLost, judge, judge_many
+from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.memory.image import plan_of
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
@@ -115,7 +115,7 @@ def test_a_bug_of_any_problem_is_seen_as_in_single_cases(
     """In a batch a symptom would be missed, made up, or found on another case."""
     kernel, cases = plant(PROBLEMS[fixture], **BUGS_OF_ALL[bug]), of_several_dtypes(request.getfixturevalue(fixture))
     alone = [judge(kernel, case, device="cpu", inquire=False, relations=()) for case in cases]
-    for one, many in zip(alone, judge_many(kernel, cases, device="cpu", relations=()), strict=True):
+    for one, many in zip(alone, judge_batch(kernel, cases, device="cpu", relations=()), strict=True):
         assert many.failure == one.failure
         assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-9, abs=1e-6)
 
@@ -129,7 +129,7 @@ def test_splits_of_several_shapes(bug: str, plant: Any, split: Any) -> None:
         for splits, head_size, seq_lens in itertools.product((1, 4), (8, 16), ((21,), (3, 0, 9)))
     ]
     alone = [judge(kernel, case, device="cpu", inquire=False, relations=()) for case in cases]
-    together = judge_many(kernel, cases, device="cpu", relations=())
+    together = judge_batch(kernel, cases, device="cpu", relations=())
     assert [one.failure for one in together] == [one.failure for one in alone]
 
 
@@ -145,7 +145,7 @@ def test_what_differs_is_told_of_its_case_unless_nothing_is_promised(
         return out, lse
 
     kernel = plant(after=once, supports=attnfuzz.Supports(deterministic=deterministic))
-    verdicts = judge_many(kernel, [dense] * 3, device="cpu", relations=())
+    verdicts = judge_batch(kernel, [dense] * 3, device="cpu", relations=())
     assert [verdict.failure is not None for verdict in verdicts] == [False, deterministic, False]
 
 
@@ -155,7 +155,7 @@ def test_verdicts_are_those_of_single_cases(bug: str, plant: Any, dense: DenseDe
     kernel = plant(**BUGS[bug])
     cases = [dense, msgspec.structs.replace(dense, seq_lens=(0, 3)), msgspec.structs.replace(dense, seq_lens=(9,))]
     alone = [judge(kernel, case, device="cpu", inquire=False) for case in cases]
-    together = judge_many(kernel, cases, device="cpu")
+    together = judge_batch(kernel, cases, device="cpu")
     assert without_timing(together) == without_timing(alone)
     assert any(verdict.failure for verdict in together) == (bug != "none")
 
@@ -168,20 +168,20 @@ def test_every_problem_in_mixed_dtypes(fixture: str, plant: Any, request: pytest
     kernel = plant(PROBLEMS[fixture])
     alone = [judge(kernel, case, device="cpu", inquire=False) for case in cases]
     assert all(verdict.failure is None for verdict in alone)
-    for one, many in zip(alone, judge_many(kernel, cases, device="cpu"), strict=True):
+    for one, many in zip(alone, judge_batch(kernel, cases, device="cpu"), strict=True):
         assert many.failure is None
         # A processor sums matrices of another shape in another order: one unit in the last place of float64 is some
         # 1e-9 of a bound of float32.
         assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-9, abs=1e-6)
 
 
-@pytest.mark.parametrize("thorough", [True, False])
-def test_passing_cases_run_no_more_often_than_alone(plant: Any, dense: Case, thorough: bool) -> None:
+@pytest.mark.parametrize("run_twice", [True, False])
+def test_passing_cases_run_no_more_often_than_alone(plant: Any, dense: Case, run_twice: bool) -> None:
     """Judging in batches would cost more kernel runs than it saves."""
     runs: list[int] = []
     kernel = plant(before=lambda inputs: runs.append(1))
-    judge_many(kernel, [dense] * 3, device="cpu", thorough=thorough, relations=())
-    assert len(runs) == (6 if thorough else 3)
+    judge_batch(kernel, [dense] * 3, device="cpu", run_twice=run_twice, relations=())
+    assert len(runs) == (6 if run_twice else 3)
 
 
 def test_what_a_batch_has_seen_counts(plant: Any, dense: Case) -> None:
@@ -192,15 +192,15 @@ def test_what_a_batch_has_seen_counts(plant: Any, dense: Case) -> None:
         if next(calls) == 2:
             raise IndexError
 
-    verdicts = judge_many(plant(before=fail_once), [dense] * 3, device="cpu")
+    verdicts = judge_batch(plant(before=fail_once), [dense] * 3, device="cpu")
     assert [verdict.failure is None for verdict in verdicts] == [True, False, True]
 
 
 def test_first_run_can_be_believed(plant: Any, dense: Case) -> None:
-    """Without `thorough` a failing case of a batch would be less well explained."""
+    """Without `run_twice` a failing case of a batch would be less well explained."""
     kernel = plant(length=lambda n: n + 1 if n else 0)
     alone = judge(kernel, dense, device="cpu", inquire=False)
-    assert without_timing(judge_many(kernel, [dense], device="cpu", thorough=False)) == without_timing([alone])
+    assert without_timing(judge_batch(kernel, [dense], device="cpu", run_twice=False)) == without_timing([alone])
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -220,7 +220,7 @@ def test_what_does_not_fit_goes_into_another_batch(
         return judge_together(self, cases, *rest)
 
     monkeypatch.setattr(judging._Judge, "_at_home", judge_and_note)
-    assert len(judge_many(plant(), [dense] * 5, device="cpu")) == 5
+    assert len(judge_batch(plant(), [dense] * 5, device="cpu")) == 5
     assert sizes == [2, 2, 1]
 
 
@@ -235,7 +235,7 @@ def test_small_and_large_cases_in_turn(
     kernel = plant(**BUGS[bug])
     cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
     alone = [judge(kernel, case, device="cpu", inquire=False) for case in cases]
-    assert without_timing(judge_many(kernel, cases, device="cpu")) == without_timing(alone)
+    assert without_timing(judge_batch(kernel, cases, device="cpu")) == without_timing(alone)
 
 
 def test_damage_by_another_case_is_not_blamed_on_its_neighbour(plant: Any, dense: DenseDecodeCase) -> None:
@@ -247,19 +247,19 @@ def test_damage_by_another_case_is_not_blamed_on_its_neighbour(plant: Any, dense
             end = inputs.lse.untyped_storage().nbytes() // 4
             inputs.lse.as_strided((1,), (1,), end - (1 << 13)).fill_(7.0)
 
-    verdicts = judge_many(plant(before=write_far), [writer, dense], device="cpu")
+    verdicts = judge_batch(plant(before=write_far), [writer, dense], device="cpu")
     assert verdicts[1].failure is None
 
 
 def test_too_large_a_case_is_refused(plant: Any, dense: Case) -> None:
     """A case that does not fit would be tried after all."""
     with pytest.raises(CaseTooLarge):
-        judge_many(plant(), [dense, dense], device="cpu", size_limit=1)
+        judge_batch(plant(), [dense, dense], device="cpu", size_limit=1)
 
 
 def test_no_case_no_verdict(plant: Any) -> None:
     """An empty batch would fail."""
-    assert judge_many(plant(), [], device="cpu") == []
+    assert judge_batch(plant(), [], device="cpu") == []
 
 
 def test_interrupt_is_passed_on(plant: Any, dense: Case) -> None:
@@ -269,8 +269,8 @@ def test_interrupt_is_passed_on(plant: Any, dense: Case) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        judge_many(plant(before=interrupt), [dense], device="cpu")
-    (verdict,) = judge_many(plant(before=interrupt), [dense], device="cpu", catch_interrupt=True)
+        judge_batch(plant(before=interrupt), [dense], device="cpu")
+    (verdict,) = judge_batch(plant(before=interrupt), [dense], device="cpu", catch_interrupt=True)
     assert verdict.failure is not None
 
 
@@ -279,7 +279,7 @@ def test_timing_covers_the_parts(plant: Any, dense: Case, relations: Any, runs: 
     """Statistics would show no time for a part that took some, or compilation twice."""
     seconds = itertools.count(step=0.25)
     kernel = plant(before=lambda inputs: None)
-    verdicts = judge_many(kernel, [dense] * 3, device="cpu", compile_clock=lambda: next(seconds), relations=relations)
+    verdicts = judge_batch(kernel, [dense] * 3, device="cpu", compile_clock=lambda: next(seconds), relations=relations)
     for verdict in verdicts:
         timing = verdict.timing
         assert min(timing.build_s, timing.reference_s) > 0
@@ -306,7 +306,7 @@ class TestLostGpu:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
         with pytest.raises(BatchLost, match="illegal memory access"):
-            judge_many(plant(before=fail), [dense, dense], device="cpu")
+            judge_batch(plant(before=fail), [dense, dense], device="cpu")
 
     def test_between_kernels(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         """An error that shows while the framework works would count as the framework's."""
@@ -317,7 +317,7 @@ class TestLostGpu:
 
         monkeypatch.setattr(Batch, "expect", expect)
         with pytest.raises(BatchLost, match="illegal memory access"):
-            judge_many(plant(), [dense, dense], device="cpu")
+            judge_batch(plant(), [dense, dense], device="cpu")
 
     def test_error_of_the_framework_is_none(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         """A mistake in here would look like a lost GPU."""
@@ -327,7 +327,7 @@ class TestLostGpu:
 
         monkeypatch.setattr(judging._Judge, "_of_trial", fail)
         with pytest.raises(RuntimeError, match="a mistake"):
-            judge_many(plant(kv_head=lambda head, group: 0), [dense], device="cpu")
+            judge_batch(plant(kv_head=lambda head, group: 0), [dense], device="cpu")
 
     def test_memory(self, plant: Any, dense: Case) -> None:
         """A kernel would be blamed for memory that other cases of its batch hold."""
@@ -336,4 +336,4 @@ class TestLostGpu:
             raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has a total capacity of 8 GiB")
 
         with pytest.raises(BatchLost, match=r"CUDA out of memory\."):
-            judge_many(plant(before=fail), [dense, dense], device="cpu")
+            judge_batch(plant(before=fail), [dense, dense], device="cpu")

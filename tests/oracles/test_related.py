@@ -16,7 +16,7 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.judge import BatchLost, judge, judge_many
+from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.oracles.relations import relation as transformed
@@ -114,7 +114,7 @@ def test_a_batch_finds_what_single_runs_find(bug: str, plant: Any) -> None:
     assert alone is not None
     assert alone.oracle == name
     kernel = make(plant)
-    assert judge_many(kernel, [case], device="cpu", relations=(name,))[0].failure == alone
+    assert judge_batch(kernel, [case], device="cpu", relations=(name,))[0].failure == alone
 
 
 def test_in_a_longer_batch_too(plant: Any) -> None:
@@ -123,7 +123,7 @@ def test_in_a_longer_batch_too(plant: Any) -> None:
     shorter = msgspec.structs.replace(PAGED, seq_lens=(21, 9))
     cases = [shorter, PAGED, msgspec.structs.replace(PAGED, seq_lens=(3,), pages=Pages()), PAGED]
     alone = [judge(kernel, case, device="cpu", relations=ALONG).failure for case in cases]
-    assert [verdict.failure for verdict in judge_many(kernel, cases, device="cpu", relations=ALONG)] == alone
+    assert [verdict.failure for verdict in judge_batch(kernel, cases, device="cpu", relations=ALONG)] == alone
     assert [failure is None for failure in alone] == [False, False, True, False]
 
 
@@ -165,7 +165,7 @@ def test_right_kernels_pass_without_a_run_by_itself(
     assert {one.name for one in applicable(kernel.declaration, case, ALONG)} >= {"batch_invariance", "call_sequence"}
     for module in (transformed, trial):
         monkeypatch.setattr(module, "observe", refuse_to_run)
-    verdicts = judge_many(kernel, cases, device="cpu", oracles=(*DEFAULT_ORACLES[:8], *ALONG), relations="all")
+    verdicts = judge_batch(kernel, cases, device="cpu", oracles=(*DEFAULT_ORACLES[:8], *ALONG), relations="all")
     assert [verdict.failure for verdict in verdicts] == [None, None]
 
 
@@ -184,7 +184,7 @@ def test_a_run_gets_what_it_gets_by_itself(name: OracleName, case: Case, plant: 
     kernel = plant(case.problem, supports=supports, before=lambda inputs: seen.append(tensors_of(inputs)))
     judge(kernel, case, device="cpu", relations=(name,))
     alone, seen[:] = list(seen), []
-    judge_many(kernel, [case], device="cpu", relations=(name,))
+    judge_batch(kernel, [case], device="cpu", relations=(name,))
     if name == "call_sequence":  # by itself it calls on on the same tensors, with V negated and with shorter sequences
         alone = alone[: -1 if case is STATES else -3]
     assert len(seen) == len(alone)
@@ -223,7 +223,7 @@ def write_past_out(inputs: Any, out: Tensor, lse: Tensor) -> Any:
 
 def test_what_was_seen_once_counts(plant: Any, dense: Case) -> None:
     """A relation's objection would be lost if its run went well a second time."""
-    (verdict,) = judge_many(plant(after=at_call(2, nudge)), [dense], device="cpu", relations=("value_affinity",))
+    (verdict,) = judge_batch(plant(after=at_call(2, nudge)), [dense], device="cpu", relations=("value_affinity",))
     assert verdict.failure is not None
     assert (verdict.failure.oracle, verdict.failure.kind) == ("value_affinity", "bits")
 
@@ -231,7 +231,7 @@ def test_what_was_seen_once_counts(plant: Any, dense: Case) -> None:
 def test_an_exception_seen_once_counts(plant: Any, dense: Case) -> None:
     """As above, and the change that it came with would not be told."""
     kernel = plant(before=at_call(2, raise_error))
-    failures = [one.failure for one in judge_many(kernel, [dense] * 2, device="cpu", relations=("value_affinity",))]
+    failures = [one.failure for one in judge_batch(kernel, [dense] * 2, device="cpu", relations=("value_affinity",))]
     assert failures[1] is None
     assert failures[0] is not None
     assert (failures[0].oracle, failures[0].kind) == ("value_affinity", "raised IndexError in raise_error")
@@ -241,14 +241,14 @@ def test_an_exception_seen_once_counts(plant: Any, dense: Case) -> None:
 def test_damage_by_a_run_of_a_relation_is_not_its_result(plant: Any, dense: Case) -> None:
     """Numbers from memory that another run may have written to would be reported."""
     kernel = plant(after=at_call(2, write_past_out))
-    verdicts = judge_many(kernel, [dense] * 2, device="cpu", relations=("value_affinity",))
+    verdicts = judge_batch(kernel, [dense] * 2, device="cpu", relations=("value_affinity",))
     assert [verdict.failure for verdict in verdicts] == [None, None]
 
 
 def test_memory_that_other_cases_hold_is_not_held_against_a_relation(plant: Any, dense: Case) -> None:
     """The batch would be lost, or the kernel be blamed, where the run by itself has room."""
     kernel = plant(before=at_call(2, exhaust))
-    (verdict,) = judge_many(kernel, [dense], device="cpu", relations=("value_affinity",))
+    (verdict,) = judge_batch(kernel, [dense], device="cpu", relations=("value_affinity",))
     assert verdict.failure is None
 
 
@@ -264,20 +264,20 @@ def test_a_gpu_lost_in_a_run_of_a_relation_loses_the_batch(
         raise RuntimeError(message)
 
     with pytest.raises(BatchLost, match="illegal memory access"):
-        judge_many(plant(before=at_call(2, lose)), [dense], device="cpu", relations=("value_affinity",))
+        judge_batch(plant(before=at_call(2, lose)), [dense], device="cpu", relations=("value_affinity",))
 
 
 @pytest.mark.parametrize(("relation", "call"), [("value_affinity", 2), ("call_sequence", 2), ("call_sequence", 3)])
 def test_interrupt_in_a_run_of_a_relation(relation: OracleName, call: int, plant: Any, dense: Case) -> None:
     """Ctrl-C would count as the kernel's answer to a change, or to another call."""
     with pytest.raises(KeyboardInterrupt):
-        judge_many(plant(before=at_call(call, interrupt)), [dense], device="cpu", relations=(relation,))
+        judge_batch(plant(before=at_call(call, interrupt)), [dense], device="cpu", relations=(relation,))
 
 
 def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_call() -> None:
     """Every bug of longer sequences would be found twice, the second time with a wrong cause."""
     (kernel,) = load_kernels(f"{REMEMBERING}:forgets_tokens_from_the_eighth")
-    (verdict,) = judge_many(kernel, [SHORT], device="cpu", relations=("call_sequence",))
+    (verdict,) = judge_batch(kernel, [SHORT], device="cpu", relations=("call_sequence",))
     assert verdict.failure is None
 
 
@@ -285,7 +285,7 @@ def test_what_is_wrong_by_itself_hides_no_other_leftover(plant: Any, dense: Case
     """A kernel with a bug in longer sequences could remember what it likes."""
     calls = len(relatives_of(plant().declaration, dense))
     kernel = plant(length=lambda n: n - 1 if n > 30 else n, after=at_call(2 + calls, nudge))
-    (verdict,) = judge_many(kernel, [dense], device="cpu", relations=("call_sequence",))
+    (verdict,) = judge_batch(kernel, [dense], device="cpu", relations=("call_sequence",))
     assert verdict.failure is not None
     assert f"after {calls} other calls, of other lengths and of the same shapes" in verdict.failure.message
 
@@ -296,7 +296,7 @@ def test_large_cases_are_asked_one_by_one(plant: Any, dense: Case, monkeypatch: 
     kernel = plant(average=lambda weights, v: weights @ v + 1e-6)
     alone = judge(kernel, dense, device="cpu", relations=("value_affinity",)).failure
     assert alone is not None
-    assert judge_many(kernel, [dense], device="cpu", relations=("value_affinity",))[0].failure == alone
+    assert judge_batch(kernel, [dense], device="cpu", relations=("value_affinity",))[0].failure == alone
 
 
 @pytest.mark.parametrize("relation", ["value_affinity", "call_sequence"])
@@ -304,7 +304,7 @@ def test_time_of_further_runs_is_the_cases_own(relation: OracleName, plant: Any,
     """Statistics would show the runs of a relation as time that nobody took."""
     seconds, runs = itertools.count(), itertools.count()
     kernel = plant(before=lambda inputs: next(runs))
-    judged, other = judge_many(
+    judged, other = judge_batch(
         kernel,
         [dense, msgspec.structs.replace(dense, seq_lens=(0, 0))],
         device="cpu",

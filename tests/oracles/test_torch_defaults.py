@@ -19,7 +19,7 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.inputs.allocation import PlainAllocator
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise
@@ -118,7 +118,9 @@ def test_verdicts_are_the_same(name: str, request: pytest.FixtureRequest) -> Non
 def test_verdicts_on_many_are_the_same(name: str, request: pytest.FixtureRequest) -> None:
     """A campaign would judge otherwise than a single check."""
     kernel, case = bundled(name, request.getfixturevalue(KERNELS[name]))
-    seen = same_everywhere(lambda: judge_many(kernel, [case, *hard(case)], device="cpu", relations=None), name=verdicts)
+    seen = same_everywhere(
+        lambda: judge_batch(kernel, [case, *hard(case)], device="cpu", relations=None), name=verdicts
+    )
     assert [verdict.failure for verdict in seen] == [None] * len(seen)
 
 

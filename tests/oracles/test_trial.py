@@ -14,7 +14,7 @@ import torch
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.judge import BatchLost, judge, judge_many
+from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.problems.cases import Case
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
@@ -35,7 +35,7 @@ def alone(kernel: Any, case: Case) -> Verdict:
 
 
 def in_a_batch(kernel: Any, case: Case) -> Verdict:
-    verdicts = judge_many(kernel, [case, case], device="cpu", relations=())
+    verdicts = judge_batch(kernel, [case, case], device="cpu", relations=())
     assert verdicts[0].failure == verdicts[1].failure
     return verdicts[0]
 
@@ -154,7 +154,7 @@ def test_time_in_guarded_memory_counts(plant: Any, dense: Case) -> None:
     numbers = itertools.count(step=0.25)
     timing = judge(plant(), dense, device="cpu", relations=(), compile_clock=lambda: next(numbers)).timing
     assert timing.compile_s == 0.5
-    (verdict,) = judge_many(plant(), [dense], device="cpu", relations=(), compile_clock=lambda: next(numbers))
+    (verdict,) = judge_batch(plant(), [dense], device="cpu", relations=(), compile_clock=lambda: next(numbers))
     assert verdict.timing.compile_s == 0.5
 
 
@@ -162,7 +162,7 @@ def test_without_a_guard_nothing_changes(plant: Any, dense: Case) -> None:
     """Reruns that relations and explanations make of a case would run in memory that may end the process."""
     runs: list[bool] = []
     trial = Trial(plant(before=lambda inputs: runs.append(is_guarded())), dense, device="cpu", tolerance="bound")
-    assert not trial.symptoms.any()
+    assert not trial.checks.any()
     assert runs == [False, False]
     assert torch.equal(trial.runs[0].results["out"], trial.runs[1].results["out"])
 
@@ -216,7 +216,7 @@ def test_numbers_that_a_kernel_zeroes_before_the_result_is_worked_out_are_told(p
 
     kernel = plant(after=cheat)
     with pytest.raises(BatchLost, match="has changed tensors that it was not given"):
-        judge_many(kernel, [dense, dense], device="cpu", relations=())
+        judge_batch(kernel, [dense, dense], device="cpu", relations=())
     verdict = judge(kernel, dense, device="cpu", relations=())
     assert verdict.fatal
     assert verdict.failure is not None

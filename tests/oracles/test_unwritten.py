@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.supports import Supports
 
@@ -85,13 +85,13 @@ def test_a_missing_lse_hides_nothing_from_relations(
     bare = plant(name, after=remember)
     relations: Any = ("value_affinity",)
     if together:
-        (verdict,) = judge_many(bare, [case], device="cpu", relations=relations)
+        (verdict,) = judge_batch(bare, [case], device="cpu", relations=relations)
     else:
         verdict = judge(bare, case, device="cpu", relations=relations)
     assert verdict.failure is not None
     assert verdict.failure.oracle == "value_affinity"
     right = plant(name, after=lambda inputs, out, lse: out)
-    for found in (judge(right, case, device="cpu"), *judge_many(right, [case], device="cpu")):
+    for found in (judge(right, case, device="cpu"), *judge_batch(right, [case], device="cpu")):
         assert found.failure is not None
         assert found.failure.oracle == "unwritten"
 

@@ -300,8 +300,8 @@ def study_deaths(cases: int) -> Iterator[str]:
     variants: dict[str, contextlib.AbstractContextManager[object]] = {
         "as it is": contextlib.nullcontext(),
         "features in place of traits": mock.patch.object(known_deaths, "traits", features),
-        "no case is left out (`KnownDeaths.forbids`)": mock.patch.object(
-            known_deaths.KnownDeaths, "forbids", return_value=False
+        "no case is left out (`KnownDeaths.should_skip`)": mock.patch.object(
+            known_deaths.KnownDeaths, "should_skip", return_value=False
         ),
     }
     for name, variant in variants.items():

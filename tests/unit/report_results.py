@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.statistics import ProgressMeter
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.counts: what workers report adds up, and no case falls beside a bin or an interval."""
+"""attnfuzz.campaign.statistics: what workers report adds up, and no case falls beside a bin or an interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import msgspec
 import pytest
 
-from attnfuzz.campaign.counts import (
+from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.campaign.statistics import (
     EXACT,
     LEAST,
     MOST,
@@ -18,7 +19,6 @@ from attnfuzz.campaign.counts import (
     above,
     ratio_bin,
 )
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.cases.input_space import InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.counts: every pair of a case is counted once."""
+"""attnfuzz.campaign.statistics: every pair of a case is counted once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.campaign.counts import PairCounts, by_axis, coverage_of
+from attnfuzz.campaign.statistics import PairCounts, by_axis, coverage_of
 from attnfuzz.cases.input_space import CaseLevels, InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase

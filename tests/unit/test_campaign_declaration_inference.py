@@ -297,9 +297,9 @@ def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
     """What lies outside the contract would be told without the way to say so."""
     told = str(inferred(runner, "eager_split_decode"))
     assert told == (
-        f"Not searched of {KERNELS}:eager_split_decode, which does not take it: it raises for layout packed, "
-        "it raises where there are no keys. Beside that, it is held to what it was found to do throughout: it returns "
-        'no LSE. To declare that: Supports(layouts=("NHD", "HND", "interleaved"), empty_sequences=False, lse="none")'
+        f"Not searched, as {KERNELS}:eager_split_decode refuses it: it raises for layout packed, it raises where there "
+        f"are no keys. Taken for the design of {KERNELS}:eager_split_decode, as every case shows it: it returns "
+        'no LSE. To declare this: Supports(layouts=("NHD", "HND", "interleaved"), empty_sequences=False, lse="none")'
     )
 
 
@@ -334,7 +334,7 @@ def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: s
     """A broken kernel would end green, with a declaration to paste that hides what is wrong with it."""
     (declaration,) = runner.declarations([f"{CONTRACTS}:{kernel}"])
     found = inferred(runner, kernel, CONTRACTS)
-    assert {one.name: one.standing for one in found.left_out} == standings, found
+    assert {one.name: one.disposition for one in found.left_out} == standings, found
     for question in found.questions:
         assert not supports_case(found.supports, declaration.options, question.case)
         within = msgspec.structs.replace(declaration, supports=found.declarable)
@@ -516,7 +516,7 @@ def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None
     options = ("--budget", "60s", "--workers", "1", "--device", "cpu", "--fail-fast", "--pedantic")
     done = attnfuzz(tmp_path, "explore", target, *options)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "Not searched of" not in done.stdout
+    assert "Not searched, as" not in done.stdout
 
 
 @pytest.mark.night

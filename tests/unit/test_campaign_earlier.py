@@ -81,7 +81,10 @@ def test_a_saved_case_makes_its_bug_known_with_its_issue() -> None:
     result = a_result(a_finding())
     result.statistics.against = earlier
     (told_one,) = told_findings(result)
-    assert (told_one.standing, told_one.status) == ("known", "known since regressions, https://example.org/issues/12")
+    assert (told_one.disposition, told_one.status) == (
+        "known",
+        "known since regressions, https://example.org/issues/12",
+    )
 
 
 @pytest.mark.parametrize(

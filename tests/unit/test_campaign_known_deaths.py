@@ -86,7 +86,7 @@ class Campaign:
         self.share_spent = 0.1
         for case in drawn:
             self.now += 0.05
-            if self.known.forbids(KERNEL, case):
+            if self.known.should_skip(KERNEL, case):
                 self.skipped.append(case)
             elif self.bug(case):
                 self.died.append(case)
@@ -139,21 +139,21 @@ def test_a_forbidden_case_is_tried_every_half_minute(drawn: list[PagedDecodeCase
     campaign = Campaign(odd_at_80).run(drawn)
     deadly = next(case for case in drawn if odd_at_80(case))
     campaign.now += 31.0
-    assert not campaign.known.forbids(KERNEL, deadly)
+    assert not campaign.known.should_skip(KERNEL, deadly)
     assert campaign.known.expects_death(KERNEL, deadly)
-    assert campaign.known.forbids(KERNEL, deadly)
+    assert campaign.known.should_skip(KERNEL, deadly)
     campaign.now += 4.0
-    assert campaign.known.forbids(KERNEL, deadly)
+    assert campaign.known.should_skip(KERNEL, deadly)
     campaign.share_spent = 0.01
-    assert not campaign.known.forbids(KERNEL, deadly)
+    assert not campaign.known.should_skip(KERNEL, deadly)
 
 
 def test_a_condition_that_a_case_survives_is_given_up(drawn: list[PagedDecodeCase]) -> None:
-    """A wrong condition would hide what it forbids for good."""
+    """A wrong condition would hide what it should_skip for good."""
     campaign = Campaign(odd_at_80).run(drawn)
     case = campaign.skipped[0]
     campaign.known.passed(KERNEL, case)
-    assert not campaign.known.forbids(KERNEL, case)
+    assert not campaign.known.should_skip(KERNEL, case)
 
 
 def test_what_another_worker_found_is_skipped_here(drawn: list[PagedDecodeCase]) -> None:
@@ -166,16 +166,16 @@ def test_what_another_worker_found_is_skipped_here(drawn: list[PagedDecodeCase])
             right.passed(KERNEL, case)
     for known in (wrong, right):
         known.learn(a_bug("layout=HND"))
-    assert all(right.forbids(KERNEL, case) for case in hnd)
-    assert not any(wrong.forbids(KERNEL, case) for case in hnd)
+    assert all(right.should_skip(KERNEL, case) for case in hnd)
+    assert not any(wrong.should_skip(KERNEL, case) for case in hnd)
 
 
 def test_deaths_that_no_condition_foresees_are_limited_too(drawn: list[PagedDecodeCase]) -> None:
     """Where nothing can be learned, the finding's features are all there is to go by."""
     known = KnownDeaths(lambda target: 0.3)
     known.learn(a_bug("layout=HND"))
-    assert known.forbids(KERNEL, next(case for case in drawn if case.layout == "HND"))
-    assert not known.forbids(KERNEL, next(case for case in drawn if case.layout == "NHD"))
+    assert known.should_skip(KERNEL, next(case for case in drawn if case.layout == "HND"))
+    assert not known.should_skip(KERNEL, next(case for case in drawn if case.layout == "NHD"))
 
 
 def test_only_crashes_and_hangs_of_the_kernel_matter(drawn: list[PagedDecodeCase]) -> None:
@@ -183,7 +183,7 @@ def test_only_crashes_and_hangs_of_the_kernel_matter(drawn: list[PagedDecodeCase
     known = KnownDeaths(lambda target: 1.0)
     known.learn(a_bug(oracle="accuracy", kind="out:value"))
     known.learn(a_bug(kernel="other"))
-    assert not any(known.forbids(KERNEL, case) for case in drawn[:20])
+    assert not any(known.should_skip(KERNEL, case) for case in drawn[:20])
 
 
 DENSE = Declaration(
@@ -253,7 +253,7 @@ def test_crashes_are_not_learned_from_accesses_outside() -> None:
     for _ in range(5):
         deaths.judged(DENSE, WIDE, Failure(oracle="guard_page", kind="read past k", message="outside"))
     deaths.learn(msgspec.structs.replace(FAULT, features=case_features(DENSE, WIDE)))
-    assert not deaths.forbids(DENSE, WIDE)
+    assert not deaths.should_skip(DENSE, WIDE)
     assert deaths.faults.covers(DENSE, WIDE)
     deaths.learn(a_bug(*case_features(DENSE, PLAIN), kernel=DENSE.target))
     assert not deaths.faults.covers(DENSE, PLAIN)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.counts import CaseCounts
 from attnfuzz.campaign.draw.larger_cases import (
     RUNGS,
     LargerCases,
@@ -18,6 +17,7 @@ from attnfuzz.campaign.draw.larger_cases import (
 )
 from attnfuzz.campaign.draw.sampling import CaseSource
 from attnfuzz.campaign.messages import Found, WorkerProgress
+from attnfuzz.campaign.statistics import CaseCounts
 from attnfuzz.campaign.worker import _strategy
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.coordinator import Coordinator
-from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Setup, Unfinished
 from attnfuzz.campaign.request import CampaignRequest, resumed
 from attnfuzz.campaign.result import Reporter, Statistics
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding, StateError, StateFile, load_state
+from attnfuzz.campaign.statistics import KernelStatistics
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug

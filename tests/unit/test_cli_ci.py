@@ -43,7 +43,7 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
     place = f"::error file=mine.py,line={line},title=mine%3A accuracy/out%3Avalue [seq_len>1]::out[seq"
     assert annotation.startswith(place)
     assert step.read_text() == (folder / "summary.md").read_text()
-    assert "### attnfuzz: something is new" in step.read_text()
+    assert "### attnfuzz: new findings" in step.read_text()
     assert f"attnfuzz replay attnfuzz-ci/findings/{saved.name}" in step.read_text()
     assert "--seed 42" in run.stdout
     assert ElementTree.parse(folder / "junit.xml").getroot().find(".//failure") is not None

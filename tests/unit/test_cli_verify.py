@@ -110,7 +110,7 @@ def test_a_wrong_kernel_fails_with_its_smallest_case(tmp_path: Path) -> None:
     assert "seq_lens 2" in case
     regression, script = sorted((tmp_path / "found").iterdir())
     assert (regression.suffix, script.suffix) == (".json", ".py")
-    assert "left out: it raises for head sizes" in run.stdout
+    assert "not searched: it raises for head sizes" in run.stdout
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> list[Verdict]:
         raise BatchLost("illegal memory access")
 
-    monkeypatch.setattr("attnfuzz.judging.service.judge_many", fail)
+    monkeypatch.setattr("attnfuzz.judging.service.judge_batch", fail)
     with pytest.raises(ExitAfterReply) as stop:
         JudgingService().handle("judge", request_many("correct"))
     assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="illegal memory access")

@@ -28,7 +28,7 @@ from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
-from attnfuzz.trials import comparison, symptoms
+from attnfuzz.trials import comparison, run_checks
 
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25)
 
@@ -55,7 +55,7 @@ def mine(i):
         (torch.cuda.Event, "elapsed_time", "torch.cuda.Event.elapsed_time"),
         (time, "perf_counter", "time.perf_counter"),
         (comparison, "error_ratio", "attnfuzz.trials.comparison.error_ratio"),
-        (symptoms.Symptoms, "any", "attnfuzz.trials.symptoms.Symptoms.any"),
+        (run_checks.RunChecks, "any", "attnfuzz.trials.run_checks.RunChecks.any"),
     ],
 )
 def test_what_judges_and_times_is_watched(owner: Any, name: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:

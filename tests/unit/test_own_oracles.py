@@ -15,7 +15,7 @@ from attnfuzz.campaign.saved.replay import run_saved
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import KernelLoadError, load_kernels
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.own import OracleError, Run
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -91,7 +91,7 @@ def test_it_is_asked_of_each_case_alone_and_in_a_batch(how_many: str) -> None:
     def judged(**how: Any) -> Any:
         if how_many == "one":
             return judge(kernel, CASE, device="cpu", **how).failure
-        return judge_many(kernel, [CASE, CASE], device="cpu", **how)[1].failure
+        return judge_batch(kernel, [CASE, CASE], device="cpu", **how)[1].failure
 
     failure = judged()
     assert (failure.oracle, failure.name, failure.message) == (NAME, NAME, "32 elements are -0.0")

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.counts import coverage_of
 from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Earlier
+from attnfuzz.campaign.statistics import coverage_of
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.findings import QUESTIONS
@@ -234,7 +234,7 @@ def test_what_a_declaration_ends_stands_apart_and_is_not_counted() -> None:
     titles = [data.strip() for path, data in shown.texts if path[-1:] == ("h1",)]
     assert titles == ["1 finding; 1 question"]
     heads = [data.strip() for path, data in shown.texts if path[-1:] in (("h2",), ("h3",)) and data.strip()]
-    assert heads.index("dense") < heads.index(QUESTIONS) < heads.index(PAGED.target)
+    assert heads.index("dense") < heads.index(QUESTIONS) < heads.index(PAGED.target) < heads.index("Cases a second")
     assert shown.having("h1", "bad")
     alone = page(outside)
     assert not alone.having("h1", "bad")

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from markupsafe import Markup
 
-from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Throughput
+from attnfuzz.campaign.statistics import EXACT, LEAST, MOST, NOT_FINITE, Throughput
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.report.charts import histogram_svg, timeline_svg
 from attnfuzz.report.drawing import case_svg, draw

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
+from attnfuzz.campaign.statistics import KernelStatistics
 from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -352,7 +352,7 @@ def test_what_was_not_shrunk_counts_where_it_can_be_no_other(other: dict[str, An
     for name, value in other.items():
         setattr(beside, name, value)
     result = a_result(cut, beside)
-    assert result.statistics.standing(cut) == "counts"
+    assert result.statistics.disposition(cut) == "counts"
     assert result.fails
 
 
@@ -373,7 +373,7 @@ def test_what_was_not_shrunk_counts_where_evidence_tells_it_from_the_bug(
     bug = a_finding(failure=msgspec.structs.replace(FAILURE, **told), shrunk_s=2.0, features=named("seq_len>1"))
     cut = a_finding(failure=msgspec.structs.replace(FAILURE, **seen))
     result = a_result(cut, bug)
-    assert [result.statistics.standing(one) for one in (bug, cut)] == ["counts", "counts"]
+    assert [result.statistics.disposition(one) for one in (bug, cut)] == ["counts", "counts"]
     assert "not told apart" not in printed(result)
 
 

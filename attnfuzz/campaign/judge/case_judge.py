@@ -35,7 +35,7 @@ _BATCH_PART = 0.25
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CaseTimes:
     passed: int = 0
     slowest_s: float = 0.0
 
@@ -56,9 +56,9 @@ class AdaptiveTimeout:
     """
 
     longest_s: float
-    _all: _Seen = field(default_factory=_Seen)
-    _first: _Seen = field(default_factory=_Seen)
-    _later: _Seen = field(default_factory=_Seen)
+    _all: _CaseTimes = field(default_factory=_CaseTimes)
+    _first: _CaseTimes = field(default_factory=_CaseTimes)
+    _later: _CaseTimes = field(default_factory=_CaseTimes)
 
     def limit_s(self, *, first: bool = False, short: bool = False) -> float:
         """The limit for the next case in seconds."""

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
-from attnfuzz.campaign.counts import MAX_INTERVALS, Count, KernelStatistics
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.judge.journal import FOLDER, remove_if_empty
 from attnfuzz.campaign.messages import Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.statistics import MAX_INTERVALS, Count, KernelStatistics
 from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong

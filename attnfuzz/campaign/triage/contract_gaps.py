@@ -113,7 +113,7 @@ def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Res
 
 
 def _limits(finding: Finding) -> Limits:
-    """What would end it, by each field that is to do with what it needs."""
+    """The values of `Supports` fields that would exclude the finding, by field."""
     failure, case, features = finding.failure, finding.case, finding.signature.features
     if failure.remedy:
         return dict(failure.remedy)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import msgspec
 
-from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.declaration_inference import with_declared
 from attnfuzz.campaign.judge.case_judge import CaseJudge, OutOfTime
 from attnfuzz.campaign.messages import Busy, Found, Unconfirmed, written
+from attnfuzz.campaign.statistics import ProgressMeter
 from attnfuzz.campaign.triage.confirmation import retries_of
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths

@@ -56,7 +56,7 @@ __all__ = ["Investigation"]
 
 _MAX_TRIES = 10
 _MISSED = 0.1
-"""How often a smaller case that is as flaky may be taken for one that passes."""
+"""Accepted rate of taking a smaller flaky case for one that passes, while a flaky failure is shrunk."""
 _MAX_HANGS_WHILE_SHRINKING = 25
 _SHRINKING_RUNS = 500
 _SHRINKING_DEATHS = 60

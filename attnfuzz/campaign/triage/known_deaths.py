@@ -193,7 +193,7 @@ class KnownDeaths:
         else:
             lesson.passed.append(case)
 
-    def forbids(self, declaration: Declaration, case: Case) -> bool:
+    def should_skip(self, declaration: Declaration, case: Case) -> bool:
         """Whether to skip the case. Now and then the answer is no although it is expected to die."""
         lesson = self._lessons.get(declaration.target)
         if lesson is None or not lesson.bugs:

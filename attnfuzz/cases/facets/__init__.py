@@ -11,8 +11,8 @@ from attnfuzz.cases.facets.facet import Changes as Changes
 from attnfuzz.cases.facets.facet import Domain as Domain
 from attnfuzz.cases.facets.facet import Facet as Facet
 from attnfuzz.cases.facets.facet import Levels as Levels
-from attnfuzz.cases.facets.facet import Place as Place
+from attnfuzz.cases.facets.facet import SizeRank as SizeRank
 from attnfuzz.cases.facets.facet import changed as changed
 from attnfuzz.cases.facets.facet import facets_of as facets_of
 
-__all__ = ["Axis", "Changes", "Domain", "Facet", "Levels", "Place", "changed", "facets_of"]
+__all__ = ["Axis", "Changes", "Domain", "Facet", "Levels", "SizeRank", "changed", "facets_of"]

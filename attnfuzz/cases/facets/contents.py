@@ -16,7 +16,7 @@ from attnfuzz.cases.facets.facet import (
     Levels,
     Options,
     Part,
-    Place,
+    SizeRank,
     changed,
 )
 from attnfuzz.cases.facets.sequences import with_lengths
@@ -42,16 +42,18 @@ class Numbers(Facet[AttentionCase]):
     fields = ("values",)
     jumps_with = "numbers"
     parts = (
-        Part("values.keys", Choice(KEY_RECIPES), Place.CONTENTS, Feature("keys", "={}", "numbers"), "keys {}", "keys"),
+        Part(
+            "values.keys", Choice(KEY_RECIPES), SizeRank.CONTENTS, Feature("keys", "={}", "numbers"), "keys {}", "keys"
+        ),
         Part(
             "values.values",
             Choice(VALUE_RECIPES),
-            Place.CONTENTS,
+            SizeRank.CONTENTS,
             Feature("values", "={}", "numbers"),
             "values {}",
             "values",
         ),
-        Part("values.seed", Seed(), Place.CONTENTS),
+        Part("values.seed", Seed(), SizeRank.CONTENTS),
     )
 
     def features(self, case: AttentionCase) -> Iterator[Feature]:
@@ -70,12 +72,15 @@ class Numbers(Facet[AttentionCase]):
         yield from super().axes(domain)
         yield Axis("logits", ("small", "plain", "large", "huge"), _logit_scale)
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         exponent = case.values.logit_exponent
-        yield Place.CONTENTS, len(case.values.needles)
-        yield Place.CONTENTS, (abs(exponent), exponent < 0)
+        yield SizeRank.CONTENTS, len(case.values.needles)
+        yield SizeRank.CONTENTS, (abs(exponent), exponent < 0)
         yield from super().size(case, options)
-        yield Place.EACH_TOKEN, tuple((needle.kv_head, needle.seq, needle.position) for needle in case.values.needles)
+        yield (
+            SizeRank.EACH_TOKEN,
+            tuple((needle.kv_head, needle.seq, needle.position) for needle in case.values.needles),
+        )
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         case = yield from first_of(case, [_with_values(case, needles=())])
@@ -143,8 +148,8 @@ class Scale(Facet[AttentionCase]):
     def axes(self, domain: Domain) -> Iterator[Axis]:
         yield Axis("scale", ("default", "other"), lambda case: ("other" if any(self.features(case)) else "default",))
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
-        yield Place.CONTENTS, (case.scale != default_scale(case.head_size), case.scale != 1.0, case.scale)
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
+        yield SizeRank.CONTENTS, (case.scale != default_scale(case.head_size), case.scale != 1.0, case.scale)
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         return (yield from first_of(case, [changed(case, scale=one) for one in (default_scale(case.head_size), 1.0)]))
@@ -192,14 +197,14 @@ class VariantFacet(Facet[AttentionCase]):
         if case.variant.freed_pages and not domain.supports.freed_pages:
             yield "variant.freed_pages=True, but the kernel declares freed_pages=False"
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         """The fewer the simpler; of windows, the smaller."""
         variant = case.variant
         cap = variant.soft_cap
         alibi = -1 if variant.alibi is None else ALIBI_RECIPES.index(variant.alibi)
         sinks = -1 if variant.sinks is None else SINK_RECIPES.index(variant.sinks)
         numbers = (variant.window or 0, cap is not None, cap != 1.0, cap or 0.0, alibi, sinks)
-        yield Place.CONTENTS, (len(variant.names), variant.freed_pages, *numbers)
+        yield SizeRank.CONTENTS, (len(variant.names), variant.freed_pages, *numbers)
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         """One variant after another left out; then a smaller window, for shorter sequences too, and simpler numbers."""
@@ -275,12 +280,12 @@ class CacheFormat(Facet[AttentionCase]):
         elif case.kv is not None and case.kv.per not in supports.kv_scales:
             yield f"kv.per={case.kv.per!r}, but the kernel declares kv_scales={supports.kv_scales}"
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         kv = case.kv
         ranks = () if kv is None else (
             KV_DTYPES.index(kv.dtype), KV_GRANULARITIES.index(kv.per), KV_SCALE_RECIPES.index(kv.scales)
         )  # fmt: skip
-        yield Place.CONTENTS, ranks
+        yield SizeRank.CONTENTS, ranks
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         """A plain cache; or scales that are simpler."""

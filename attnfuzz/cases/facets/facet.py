@@ -30,7 +30,7 @@ Levels = tuple[str, ...]
 _MOST_LISTED = 8
 
 
-class Place(enum.IntEnum):
+class SizeRank(enum.IntEnum):
     """Where something counts in the order of simplicity: what a reader must keep in mind comes first."""
 
     SEQUENCES = 0
@@ -90,7 +90,7 @@ class Part:
 
     path: str
     kind: Field
-    place: Place
+    place: SizeRank
     feature: Feature | None = None
     words: str = ""
     axis: str = ""
@@ -171,7 +171,7 @@ class Facet(Generic[C]):
         yield from ()
 
     def departures(self, case: C, domain: Domain) -> Iterator[Feature]:
-        """`other_than` values that kernels are often written for and ``case`` has not; `without` makes it have them."""
+        """Common values that ``case`` deviates from, as `other_than`; `without` puts them into it."""
         yield from ()
 
     def traits(self, case: C) -> Iterator[Feature]:
@@ -201,7 +201,7 @@ class Facet(Generic[C]):
         for part in self.parts:
             yield from part.objections(case, domain.supports)
 
-    def size(self, case: C, options: Options) -> Iterator[tuple[Place, Any]]:
+    def size(self, case: C, options: Options) -> Iterator[tuple[SizeRank, Any]]:
         """What is compared to tell the simpler of two cases, the smaller, with where it counts."""
         for part in self.parts:
             yield part.place, part.kind.rank(part.value_in(case))
@@ -264,7 +264,7 @@ class _OpenField(Facet[OpenCase]):
 
     def __init__(self, name: str, kind: Field) -> None:
         self.fields = (name,)
-        self.parts = (Part(name, kind, Place.SEQUENCES, axis=name, telling=True),)
+        self.parts = (Part(name, kind, SizeRank.SEQUENCES, axis=name, telling=True),)
 
     def alternatives(self, case: OpenCase, domain: Domain) -> Iterator[Changes]:
         """As of any facet, and the case with what this number is above the simplest added to another one instead.

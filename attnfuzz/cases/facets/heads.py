@@ -11,7 +11,7 @@ from attnfuzz.cases.facets.facet import (
     Domain,
     Facet,
     Options,
-    Place,
+    SizeRank,
     changed,
     classes,
     not_among,
@@ -97,8 +97,8 @@ class Heads(Facet[AttentionCase]):
     def objections(self, case: AttentionCase, domain: Domain) -> Iterator[str]:
         yield from not_among("gqa_ratio", case.gqa_ratio, domain.supports.gqa_ratios)
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
-        yield Place.HEADS, (case.num_q_heads, case.num_kv_heads)
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
+        yield SizeRank.HEADS, (case.num_q_heads, case.num_kv_heads)
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         ratio = case.gqa_ratio
@@ -154,10 +154,10 @@ class VHeadSize(Facet[AttentionCase]):
                 f"v_head_size={case.v_head_size} beside head_size={case.head_size}, but the kernel declares equal ones"
             )
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         """One size for both comes first, then the smaller ones, those of K before those of V."""
-        yield Place.HEAD_SIZE, case.v_head_size is not None
-        yield Place.HEAD_SIZE, (head_size_rank(case.head_size), head_size_rank(case.value_size))
+        yield SizeRank.HEAD_SIZE, case.v_head_size is not None
+        yield SizeRank.HEAD_SIZE, (head_size_rank(case.head_size), head_size_rank(case.value_size))
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         """One size for K and V; else the other way round, both as small as can be, and then that of V."""
@@ -221,8 +221,8 @@ class HeadSize(Facet[CaseBase]):
     def objections(self, case: CaseBase, domain: Domain) -> Iterator[str]:
         yield from not_among("head_size", case.head_size, domain.supports.head_sizes)
 
-    def size(self, case: CaseBase, options: Options) -> Iterator[tuple[Place, object]]:
-        yield Place.HEAD_SIZE, head_size_rank(case.head_size)
+    def size(self, case: CaseBase, options: Options) -> Iterator[tuple[SizeRank, object]]:
+        yield SizeRank.HEAD_SIZE, head_size_rank(case.head_size)
 
     def shrink(self, case: CaseBase, domain: Domain) -> Proposal[CaseBase]:
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]

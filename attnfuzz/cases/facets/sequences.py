@@ -17,7 +17,7 @@ from attnfuzz.cases.facets.facet import (
     Levels,
     Options,
     Part,
-    Place,
+    SizeRank,
     changed,
     listed,
 )
@@ -139,11 +139,11 @@ class Sequences(Facet[AttentionCase]):
         if not domain.supports.empty_sequences and 0 in case.seq_lens:
             yield f"seq_lens[{case.seq_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
 
-    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[Place, object]]:
-        yield Place.SEQUENCES, case.num_seqs
+    def size(self, case: AttentionCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
+        yield SizeRank.SEQUENCES, case.num_seqs
         ranks = tuple(map(length_rank, case.seq_lens))
-        yield Place.TOKENS, sum(ranks)
-        yield Place.EACH_TOKEN, ranks
+        yield SizeRank.TOKENS, sum(ranks)
+        yield SizeRank.EACH_TOKEN, ranks
 
     def shrink(self, case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
         case = yield from _fewer(case)
@@ -282,10 +282,10 @@ class QueryLens(Facet[VarlenCase]):
         if not domain.supports.empty_sequences and 0 in case.query_lens:
             yield f"query_lens[{case.query_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
 
-    def size(self, case: VarlenCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: VarlenCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         ranks = tuple(map(length_rank, case.query_lens))
-        yield Place.QUERIES, sum(ranks)
-        yield Place.EACH_TOKEN, ranks
+        yield SizeRank.QUERIES, sum(ranks)
+        yield SizeRank.EACH_TOKEN, ranks
 
     def shrink(self, case: VarlenCase, domain: Domain) -> Proposal[VarlenCase]:
         """Each sequence with fewer query tokens, or with less context before them."""
@@ -355,8 +355,8 @@ class QueryBounds(Facet[VarlenCase]):
     fields = ("seq_slack", "query_slack")
     jumps_with = "storage"
     parts = (
-        Part("seq_slack", _COUNTED, Place.STORAGE, Feature("slack")),
-        Part("query_slack", _COUNTED, Place.STORAGE, Feature("slack")),
+        Part("seq_slack", _COUNTED, SizeRank.STORAGE, Feature("slack")),
+        Part("query_slack", _COUNTED, SizeRank.STORAGE, Feature("slack")),
     )
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -370,7 +370,7 @@ class QueryPadding(Facet[VarlenCase]):
 
     fields = ("padding_tokens",)
     jumps_with = "storage"
-    parts = (Part("padding_tokens", _COUNTED, Place.STORAGE, PADDING_TOKENS),)
+    parts = (Part("padding_tokens", _COUNTED, SizeRank.STORAGE, PADDING_TOKENS),)
 
     def draws(self, supports: Supports) -> Mapping[str, Sequence[int]]:
         return {"padding_tokens": (0, 0, 0, 1, 2, 3, 17)} if supports.padding_tokens else {}

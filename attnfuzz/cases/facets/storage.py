@@ -15,7 +15,7 @@ from attnfuzz.cases.facets.facet import (
     Levels,
     Options,
     Part,
-    Place,
+    SizeRank,
     changed,
     classes,
     not_among,
@@ -131,10 +131,10 @@ class BlockSize(Facet[PagedDecodeCase]):
     def objections(self, case: PagedDecodeCase, domain: Domain) -> Iterator[str]:
         yield from not_among("block_size", case.block_size, domain.supports.block_sizes)
 
-    def size(self, case: PagedDecodeCase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: PagedDecodeCase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         """The fewest pages, each as small as can be."""
-        yield Place.STORAGE, sum(case.blocks_of(i) for i in range(case.num_seqs))
-        yield Place.STORAGE, block_size_rank(case.block_size)
+        yield SizeRank.STORAGE, sum(case.blocks_of(i) for i in range(case.num_seqs))
+        yield SizeRank.STORAGE, block_size_rank(case.block_size)
 
     def shrink(self, case: PagedDecodeCase, domain: Domain) -> Proposal[PagedDecodeCase]:
         """Fewer pages for the same tokens; or smaller pages with lengths that end at the same place of a page."""
@@ -177,7 +177,7 @@ class Dtype(Facet[CaseBase]):
         Part(
             "dtype",
             Choice(DTYPES),
-            Place.DTYPE,
+            SizeRank.DTYPE,
             Feature("dtype", "={}"),
             "{}",
             "dtype",
@@ -196,7 +196,7 @@ class CacheLayout(Facet[PagedDecodeCase]):
         Part(
             "layout",
             Choice(LAYOUTS),
-            Place.STORAGE,
+            SizeRank.STORAGE,
             Feature("layout", "={}"),
             "layout {}",
             "layout",
@@ -217,22 +217,22 @@ class PageMap(Facet[PagedDecodeCase]):
     fields = ("pages",)
     jumps_with = "storage"
     parts = (
-        Part("pages.order", Choice(_PAGE_ORDERS), Place.STORAGE, Feature("pages", "={}", "place"), "page order {}"),
+        Part("pages.order", Choice(_PAGE_ORDERS), SizeRank.STORAGE, Feature("pages", "={}", "place"), "page order {}"),
         Part(
             "pages.padding",
             Choice(_PADDINGS),
-            Place.STORAGE,
+            SizeRank.STORAGE,
             Feature("padding", "={}", "size"),
             "unused table entries {}",
         ),
-        Part("pages.shared_blocks", _COUNTED, Place.STORAGE, SHARED_PAGES, "shared pages {}"),
-        Part("pages.spare_blocks", _COUNTED, Place.STORAGE, Feature("spare blocks", role="place"), "spare pages {}"),
-        Part("pages.extra_columns", _COUNTED, Place.STORAGE, EXTRA_COLUMNS, "unused table columns {}"),
-        Part("pages.seed", Seed(), Place.STORAGE),
+        Part("pages.shared_blocks", _COUNTED, SizeRank.STORAGE, SHARED_PAGES, "shared pages {}"),
+        Part("pages.spare_blocks", _COUNTED, SizeRank.STORAGE, Feature("spare blocks", role="place"), "spare pages {}"),
+        Part("pages.extra_columns", _COUNTED, SizeRank.STORAGE, EXTRA_COLUMNS, "unused table columns {}"),
+        Part("pages.seed", Seed(), SizeRank.STORAGE),
         Part(
             "pages.taken",
             Integers(0, 1 << 20, least=0, most=MOST_TAKEN),
-            Place.STORAGE,
+            SizeRank.STORAGE,
             Feature("pages as recorded", role="place"),
             "pages taken {}",
         ),
@@ -295,11 +295,11 @@ class TensorStrides(Facet[CaseBase]):
     def objections(self, case: CaseBase, domain: Domain) -> Iterator[str]:
         yield from (sentence for _, sentence in wrong_strides(domain.supports, case))
 
-    def size(self, case: CaseBase, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: CaseBase, options: Options) -> Iterator[tuple[SizeRank, object]]:
         strides = sorted((name, STRIDE_KINDS.index(kind)) for name, kind in case.strides.items())
         strided = tuple((name, kind) for name, kind in strides if kind)
-        yield Place.STRIDES, (len(strided), sum(kind for _, kind in strided))
-        yield Place.EACH_STRIDE, strided
+        yield SizeRank.STRIDES, (len(strided), sum(kind for _, kind in strided))
+        yield SizeRank.EACH_STRIDE, strided
 
     def shrink(self, case: CaseBase, domain: Domain) -> Proposal[CaseBase]:
         """Each tensor as near to contiguous as it can be, together with those that lie alike."""
@@ -465,9 +465,9 @@ class KernelOptions(Facet[Any]):
             if name not in case.options:
                 yield f"the case leaves out options[{name!r}]; the kernel offers {choices}"
 
-    def size(self, case: Any, options: Options) -> Iterator[tuple[Place, object]]:
+    def size(self, case: Any, options: Options) -> Iterator[tuple[SizeRank, object]]:
         chosen = sorted(case.options.items())
-        yield Place.OPTIONS, tuple(_option_rank(value, options.get(name, ())) for name, value in chosen)
+        yield SizeRank.OPTIONS, tuple(_option_rank(value, options.get(name, ())) for name, value in chosen)
 
     def shrink(self, case: Any, domain: Domain) -> Proposal[Any]:
         """Each to an earlier choice; then again, if it is a number of tokens, with lengths that follow it."""

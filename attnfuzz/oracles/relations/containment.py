@@ -89,7 +89,7 @@ class _Law:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SpoiledToken:
     """A token of one sequence and KV head, and the rows and query heads that read it, or others of its sequence."""
 
     case: AttentionCase
@@ -99,7 +99,7 @@ class _Place:
     kv_head: int
 
     @classmethod
-    def of(cls, case: AttentionCase, values: LogicalAttention) -> _Place:
+    def of(cls, case: AttentionCase, values: LogicalAttention) -> _SpoiledToken:
         """The last token of the longest sequence, or one on a shared page of which another sequence has reached less.
 
         That other one has the page in its row of the block table.
@@ -156,7 +156,7 @@ def _applies(declaration: Declaration, case: AttentionCase) -> bool:
 
 
 def _further(declaration: Declaration, case: AttentionCase, contents: Contents) -> FurtherRuns | None:
-    place = _Place.of(case, contents.values)
+    place = _SpoiledToken.of(case, contents.values)
     runs, laws = list[Changed](), list[_Law]()
 
     def run(words: str, values: LogicalAttention) -> int:
@@ -272,7 +272,7 @@ def _over(result: Tensor, kept: Bool[Tensor, "num_rows num_q_heads"]) -> Tensor:
 
 
 def _of_infinite_scores(
-    declaration: Declaration, place: _Place, run: Callable[[str, LogicalAttention], int]
+    declaration: Declaration, place: _SpoiledToken, run: Callable[[str, LogicalAttention], int]
 ) -> list[_Law]:
     """The laws of scores of -inf, and their runs: with one element of keys so low, or infinite, that it decides.
 
@@ -330,7 +330,7 @@ def _tokens(positions: range) -> str:
 
 
 def _settled(
-    place: _Place, q: Float64[Tensor, "rows group head_size"], low: LogicalAttention
+    place: _SpoiledToken, q: Float64[Tensor, "rows group head_size"], low: LogicalAttention
 ) -> Bool[Tensor, "rows group"]:
     """Rows and heads that see the last token, beside whose score all others, `low` ones, have a weight of 0."""
     case = place.case
@@ -354,7 +354,7 @@ def _differing_states(before: Results, after: Results) -> _Masks:
 
 
 def _of_empty_rows(
-    declaration: Declaration, place: _Place, kept: Bool[Tensor, "num_rows num_q_heads"], after: int
+    declaration: Declaration, place: _SpoiledToken, kept: Bool[Tensor, "num_rows num_q_heads"], after: int
 ) -> _Law:
     """What a row gives in which no key has a weight. Beside the LSE of an empty partial state there may be anything."""
     lse, bound = _lse_of_empty_rows(declaration, place)
@@ -389,7 +389,7 @@ def _of_empty_rows(
 
 
 def _lse_of_empty_rows(
-    declaration: Declaration, place: _Place
+    declaration: Declaration, place: _SpoiledToken
 ) -> tuple[Float64[Tensor, " num_q_heads"], Float64[Tensor, " num_q_heads"]]:
     """That of each head's sink, or -inf, as the kernel returns it, and how far it may be off."""
     case = place.case

@@ -542,7 +542,7 @@ def _ignored(trial: Trial, far: Far) -> dict[str, int]:
 
 
 def _told_of_ignored(trial: Trial, ignored: Mapping[str, int]) -> Failure | None:
-    """Of the first that the kernel declares to heed and no case shows; raises what the kernel raised."""
+    """The failure for the first ignored stride that other oracles cannot see; raises what the kernel raised."""
     allowed = trial.kernel.declaration.supports.strides
     for name, axis in ignored.items():
         shape = tensor_specs(trial.case)[name].shape

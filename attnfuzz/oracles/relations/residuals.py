@@ -210,25 +210,24 @@ def _objection(case: AttentionCase, found: Sequence[_Token]) -> Failure | None:
 
 def _failure(name: str, sums: Residuals, found: Sequence[_Token], *, of_factors: bool = False) -> Failure:
     rounding = _replayed(found)
-    if of_factors:
-        kind, times = "factor", sums.size / sums.largest_size
-        message = (
-            f"each error of {name} is within its bound, but the elements of a row are wrong by a factor in common: "
-            f"these are together {number(sums.size)} x what the roundings make that the kernel may make; above "
-            f"{number(sums.largest_size)} x that is no chance"
+    within, by_chance = f"each error of {name} is within its bound, but", "and chance explains at most"
+    if of_factors or sums.is_too_large:
+        kind, times = "factor" if of_factors else "size", sums.size / sums.largest_size
+        what = (
+            "the elements of a row are wrong by a common factor: these factors are"
+            if of_factors
+            else "together they are"
         )
-    elif sums.is_too_large:
-        kind, times = "size", sums.size / sums.largest_size
         message = (
-            f"each error of {name} is within its bound, but together they are {number(sums.size)} x what the roundings "
-            f"make that the kernel may make; above {number(sums.largest_size)} x that is no chance"
+            f"{within} {what} {number(sums.size)} x what the kernel's roundings explain, {by_chance} "
+            f"{number(sums.largest_size)} x"
         )
     else:
         kind, times = "lean", abs(sums.lean) / sums.largest_lean
         side = {("out", True): "away from zero", ("out", False): "towards zero", ("lse", True): "upwards"}
         message = (
-            f"each error of {name} is within its bound, but they go {side.get((name, sums.lean > 0), 'downwards')}: on "
-            f"average by {number(abs(sums.lean))} x their size; above {number(sums.largest_lean)} x that is no chance"
+            f"{within} they are biased {side.get((name, sums.lean > 0), 'downwards')}: their mean is "
+            f"{number(abs(sums.lean))} x their size, {by_chance} {number(sums.largest_lean)} x"
         )
     return Failure(
         oracle=registry.RESIDUALS.name,

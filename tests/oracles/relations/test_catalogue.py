@@ -11,7 +11,7 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.judge import judge, judge_batch
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, KNOWN, ORACLES, oracle_of
 from attnfuzz.oracles.relations import catalogue
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
@@ -210,7 +210,7 @@ def test_what_is_asked_for_judges(
     case = next(case for case in many(paged, 60) if drawn(kernel.declaration, case, ALL))
     judge(kernel, case, device="cpu", oracles=ALL, relations=relations)
     assert counted.total() == judged
-    judge_many(kernel, [case] * 2, device="cpu", oracles=ALL, relations=relations)
+    judge_batch(kernel, [case] * 2, device="cpu", oracles=ALL, relations=relations)
     assert counted.total() == 3 * judged
 
 
@@ -218,7 +218,7 @@ def test_a_relation_has_no_say_on_a_case_that_failed(counted: Counter[str], plan
     """What is wrong already would be run again and again, and be told in the words of a relation."""
     kernel = plant("paged_decode", average=lambda weights, v: weights @ v * 2)
     assert judge(kernel, paged, device="cpu", oracles=ALL, relations="all").failure is not None
-    assert judge_many(kernel, [paged], device="cpu", oracles=ALL, relations="all")[0].failure is not None
+    assert judge_batch(kernel, [paged], device="cpu", oracles=ALL, relations="all")[0].failure is not None
     assert not counted
 
 

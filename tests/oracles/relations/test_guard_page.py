@@ -241,8 +241,8 @@ def test_the_usual_runs_of_a_case_find_it(explaining: None) -> None:
         assert everything.judge(declaration, at_start).failure is None
         for relations in ((), Drawn(without=("guard_page",))):
             assert everything.judge(declaration, at_end, relations=relations).failure is None
-        assert everything.judge(declaration, at_end, thorough=False, relations=()).failure is None
-        together = everything.judge_many(declaration, [at_start, at_end, at_start], timeout_s=60.0)
+        assert everything.judge(declaration, at_end, run_twice=False, relations=()).failure is None
+        together = everything.judge_batch(declaration, [at_start, at_end, at_start], timeout_s=60.0)
         assert [verdict.failure for verdict in together] == [None, failure, None]
 
 
@@ -254,7 +254,7 @@ def test_what_shows_without_is_told_first(explaining: None) -> None:
         (case,) = cases_of(declaration, "end")
         for verdict in (
             everything.judge(declaration, case),
-            *everything.judge_many(declaration, [case, case], timeout_s=60.0),
+            *everything.judge_batch(declaration, [case, case], timeout_s=60.0),
         ):
             assert verdict.failure is not None
             assert verdict.failure.oracle == "accuracy"
@@ -282,7 +282,7 @@ def test_right_kernels_pass_in_guarded_memory(kernel: str, explaining: None) -> 
         (declaration,) = everything.declarations([f"{KERNELS}:{kernel}"])
         cases = cases_of(declaration, "end", "start")
         verdicts = [everything.judge(declaration, case) for case in cases]
-        verdicts += everything.judge_many(declaration, cases, timeout_s=60.0)
+        verdicts += everything.judge_batch(declaration, cases, timeout_s=60.0)
         assert [verdict.failure for verdict in verdicts] == [None] * 4
         assert everything.restarts == 0
 

@@ -1,4 +1,4 @@
-"""Errors within their bounds that are too large together, or lean to one side."""
+"""Errors within their bounds that are too large together, or biased."""
 
 from __future__ import annotations
 

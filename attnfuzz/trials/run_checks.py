@@ -29,7 +29,7 @@ from attnfuzz.trials.expectations import Expectation
 
 
 @dataclass(frozen=True, slots=True)
-class Symptoms:
+class RunChecks:
     """What is wrong with the first two runs, before any cause is looked for.
 
     `damaged`: per run, whether memory changed that may not. `unwritten`: an element still holds pre-fill. `differs`:
@@ -42,7 +42,7 @@ class Symptoms:
     error_ratio: float
 
     @classmethod
-    def read(cls, flags: Sequence[float], *, runs: int) -> Symptoms:
+    def read(cls, flags: Sequence[float], *, runs: int) -> RunChecks:
         """From the numbers of `Trial.flags` of a trial of so many `runs`."""
         *damaged, unwritten, differs, error_ratio = flags
         return cls(tuple(map(bool, damaged[:runs])), bool(unwritten), bool(differs), error_ratio)
@@ -53,10 +53,10 @@ class Symptoms:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HostResults:
     """A case with the results of its first run and, if there was one, its second: output first, then the LSE.
 
-    `damaged`: as in `Symptoms`.
+    `damaged`: as in `RunChecks`.
     """
 
     case: Case
@@ -65,15 +65,15 @@ class Seen:
     damaged: tuple[bool, ...] = ()
 
 
-def look(declaration: Declaration, seen: Sequence[Seen]) -> list[Symptoms]:
+def look(declaration: Declaration, seen: Sequence[HostResults]) -> list[RunChecks]:
     """What is wrong with the runs of each case; all results are on the host."""
     unwritten, differs = _look_at_bits(declaration, seen)
     ratios = _compare(declaration, seen)
     damaged = (one.damaged for one in seen)
-    return list(map(Symptoms, damaged, unwritten, differs, ratios))
+    return list(map(RunChecks, damaged, unwritten, differs, ratios))
 
 
-def _look_at_bits(declaration: Declaration, seen: Sequence[Seen]) -> tuple[list[bool], list[bool]]:
+def _look_at_bits(declaration: Declaration, seen: Sequence[HostResults]) -> tuple[list[bool], list[bool]]:
     """Of each case, whether elements were not written, and whether any differ between runs."""
     unwritten, differs = [False] * len(seen), [False] * len(seen)
     for group in _groups(seen, lambda one: tuple(tuple(part.dtype for part in run) for run in one.runs)):
@@ -90,7 +90,7 @@ def _look_at_bits(declaration: Declaration, seen: Sequence[Seen]) -> tuple[list[
     return unwritten, differs
 
 
-def _compare(declaration: Declaration, seen: Sequence[Seen]) -> list[float]:
+def _compare(declaration: Declaration, seen: Sequence[HostResults]) -> list[float]:
     """The largest error over bound of each first run."""
     found = [0.0] * len(seen)
     unit = math.log(2) if declaration.supports.lse == "base2" else 1.0
@@ -103,14 +103,14 @@ def _compare(declaration: Declaration, seen: Sequence[Seen]) -> list[float]:
     return found
 
 
-def _kind(one: Seen) -> tuple[Any, ...]:
+def _kind(one: HostResults) -> tuple[Any, ...]:
     """What cases have in common whose results can be joined."""
     out, *rest = one.runs[0]
     splits = tuple(out.shape[2:]) if one.case.partial_states else ()
     return out.dtype, len(rest), splits
 
 
-def _worst(seen: Sequence[Seen], unit: float) -> list[float]:
+def _worst(seen: Sequence[HostResults], unit: float) -> list[float]:
     """The largest ratio of each case."""
     out, starts = _joined([one.runs[0][0] for one in seen])
     expected = [one.expectation for one in seen]
@@ -131,7 +131,7 @@ def _largest(
     return np.maximum.reduceat(ratio.numpy(), starts)
 
 
-def _worst_of_splits(seen: Sequence[Seen], unit: float) -> list[float]:
+def _worst_of_splits(seen: Sequence[HostResults], unit: float) -> list[float]:
     """As `_worst`, after merging; infinite where a split without tokens is not left as one."""
     out = torch.cat([one.runs[0][0].flatten(0, 1) for one in seen])
     lse = torch.cat([one.runs[0][1].flatten(0, 1) for one in seen]).double().mul_(unit)
@@ -153,7 +153,7 @@ def _worst_of_splits(seen: Sequence[Seen], unit: float) -> list[float]:
 
 
 def _wrongly_empty(
-    seen: Sequence[Seen], out: Float[Tensor, "rows splits head_size"], lse: Float64[Tensor, "rows splits"]
+    seen: Sequence[HostResults], out: Float[Tensor, "rows splits head_size"], lse: Float64[Tensor, "rows splits"]
 ) -> Bool[Tensor, " rows"]:
     """Rows of empty sequences with more than 0 and -inf in a split; others with no number beside an LSE of -inf."""
     unused = lse.isneginf()
@@ -177,7 +177,7 @@ def _by_rows(case: Case, lse: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return lse.mT if axes_of("output_lse", case)[0] == "head" else lse
 
 
-def _groups(seen: Sequence[Seen], key: Callable[[Seen], Any]) -> list[list[int]]:
+def _groups(seen: Sequence[HostResults], key: Callable[[HostResults], Any]) -> list[list[int]]:
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, one in enumerate(seen):
         groups[key(one)].append(i)

@@ -13,7 +13,7 @@ import torch
 
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.judging import judge as judging
-from attnfuzz.judging.judge import judge_many
+from attnfuzz.judging.judge import judge_batch
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.oracles.relations.catalogue import drawn
@@ -56,7 +56,7 @@ def test_bundled_kernels_pass_as_they_do_alone(target: str, runner: Runner) -> N
     (declaration,) = runner.declarations([target])
     cases = mixed(declaration)
     alone = [runner.judge(declaration, case) for case in cases]
-    for one, many in zip(alone, runner.judge_many(declaration, cases, timeout_s=120.0), strict=True):
+    for one, many in zip(alone, runner.judge_batch(declaration, cases, timeout_s=120.0), strict=True):
         assert many.failure is None
         assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-6)
         assert many.timing.total_s > 0
@@ -76,13 +76,13 @@ def test_broken_kernels_fail_as_they_do_alone(name: str, runner: Runner, broken:
     shorter = msgspec.structs.replace(case, seq_lens=(9, 0), values=Values(keys="normal"))
     cases = [case, shorter, case]
     alone = [without_timing(runner.judge(broken[name], case)) for case in cases]
-    together = [without_timing(verdict) for verdict in runner.judge_many(broken[name], cases, timeout_s=120.0)]
+    together = [without_timing(verdict) for verdict in runner.judge_batch(broken[name], cases, timeout_s=120.0)]
     assert [verdict.failure for verdict in together] == [verdict.failure for verdict in alone]
 
 
 def test_nondeterminism_is_seen(runner: Runner, broken: Broken) -> None:
     """Two runs of a batch would share their memory, and a kernel that counts its calls would pass."""
-    verdicts = runner.judge_many(broken["counts_its_calls"], [DENSE, DENSE], timeout_s=120.0)
+    verdicts = runner.judge_batch(broken["counts_its_calls"], [DENSE, DENSE], timeout_s=120.0)
     assert [verdict.failure.oracle if verdict.failure else None for verdict in verdicts] == ["determinism"] * 2
 
 
@@ -91,7 +91,7 @@ def test_lost_gpu_costs_no_verdicts(name: str, runner: Runner, broken: Broken) -
     """A sticky CUDA error would be blamed on the wrong case of the batch, or end the campaign."""
     alone = runner.judge(broken[name], DENSE).failure
     assert alone is not None
-    found = [verdict.failure for verdict in runner.judge_many(broken[name], [DENSE, DENSE], timeout_s=120.0)]
+    found = [verdict.failure for verdict in runner.judge_batch(broken[name], [DENSE, DENSE], timeout_s=120.0)]
     assert [(failure.oracle, failure.kind) if failure else None for failure in found] == [
         (alone.oracle, alone.kind)
     ] * 2
@@ -102,7 +102,7 @@ def test_compilation_is_told_apart(runner: Runner) -> None:
     """Statistics would show compilation as running time of a kernel."""
     (declaration,) = runner.declarations(["dense_naive"])
     cases = [msgspec.structs.replace(DENSE, options={"tile": 16}), msgspec.structs.replace(DENSE, options={"tile": 32})]
-    for verdict in runner.judge_many(declaration, cases, timeout_s=120.0):
+    for verdict in runner.judge_batch(declaration, cases, timeout_s=120.0):
         assert 0 <= verdict.timing.compile_s <= verdict.timing.total_s
 
 
@@ -199,7 +199,7 @@ def test_relations_cost_a_batch_no_waits(monkeypatch: pytest.MonkeyPatch) -> Non
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                verdicts = judge_many(kernel, cases, device="cuda", relations=relations)
+                verdicts = judge_batch(kernel, cases, device="cuda", relations=relations)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         assert [verdict.failure for verdict in verdicts] == [None] * len(cases)
@@ -225,7 +225,7 @@ def test_work_in_a_stream_that_nobody_waits_for(runner: Runner) -> None:
     case = fitted(declaration, CASES["paged_decode"])
     runner.judge(declaration, case)  # what a first call loads takes longer than the current stream is late
     for _ in range(10):  # on a GPU that others use the work may be done before the copies are made
-        failures = [verdict.failure for verdict in runner.judge_many(declaration, [case, case], timeout_s=120.0)]
+        failures = [verdict.failure for verdict in runner.judge_batch(declaration, [case, case], timeout_s=120.0)]
         if failures[0] is not None:
             break
     assert failures[0] is not None
