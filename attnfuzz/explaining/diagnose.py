@@ -75,7 +75,7 @@ MAKERS: tuple[Maker, ...] = (
     Maker.of("block_table", tokens.through_the_table),
     Maker.of("another_sequence", tokens.another_sequence),
     Maker.of("another_page", tokens.another_page),
-    Maker.of("another_token", tokens.another_token),
+    _made(tokens.another_token, "another_token"),
     Maker.of("another_tensor", tokens.another_tensor),
     Maker.of("displaced_rows", tokens.displaced),
     _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),

@@ -382,6 +382,12 @@ def _attend(row: AttentionRow, k: Keys, v: Values, q: Tensor | None = None) -> t
     return row.given(row.case.scale * (k @ (row.q if q is None else q)), v)
 
 
+def _elsewhere(row: AttentionRow, k: Keys, v: Values, way: str, words: str) -> Iterator[Predicted]:
+    """K and V from other places, or one of them alone."""
+    for which, keys, values in (("", k, v), (", for K alone", k, row.v), (", for V alone", row.k, v)):
+        yield Predicted(*_attend(row, keys, values), way + which, words + which)
+
+
 def another_head(row: AttentionRow) -> Iterator[Predicted]:
     """K and V, or one of them, of another KV head, by the formula that leads there."""
     read = functools.cache(
@@ -398,6 +404,7 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
     """K and V of another sequence: all of it, or as many tokens as this one has."""
     case, own = row.case, row.seq
     rules = {"the next": own + 1, "the one before": own - 1, "the first": 0, "the last": case.num_seqs - 1}
+    rules["the next, in a ring"] = (own + 1) % case.num_seqs
     for way, seq in rules.items():
         if seq == own or not 0 <= seq < case.num_seqs or not case.seq_lens[seq]:
             continue
@@ -406,10 +413,12 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
             if count is not None and count > len(k):
                 continue
             keys, values = k[:count], v[:count]
-            scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
-            which = "as long as this one" if count is not None else "all of it"
             words = f"sequence {own} reads {what} of sequence {seq}"
-            yield Predicted(*row.averaged(scores, values), f"{way}, {which}", words)
+            if count is None:
+                scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
+                yield Predicted(*row.averaged(scores, values), f"{way}, all of it", words)
+            else:
+                yield from _elsewhere(row, keys, values, f"{way}, as long as this one", words)
 
 
 def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
@@ -436,6 +445,8 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         "the row of the next sequence": row.seq + 1,
         "the row of the sequence before": row.seq - 1,
         "the first row": 0,
+        "the last row": case.num_seqs - 1,
+        "the row of the next sequence, in a ring": (row.seq + 1) % case.num_seqs,
     }
     for way, other in beside.items():
         if other != row.seq and 0 <= other < case.num_seqs:
@@ -455,15 +466,15 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         is_nowhere = not any(slots)  # dead memory is alike everywhere, so that no place is borne out
         if is_outside or is_unknown or is_nowhere or slots == [(row.seq, t) for t in positions]:
             continue
-        parts = (_in_slots(row, of_seq, slots) for of_seq in (row.keys_of, row.values_of))
-        yield Predicted(*_attend(row, *parts), way, words)
+        k, v = (_in_slots(row, of_seq, slots) for of_seq in (row.keys_of, row.values_of))
+        yield from _elsewhere(row, k, v, way, words)
 
 
 _MOST_PAGES = 16
 
 
 def another_page(row: AttentionRow) -> Iterator[Predicted]:
-    """One page of the sequence, or the V of one page, replaced by a page that it or a sequence beside it owns."""
+    """One page of the sequence, or its K or V, replaced by a page that it or a sequence beside it owns."""
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not 0 < row.num_tokens <= _MOST_PAGES * case.block_size:
         return
@@ -484,23 +495,61 @@ def another_page(row: AttentionRow) -> Iterator[Predicted]:
             keys[tokens], values[tokens] = k, v
             words = f"page {page} of sequence {row.seq} is read from page {other} of sequence {seq}"
             way = f"page {page} from page {other} of sequence {seq}"
-            yield Predicted(*_attend(row, keys, values), way, words)
-            yield Predicted(*_attend(row, row.k, values), f"V, {way}", f"V of {words}")
+            yield from _elsewhere(row, keys, values, way, words)
 
 
-def another_token(row: AttentionRow) -> Iterator[Predicted]:
-    """Tokens that are read from the places of others of their page: an offset is cut to fewer bits than it has."""
-    page = row.case.page_size
+def another_token(row: AttentionRow) -> Iterator[Family]:
+    """Tokens that are read from the places of others: an offset has too few bits, or is off by one in some places."""
+    page, found = row.case.page_size, list[Predicted]()
     for size in sorted({page // 2, *TILES_OF_KEYS}):
         if 0 < size < min(page, row.num_tokens):
             sources = [t - t % page + t % page % size for t in range(row.num_tokens)]
-            moved = [t for t, source in enumerate(sources) if source != t]
-            are = "is" if len(moved) == 1 else "are"
-            words = (
-                f"{row.tokens(moved)} of sequence {row.seq} {are} read from {row.tokens([sources[t] for t in moved])}"
-            )
             way = f"offsets modulo {size}" if 2 * size != page else "offsets modulo half of a page"
-            yield Predicted(*_attend(row, row.k[sources], row.v[sources]), way, f"{words}, in place of their own")
+            words = _moved_words(row, [t for t, source in enumerate(sources) if source != t], sources)
+            found += _elsewhere(row, row.k[sources], row.v[sources], way, words)
+    yield from family("another_token", found)
+    for step in (-1, 1):
+        yield from _from_beside(row, step)
+
+
+def _moved_words(row: AttentionRow, moved: Sequence[int], sources: Sequence[int]) -> str:
+    are = "is" if len(moved) == 1 else "are"
+    there = row.tokens([sources[t] for t in moved])
+    return f"{row.tokens(moved)} of sequence {row.seq} {are} read from {there}, in place of their own"
+
+
+def _from_beside(row: AttentionRow, step: int) -> Iterator[Family]:
+    """The tokens of a rule, each read from the place of the one before or behind it."""
+    length, seen = row.num_tokens, set(row.seen)
+    named = [
+        (way, chosen)
+        for way, every in token_sets(row)
+        if (chosen := tuple(t for t in every if t in seen)) and all(0 <= t + step < length for t in chosen)
+    ]
+    if not named:
+        return
+    inside = torch.zeros((len(named), length), dtype=torch.bool, device="cpu")
+    for i, (_, chosen) in enumerate(named):
+        inside[i, list(chosen)] = True
+    sources = [min(max(t + step, 0), length - 1) for t in range(length)]
+    read = torch.where(inside, row.final(row.case.scale * (row.k[sources] @ row.q)), row.log_weights)
+    sink = row.sink.expand(len(named), 1)
+    where = "before" if step < 0 else "behind"
+    for which, scores, is_of_v in (
+        ("", read, True),
+        (", for K alone", read, False),
+        (", for V alone", row.log_weights.expand_as(read), True),
+    ):
+        terms = torch.cat((scores, sink), -1)
+        weights = terms.softmax(-1)[:, :-1]
+        out = (weights * ~inside) @ row.v + (weights * inside) @ row.v[sources] if is_of_v else weights @ row.v
+        yield Family(
+            "another_token",
+            out,
+            terms.logsumexp(-1),
+            [f"{way}, from the token {where} it{which}" for way, _ in named],
+            lambda i, which=which: _moved_words(row, named[i][1], sources) + which,  # type: ignore[misc]
+        )
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Predicted]:

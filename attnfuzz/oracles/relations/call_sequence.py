@@ -360,7 +360,7 @@ def _with_shorter_sequences(trial: Trial, kept: Any, memory: Arena) -> Failure |
     What a mask's tables hold goes by lengths, so that of such a case they stay.
     """
     case = trial.case
-    if not isinstance(case, AttentionCase) or "mask" in case.tensor_names:
+    if not isinstance(case, AttentionCase) or case.hides_keys:
         return None
     lengths = zip(case.seq_lens, case.query_counts, strict=True)
     shorter = [min(length, max(queries, -(-length // 2))) for length, queries in lengths]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.kernels.bundled import masked_attention_eager
 
 SUPPORTS = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,), strides="contiguous", empty_sequences=False)
 NO_LSE = attnfuzz.Supports(
@@ -144,3 +145,10 @@ def kept_for_the_last_address(inputs: Any) -> tuple[Tensor, Tensor]:
         _by_address.clear()
         _by_address[key] = rows(inputs, inputs.seq_lens.tolist())
     return _by_address[key]
+
+
+@attnfuzz.kernel("masked_attention")
+def mask_split_by_lengths(inputs: Any) -> Any:
+    """Remembers nothing; raises for a mask of other lengths."""
+    inputs.mask.split((inputs.cu_seqlens_q.diff() * inputs.seq_lens).tolist())
+    return masked_attention_eager(inputs)

@@ -17,7 +17,14 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import KNOWN, OracleName
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
+from attnfuzz.problems.cases import (
+    Case,
+    DenseDecodeCase,
+    MaskedAttentionCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    encode_case,
+)
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.simplest import simplest_case
@@ -113,6 +120,14 @@ def test_lengths_that_are_kept_by_address_are_found(runner: Runner) -> None:
     failure = judged(runner, "lengths_kept_by_address", "call_sequence")
     assert failure is not None
     assert failure.oracle == "call_sequence"
+
+
+def test_lengths_of_a_mask_are_not_overwritten(runner: Runner) -> None:
+    """A right kernel would be accused of raising for a mask that has the rows of other lengths."""
+    case = MaskedAttentionCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3, 2), scale=0.25, block_size=4, query_lens=(1, 2)
+    )
+    assert judged(runner, "mask_split_by_lengths", "call_sequence", case=case) is None
 
 
 def test_sequences_without_tokens_stay_empty_when_others_are_shortened(runner: Runner) -> None:
