@@ -59,6 +59,7 @@ def _made(made: Callable[[Any], Iterator[Family]], *mistakes: str) -> Maker:
 
 MAKERS: tuple[Maker, ...] = (
     Maker.of("kv_scales", formulas.kv_scales),
+    _made(tokens.unscaled_tokens, "kv_scales"),
     Maker.of("mask", formulas.masks),
     _made(formulas.columns, "scored_dims", "score_columns", "value_columns"),
     _made(formulas.variants, "window", "soft_cap", "alibi", "sinks"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.low_precision import TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
@@ -290,12 +290,36 @@ def partial_states(row: AttentionRow) -> Iterator[Predicted]:
             changed = of_lse * lses + of_maximum * (scores.amax(1).clamp(min=_LOWEST) - top)
             given = merged(row, scores, lses.where(lses.isneginf(), changed))
             yield from (Predicted(*given, f"{way}, {name}", words) for name in names)
+    for part_of, names in parts.items():
+        scores = in_parts(row.log_weights, part_of)
+        lses = scores.logsumexp(1)
+        for way, merges in (("in pairs", _merges_in_pairs), ("one by one", _merges_one_by_one)):
+            halved = -math.log(2) * torch.tensor(merges(len(lses)), dtype=torch.float64, device="cpu")
+            given = merged(row, scores, lses.where(lses.isneginf(), halved))
+            words = f"partial states are merged {way}, each time with equal weights"
+            yield from (Predicted(*given, f"equal, {way}, {name}", words) for name in names)
     for formula, head in row.other_heads():
         words = f"partial states of query head {row.head} are weighed with the log-sum-exps of query head {head}"
         others = row.final(row.scores_of(Query(case=row.case, row=row.row, head=head)))
         for part_of, names in _partitions(row, fewest=1).items():  # even one part is NaN if the other head's is
             given = merged(row, in_parts(row.log_weights, part_of), in_parts(others, part_of).logsumexp(1))
             yield from (Predicted(*given, f"{formula}, {name}", words) for name in names)
+
+
+def _merges_in_pairs(count: int) -> list[int]:
+    """How many merges each of ``count`` states goes through where neighbours are merged until one is left."""
+    through, groups = [0] * count, [[i] for i in range(count)]
+    while len(groups) > 1:
+        pairs = [groups[i : i + 2] for i in range(0, len(groups), 2)]
+        for one in (one for pair in pairs if len(pair) > 1 for group in pair for one in group):
+            through[one] += 1
+        groups = [[one for group in pair for one in group] for pair in pairs]
+    return through
+
+
+def _merges_one_by_one(count: int) -> list[int]:
+    """Likewise where each is merged with all before it."""
+    return [count - max(i, 1) for i in range(count)] if count > 1 else [0] * count
 
 
 def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], list[str]]:
@@ -355,9 +379,13 @@ def kv_scales(row: AttentionRow) -> Iterator[Predicted]:
     for rule, head in row.other_kv_heads():
         of_k, of_v = k_scales[head] / k, v_scales[head] / v
         number_of = " (the query head's number)" if row.head == head else ""
-        for which, *both in (("the scales", of_k, of_v), ("the scale of K", of_k, 1.0), ("the scale of V", 1.0, of_v)):
+        for which, k_times, v_times in (
+            ("the scales", of_k, of_v),
+            ("the scale of K", of_k, 1.0),
+            ("the scale of V", 1.0, of_v),
+        ):
             words = f"KV head {own} is read with {which} of KV head {head}{number_of}"
-            yield scaled(*both, f"{which} of KV head {rule}", words)
+            yield scaled(k_times, v_times, f"{which} of KV head {rule}", words)
     yield from _another_format(row)
 
 
@@ -402,8 +430,8 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
         return
     for more, way in ((1, "one key too long"), (-1, "one key too short")):
         if window + more >= 1:
-            other = _with(row.case, window=window + more)
-            yield Predicted(*row.given(row.scores, case=other), way, f"the window is {way}")
+            widened = _with(row.case, window=window + more)
+            yield Predicted(*row.given(row.scores, case=widened), way, f"the window is {way}")
     plain, positions = row.final(row.scores, _with(row.case, window=None)), torch.arange(row.num_tokens, device="cpu")
     words = f"the window lies at the first key of the sequence, not at the last (window {window})"
     yield Predicted(*row.averaged(plain.masked_fill(positions >= window, -torch.inf)), "from the first key", words)
@@ -427,6 +455,9 @@ def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begi
         if begins % tile:
             words = f"the window begins with the tile of {tile} in which its first key lies"
             ways.append((f"from a tile of {tile}", words, positions < begins // tile * tile))
+    if begins % (page := max(row.case.page_size, 1)):
+        words = "the window begins with the page in which its first key lies"
+        ways.append(("from a page", words, positions < begins // page * page))
     for count in _FIRST_TOKENS:
         first = f"{count} tokens are" if count > 1 else "token is"
         words = f"the first {first} seen beside the window"
@@ -501,6 +532,10 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         larger = 1 + (count - 1) * of_sink
         words = f"the sink is counted {count} times"
         yield Predicted(row.expected / larger, row.lse + math.log(larger), f"{count} times", words)
+    for unit, count in _units_of(row).items():
+        larger = 1 + (count - 1) * of_sink
+        words = f"the sink is counted {count} times, once for each {unit}"
+        yield Predicted(row.expected / larger, row.lse + math.log(larger), f"once for each {unit}", words)
     if not row.seen:
         return
     for way, token in (("first", row.seen[0]), ("last", row.seen[-1])):
@@ -511,6 +546,13 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     out, _ = row.averaged(row.log_weights, sink=-math.inf)
     words = "the sink is in the LSE, but the output is not divided by it"
     yield Predicted(out, row.lse, "not in the divisor", words)
+
+
+def _units_of(row: AttentionRow) -> dict[str, int]:
+    """How many pages and tiles hold the row's keys, if that is more than one."""
+    sizes = {f"tile of {tile}": tile for tile in TILES[1:]} | {"page": max(row.case.page_size, 1)}
+    counts = {unit: -(-row.num_tokens // size) for unit, size in sizes.items()}
+    return {unit: count for unit, count in counts.items() if count > 1}
 
 
 _FEWEST_BOUNDS = 64.0
@@ -545,13 +587,28 @@ def hidden_keys(row: AttentionRow) -> Iterator[Predicted]:
         if cap is not None:
             words = f"the soft cap is applied after the mask, so that hidden keys {which} weigh exp(-{number(cap)})"
             scores["capped", words] = torch.full_like(own, -cap)
-        for score in _FINITE_MASKS:
+        fitted = _score_of_hidden(row, hidden, v)
+        for score in (*_FINITE_MASKS, *((fitted,) if is_written(fitted) else ())):
             told = number(score)
             scores[told, f"hidden keys {which} have the finite score {told}"] = torch.full_like(own, score)
             scores[f"{told} added", f"{told} is added to the scores of hidden keys {which}"] = capped + score
         for (way, words), instead in scores.items():
             given = row.averaged(torch.where(hidden, instead, own), v)
             yield Predicted(*given, f"{way}, {which}", words)
+
+
+def _score_of_hidden(row: AttentionRow, hidden: Bool[Tensor, " n"], v: Float64[Tensor, "n v_head_size"]) -> float:
+    """The one score with which all hidden keys give what came out, to four digits; 0 where there is none."""
+    if row.case.variant.soft_cap is not None or not row.is_finite:
+        return 0.0
+    towards = v[hidden].mean(0) - row.expected
+    share = float((row.got - row.expected) @ towards / (towards @ towards).clamp(min=_TINY))
+    if row.got_lse is not None and row.got_lse > row.lse:
+        share = -math.expm1(row.lse - row.got_lse)
+    if not 0 < share < 1:
+        return 0.0
+    score = row.lse + math.log(share / (1 - share)) - math.log(int(hidden.sum()))
+    return float(f"{score:.4g}")
 
 
 def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
@@ -566,6 +623,8 @@ def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
     ):
         return
     share = math.exp(row.lse - row.got_lse)
+    if not bool(((1 - share) * row.expected.abs() > row.bound).any()):
+        return  # some score fits any log-sum-exp, and the output does not say whether it is this
     for tile in TILES:
         if count := -row.num_tokens % tile:
             score = f"{row.got_lse + math.log1p(-share) - math.log(count):.3g}"
@@ -602,7 +661,12 @@ def masks(row: AttentionRow) -> Iterator[Predicted]:
         ("offset twice", "the table of the mask begins at twice its offset", entries(at + begins)),
         ("offset left out", "the table of the mask begins where the first one does", entries(query * length)),
         ("next byte", "the mask is read one entry too far", entries(at + 1)),
+        ("inverted", "the mask is inverted", bytes(1 - one for one in table[query])),
     ]
+    for way, inverted in (("last", count - 1), ("first", 0)):
+        if query == inverted and count > 1:
+            others = bytes(1 - one for one in table[query])
+            wrong.append((f"{way} row inverted", f"the {way} row of the mask is inverted", others))
     for more, way in ((-1, "the row before"), (1, "the next row")):
         if 0 <= query + more < count:
             wrong.append((way, f"row {query + more} of the mask is read, not row {query}", table[query + more]))

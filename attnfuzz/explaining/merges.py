@@ -157,8 +157,15 @@ def _wrong_lses(row: MergedRow) -> Iterator[Family]:
         "lse is that of the prefix alone": a,
         "lse is that of the suffix alone": b,
         "the log-sum-exps are added": a + b,
+        "lse is the larger of the two plus log(1 + exp(prefix - suffix))": row.top + _softplus(a - b),
+        "lse is the larger of the two plus log(1 + exp(suffix - prefix))": row.top + _softplus(b - a),
     }
     yield from family("merged_lse", (Predicted(row.expected, lse, words, words) for words, lse in wrong.items()))
+
+
+def _softplus(difference: float) -> float:
+    """log(1 + exp(difference))"""
+    return max(difference, 0.0) + math.log1p(math.exp(-abs(difference)))
 
 
 OF_MERGES: tuple[Maker, ...] = (

@@ -508,48 +508,78 @@ def another_token(row: AttentionRow) -> Iterator[Family]:
             words = _moved_words(row, [t for t, source in enumerate(sources) if source != t], sources)
             found += _elsewhere(row, row.k[sources], row.v[sources], way, words)
     yield from family("another_token", found)
-    for step in (-1, 1):
-        yield from _from_beside(row, step)
+    named = _named_sets(row)
+    for step, where in ((-1, "before"), (1, "behind")):
+        inside = [(way, chosen) for way, chosen in named if all(0 <= t + step < row.num_tokens for t in chosen)]
+        sources = [min(max(t + step, 0), row.num_tokens - 1) for t in range(row.num_tokens)]
+
+        def told(chosen: Positions, sources: Sequence[int] = sources) -> str:
+            return _moved_words(row, chosen, sources)
+
+        ways = [f"{way}, from the token {where} it" for way, _ in inside]
+        sets = [chosen for _, chosen in inside]
+        yield from _of_some_tokens("another_token", row, ways, sets, row.k[sources], row.v[sources], told)
+
+
+def unscaled_tokens(row: AttentionRow) -> Iterator[Family]:
+    """Tokens of an 8-bit cache that are not multiplied by its scales, where others are."""
+    if row.kv_scales is None:
+        return
+    named = _named_sets(row)
+    ways, sets = [f"left out of {way}" for way, _ in named], [chosen for _, chosen in named]
+    of_k, of_v = row.kv_scales[:, row.kv_head].tolist()
+
+    def words(chosen: Positions) -> str:
+        return f"{row.tokens(chosen)} of sequence {row.seq} {_are(chosen)} read without the scales of the cache"
+
+    yield from _of_some_tokens("kv_scales", row, ways, sets, row.k / of_k, row.v / of_v, words)
+
+
+def _named_sets(row: AttentionRow) -> list[tuple[str, Positions]]:
+    """Those of `token_sets` of which the row sees something."""
+    seen = set(row.seen)
+    return [(way, chosen) for way, every in token_sets(row) if (chosen := tuple(t for t in every if t in seen))]
+
+
+def _are(tokens: Positions | Sequence[int]) -> str:
+    return "is" if len(tokens) == 1 else "are"
 
 
 def _moved_words(row: AttentionRow, moved: Sequence[int], sources: Sequence[int]) -> str:
-    are = "is" if len(moved) == 1 else "are"
     there = row.tokens([sources[t] for t in moved])
-    return f"{row.tokens(moved)} of sequence {row.seq} {are} read from {there}, in place of their own"
+    return f"{row.tokens(moved)} of sequence {row.seq} {_are(moved)} read from {there}, in place of their own"
 
 
-def _from_beside(row: AttentionRow, step: int) -> Iterator[Family]:
-    """The tokens of a rule, each read from the place of the one before or behind it."""
-    length, seen = row.num_tokens, set(row.seen)
-    named = [
-        (way, chosen)
-        for way, every in token_sets(row)
-        if (chosen := tuple(t for t in every if t in seen)) and all(0 <= t + step < length for t in chosen)
-    ]
-    if not named:
+def _of_some_tokens(
+    mistake: str,
+    row: AttentionRow,
+    ways: Sequence[str],
+    sets: Sequence[Positions],
+    k: Keys,
+    v: Values,
+    words: Callable[[Positions], str],
+) -> Iterator[Family]:
+    """The tokens of each set have these keys and values, or one of both, and the others have their own."""
+    if not sets:
         return
-    inside = torch.zeros((len(named), length), dtype=torch.bool, device="cpu")
-    for i, (_, chosen) in enumerate(named):
+    inside = torch.zeros((len(sets), row.num_tokens), dtype=torch.bool, device="cpu")
+    for i, chosen in enumerate(sets):
         inside[i, list(chosen)] = True
-    sources = [min(max(t + step, 0), length - 1) for t in range(length)]
-    read = torch.where(inside, row.final(row.case.scale * (row.k[sources] @ row.q)), row.log_weights)
-    sink = row.sink.expand(len(named), 1)
-    where = "before" if step < 0 else "behind"
+    own = row.log_weights.expand(inside.shape)
+    others = torch.where(inside, row.final(row.case.scale * (k @ row.q)), own)
     for which, scores, is_of_v in (
-        ("", read, True),
-        (", for K alone", read, False),
-        (", for V alone", row.log_weights.expand_as(read), True),
+        ("", others, True),
+        (", for K alone", others, False),
+        (", for V alone", own, True),
     ):
-        terms = torch.cat((scores, sink), -1)
+        terms = torch.cat((scores, row.sink.expand(len(sets), 1)), -1)
         weights = terms.softmax(-1)[:, :-1]
-        out = (weights * ~inside) @ row.v + (weights * inside) @ row.v[sources] if is_of_v else weights @ row.v
-        yield Family(
-            "another_token",
-            out,
-            terms.logsumexp(-1),
-            [f"{way}, from the token {where} it{which}" for way, _ in named],
-            lambda i, which=which: _moved_words(row, named[i][1], sources) + which,  # type: ignore[misc]
-        )
+        out = (weights * ~inside) @ row.v + (weights * inside) @ v if is_of_v else weights @ row.v
+
+        def told(i: int, which: str = which) -> str:
+            return words(sets[i]) + which
+
+        yield Family(mistake, out, terms.logsumexp(-1), [way + which for way in ways], told)
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Predicted]:
@@ -618,8 +648,10 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
     """The result of another query, or its query with this row's keys; no result at all."""
     case = row.case
     found, of_query = [], []
-    for other in _other_queries(row):
-        way = f"{other.row - row.row:+d} rows, {other.head - row.head:+d} heads"
+    rules = {"numbered as its sequence": row.seq, "the first": 0, "the last": case.num_rows - 1}
+    by_rule = [(f"row {rule}", Query(case=case, row=at, head=row.head)) for rule, at in rules.items() if at != row.row]
+    near = ((f"{one.row - row.row:+d} rows, {one.head - row.head:+d} heads", one) for one in _other_queries(row))
+    for way, other in (*by_rule, *near):
         q = row.values.q[other.row, other.head].double()
         name = f"{row_words(case, other.row)}, head {other.head}"
         if other.num_tokens:
