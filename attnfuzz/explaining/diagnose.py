@@ -221,7 +221,7 @@ def _diagnose(
         return Diagnosis("", found.causes, found.maybe)
     runs = _runs_near(case, poison, nearby)
     found = Survivors(rows, decided=True)
-    telling = max(runs, key=lambda run: run.told_by, default=rows)
+    telling = max(runs, key=lambda run: (run.told_by, run.longest), default=rows)
     if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
         other = Survivors(telling, decided=True)
         other.ask(rows)
@@ -292,6 +292,11 @@ class _Rows:
         """How many wrong numbers there are, in the rows that are looked at, of which some are not 0 either."""
         rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite and not _is_zero(row)]
         return sum(int(((row.got - row.expected).abs() > row.bound).sum()) for row in rows)
+
+    @property
+    def longest(self) -> int:
+        """How many keys, or states, the longest of the wrong rows has: mistakes coincide where there are few."""
+        return max((len(row.v) for row in self.wrong(_MOST_OF_NEIGHBOUR)), default=0)
 
     @property
     def are_nearly_right(self) -> bool:

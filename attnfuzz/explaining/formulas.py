@@ -63,6 +63,9 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Predicted]:
         of_values = 1 / math.sqrt(row.case.v_head_size) / scale
         words = f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}"
         mistakes.append(("V's head size", of_values, words))
+    if padded != size:
+        words = f"the scale is that of heads of {padded}, to which they are padded, not of {size}"
+        mistakes.append(("of padded heads", math.sqrt(size / padded), words))
     for way, factor, words in mistakes:
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
             yield Predicted(*row.given(factor * row.scores), way, words)
@@ -532,6 +535,11 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
         larger = 1 + (count - 1) * of_sink
         words = f"the sink is counted {count} times"
         yield Predicted(row.expected / larger, row.lse + math.log(larger), f"{count} times", words)
+    if row.got_lse is not None and of_sink > _TINY and row.lse < row.got_lse < row.lse + _LARGEST_EXPONENT:
+        fitted = 1 + math.expm1(row.got_lse - row.lse) / of_sink
+        if round(fitted) > _MOST_COUNTS and math.isclose(fitted, round(fitted), rel_tol=1e-4):
+            larger, words = 1 + (fitted - 1) * of_sink, f"the sink is counted {round(fitted)} times"
+            yield Predicted(row.expected / larger, row.got_lse, f"{round(fitted)} times", words)
     for unit, count in _units_of(row).items():
         larger = 1 + (count - 1) * of_sink
         words = f"the sink is counted {count} times, once for each {unit}"
@@ -587,8 +595,7 @@ def hidden_keys(row: AttentionRow) -> Iterator[Predicted]:
         if cap is not None:
             words = f"the soft cap is applied after the mask, so that hidden keys {which} weigh exp(-{number(cap)})"
             scores["capped", words] = torch.full_like(own, -cap)
-        fitted = _score_of_hidden(row, hidden, v)
-        for score in (*_FINITE_MASKS, *((fitted,) if is_written(fitted) else ())):
+        for score in dict.fromkeys((*_FINITE_MASKS, *_scores_of_hidden(row, hidden, v))):
             told = number(score)
             scores[told, f"hidden keys {which} have the finite score {told}"] = torch.full_like(own, score)
             scores[f"{told} added", f"{told} is added to the scores of hidden keys {which}"] = capped + score
@@ -597,18 +604,19 @@ def hidden_keys(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(*given, f"{way}, {which}", words)
 
 
-def _score_of_hidden(row: AttentionRow, hidden: Bool[Tensor, " n"], v: Float64[Tensor, "n v_head_size"]) -> float:
-    """The one score with which all hidden keys give what came out, to four digits; 0 where there is none."""
+def _scores_of_hidden(
+    row: AttentionRow, hidden: Bool[Tensor, " n"], v: Float64[Tensor, "n v_head_size"]
+) -> Iterator[float]:
+    """The one score with which all hidden keys give what came out, if there is one, as somebody may have written it."""
     if row.case.variant.soft_cap is not None or not row.is_finite:
-        return 0.0
+        return
     towards = v[hidden].mean(0) - row.expected
     share = float((row.got - row.expected) @ towards / (towards @ towards).clamp(min=_TINY))
     if row.got_lse is not None and row.got_lse > row.lse:
         share = -math.expm1(row.lse - row.got_lse)
-    if not 0 < share < 1:
-        return 0.0
-    score = row.lse + math.log(share / (1 - share)) - math.log(int(hidden.sum()))
-    return float(f"{score:.4g}")
+    if 0 < share < 1:
+        score = row.lse + math.log(share / (1 - share)) - math.log(int(hidden.sum()))
+        yield from (float(f"{score:.{digits}g}") for digits in (2, 3))
 
 
 def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:

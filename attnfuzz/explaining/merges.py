@@ -163,8 +163,13 @@ def _wrong_lses(row: MergedRow) -> Iterator[Family]:
     yield from family("merged_lse", (Predicted(row.expected, lse, words, words) for words, lse in wrong.items()))
 
 
+_LARGEST_EXPONENT = math.log(torch.finfo(torch.float32).max)
+
+
 def _softplus(difference: float) -> float:
-    """log(1 + exp(difference))"""
+    """log(1 + exp(difference)), with an exponential in float32."""
+    if difference > _LARGEST_EXPONENT:
+        return math.inf
     return max(difference, 0.0) + math.log1p(math.exp(-abs(difference)))
 
 

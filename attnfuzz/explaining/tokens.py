@@ -35,6 +35,8 @@ _PARTS = (2, 3, 4, 8)
 _STEPS = (2, 3, 4, 8)
 """From one token to the next of a stride."""
 _MOST_AT_AN_END = 8
+_MOST_WEIGHTS = 1 << 18
+"""Of all sets of tokens that are tried in other places, each of which takes a weight for each token."""
 _MOST_UNITS = 8
 """Pages or tiles that are told by their numbers."""
 
@@ -84,6 +86,9 @@ def token_sets(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
     for parts in _PARTS:
         if length % parts:
             yield f"what is left over of {parts} equal parts", tuple(every[length // parts * parts :])
+    for which, other in (("the next sequence", row.seq + 1), ("the sequence before", row.seq - 1)):
+        if 0 <= other < row.case.num_seqs and 0 < row.case.seq_lens[other] < length:
+            yield f"what lies behind the length of {which}", tuple(every[row.case.seq_lens[other] :])
     first = row.first_seen
     if first:
         yield "the first token of the window", (first,)
@@ -450,11 +455,23 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     }
     for way, other in beside.items():
         if other != row.seq and 0 <= other < case.num_seqs:
-            rules.append((way, f"pages are read through sequence {other}'s row {of}", list(table[other][:count])))
+            rules.append(
+                (
+                    way,
+                    f"pages of sequence {row.seq} are read through sequence {other}'s row {of}",
+                    list(table[other][:count]),
+                )
+            )
     positions = range(row.num_tokens)
     by_token = [
         (way, words, [pages[t // size] for t in positions]) for way, words, pages in rules if len(pages) == count
     ]
+    for tile in TILES_OF_KEYS:
+        if tile > size:
+            words = f"all of a tile of {tile} is read from the page of its first token"
+            by_token.append(
+                (f"one page for a tile of {tile}", words, [entries[t // tile * tile // size] for t in positions])
+            )
     if (power := 1 << (size - 1).bit_length()) != size:  # a shift in place of a division
         words = f"the entry {of} is that of position // {power}, not // {size}"
         by_token.append(("pages of a power of 2", words, [entries[t // power] for t in positions]))
@@ -536,9 +553,10 @@ def unscaled_tokens(row: AttentionRow) -> Iterator[Family]:
 
 
 def _named_sets(row: AttentionRow) -> list[tuple[str, Positions]]:
-    """Those of `token_sets` of which the row sees something."""
+    """Those of `token_sets` of which the row sees something; of a long row the first ones, which name its ends."""
     seen = set(row.seen)
-    return [(way, chosen) for way, every in token_sets(row) if (chosen := tuple(t for t in every if t in seen))]
+    named = ((way, chosen) for way, every in token_sets(row) if (chosen := tuple(t for t in every if t in seen)))
+    return list(itertools.islice(named, _MOST_WEIGHTS // max(row.num_tokens, 1)))
 
 
 def _are(tokens: Positions | Sequence[int]) -> str:
@@ -546,8 +564,8 @@ def _are(tokens: Positions | Sequence[int]) -> str:
 
 
 def _moved_words(row: AttentionRow, moved: Sequence[int], sources: Sequence[int]) -> str:
-    there = row.tokens([sources[t] for t in moved])
-    return f"{row.tokens(moved)} of sequence {row.seq} {_are(moved)} read from {there}, in place of their own"
+    there, of = row.tokens([sources[t] for t in moved]), "its" if len(moved) == 1 else "their"
+    return f"{row.tokens(moved)} of sequence {row.seq} {_are(moved)} read from {there}, in place of {of} own"
 
 
 def _of_some_tokens(
@@ -649,7 +667,8 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
     case = row.case
     found, of_query = [], []
     rules = {"numbered as its sequence": row.seq, "the first": 0, "the last": case.num_rows - 1}
-    by_rule = [(f"row {rule}", Query(case=case, row=at, head=row.head)) for rule, at in rules.items() if at != row.row]
+    others = ((rule, at) for rule, at in rules.items() if at != row.row and at < case.num_rows)
+    by_rule = [(f"row {rule}", Query(case=case, row=at, head=row.head)) for rule, at in others]
     near = ((f"{one.row - row.row:+d} rows, {one.head - row.head:+d} heads", one) for one in _other_queries(row))
     for way, other in (*by_rule, *near):
         q = row.values.q[other.row, other.head].double()

@@ -295,6 +295,41 @@ def test_another_kv_head(plant: Any, dense: Case, failure_of: Any) -> None:
     )
 
 
+def of_the_next_sequence(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+    other = (seq + 1) % len(inputs.seq_lens)
+    return paged_tokens(inputs, seq, n, kv_head)[0], paged_tokens(inputs, other, n, kv_head)[1]
+
+
+def last_of_a_page_from_the_one_before(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+    places = [*range(n - 1), n - 2 if n % inputs.block_size == 1 and n > 1 else n - 1]
+    k, v = paged_tokens(inputs, seq, n, kv_head)
+    return k[places], v[places]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seq_lens", "words"),
+    [
+        (
+            of_the_next_sequence,
+            (21, 19, 18),
+            "pages of sequence 0 are read through sequence 1's row of the block table, for V alone",
+        ),
+        (
+            last_of_a_page_from_the_one_before,
+            (17, 9),
+            "token 8 (page 1, offset 0) of sequence 1 is read from token 7 (page 0, offset 7), in place of its own",
+        ),
+    ],
+    ids=["next sequence", "token before"],
+)
+def test_tokens_that_are_read_elsewhere(
+    tokens: Any, seq_lens: Any, words: str, plant: Any, paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """A wrong index in one place would be shown as weights, and no page or token be named."""
+    case = msgspec.structs.replace(paged, seq_lens=seq_lens)
+    assert words in failure_of(plant("paged_decode", tokens=tokens), case).message
+
+
 @pytest.mark.parametrize(
     ("which", "words"), [("k", "query head 2 reads K of KV head 0"), ("v", "query head 2 reads V of KV head 0")]
 )
@@ -528,6 +563,7 @@ def test_dims_that_are_left_out_of_the_scores(plant: Any, dense: DenseDecodeCase
 
 
 WIDENED = [
+    (lambda t, begins: t >= begins // 8 * 8, "the window begins with the page in which its first key lies"),
     (lambda t, begins: t >= begins // 16 * 16, "the window begins with the tile of 16 in which its first key lies"),
     (lambda t, begins: (t >= begins) | (t < 4), "the first 4 tokens are seen beside the window"),
 ]
@@ -546,6 +582,34 @@ def test_windows_that_see_more(sees: Any, words: str, plant: Any, paged: PagedDe
     kernel = plant("paged_decode", before=given.append, score=score, supports=supports)
     case = msgspec.structs.replace(paged, seq_lens=(5, 21), variant=Variant(window=2))
     assert failure_of(kernel, case).message.endswith(f"; {words}")
+
+
+def test_hidden_keys_with_a_score_of_its_own(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Only numbers that many kernels have would be told, and of any other that the window is left out, or nothing."""
+    given: list[Any] = []
+
+    def score(scores: Tensor) -> Tensor:
+        hidden = torch.arange(len(scores)) < len(scores) - given[-1].window
+        return scores.masked_fill(hidden, -7.5)
+
+    kernel = plant("paged_decode", before=given.append, score=score, supports=attnfuzz.Supports(variants=("window",)))
+    case = msgspec.structs.replace(paged, seq_lens=(5, 21), variant=Variant(window=2))
+    assert "have the finite score -7.5" in failure_of(kernel, case).message
+
+
+def test_states_that_are_merged_in_pairs_with_equal_weights(plant: Any, long_paged: Any, failure_of: Any) -> None:
+    """The mean in place of the weighted sum would be told of two states, and be another bug of three."""
+
+    def weights(scores: Tensor) -> Tensor:
+        every = torch.eye(len(scores))
+        pages = (slice(start, start + 8) for start in range(0, len(scores), 8))
+        states = [scores[page].softmax(0) @ every[page] for page in pages]
+        while len(states) > 1:
+            states = [torch.stack(states[i : i + 2]).mean(0) for i in range(0, len(states), 2)]
+        return states[0]
+
+    message = failure_of(plant("paged_decode", weights=weights), long_paged).message
+    assert "partial states are merged in pairs, each time with equal weights" in message
 
 
 def test_scores_that_are_clipped_are_told_with_the_limit(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
@@ -855,6 +919,11 @@ MERGES = [
     ({"average": lambda w, v: v[0]}, "the output is the prefix alone", ""),
     ({"lse": lambda s: s.max()}, "lse is the larger of the two, not their sum", ""),
     ({"lse": lambda s: s.logsumexp(0) / math.log(2)}, "lse is in base 2", ""),
+    (
+        {"lse": lambda s: s.max() + (s[-1] - s[0]).exp().log1p() if len(s) > 1 else s[0]},
+        "lse is the larger of the two plus log(1 + exp(suffix - prefix))",
+        "",
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -54,3 +55,28 @@ def test_memory_that_is_dead_for_a_query(plant: Any, queries: PagedAttentionCase
     kernel = plant("paged_attention", length=lambda n: n + 1 if n == 11 else n)
     failure = failure_of(kernel, queries, "dead_memory")
     assert any(line.startswith("sequence 2 (length 11) has no token in: ") for line in failure.details)
+
+
+def test_a_query_that_is_found_by_its_sequence(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:
+    """The same wrong index leads one row back here and two there, and would be a bug without a cause in each case."""
+
+    def by_sequence(inputs: Any) -> None:
+        starts, q = inputs.cu_seqlens_q.tolist(), inputs.q.clone()
+        for seq, start in enumerate(starts[:-1]):
+            if starts[seq + 1] - start == 1:
+                q[start] = inputs.q[seq]
+        inputs.q = q
+
+    case = msgspec.structs.replace(queries, seq_lens=(4, 6, 5), query_lens=(3, 1, 1))
+    failure = failure_of(plant("paged_attention", before=by_sequence), case)
+    assert failure.cause == "another_query"
+    assert "is read" in failure.message
+
+
+def test_sequences_without_a_query_may_be_more_than_there_are_rows(
+    plant: Any, queries: PagedAttentionCase, failure_of: Any
+) -> None:
+    """A rule that takes a sequence's number for a row's would end what looks for a cause."""
+    case = msgspec.structs.replace(queries, seq_lens=(1, 3, 5), query_lens=(0, 0, 1))
+    failure = failure_of(plant("paged_attention", average=lambda w, v: 1.25 * (w @ v)), case)
+    assert failure.message.endswith("the output is 1.25 x the right one")

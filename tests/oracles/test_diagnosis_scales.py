@@ -81,6 +81,17 @@ def test_a_wrong_scale_is_named(k_scale: Any, v_scale: Any, words: str, variant:
     assert words in told(row_that_got(k_scale, v_scale, variant=variant))
 
 
+def test_a_page_that_is_read_without_its_scale_is_named() -> None:
+    """A partial page with code of its own would be shown as weights that are too large."""
+    right = row_that_got(lambda k, v: k[1], lambda k, v: v[1])
+    v = right.v.clone()
+    v[8:] /= right.kv_scales[1, 1]
+    wrong = replace(right, got=right.shares @ v)
+    assert "token 8 (page 2, offset 0) of sequence 0 is read without the scales of the cache, for V alone" in told(
+        wrong
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz"])
 def test_a_cache_read_in_another_format_is_named(dtype: str) -> None:
     """Wrong numbers everywhere would be blamed on keys."""

@@ -89,6 +89,14 @@ def test_a_sink_that_each_split_adds_is_named() -> None:
     assert "the sink is counted 3 times" in told(wrong)
 
 
+def test_a_score_is_not_made_up_for_an_lse_that_the_output_says_nothing_of() -> None:
+    """A sink that is counted often would be told as keys with whatever score gives the same log-sum-exp."""
+    case = case_with(sinks="level")
+    row = row_that_got(case, case)
+    large = replace(row, got=row.expected, got_lse=row.lse + math.log(9), bound=torch.full_like(row.bound, 1e3))
+    assert not any("finite score" in words for words in told(large))
+
+
 def test_an_lse_without_the_sink_is_named() -> None:
     """Libraries disagree on it, so it is the first thing to ask where the output is right."""
     case = case_with(sinks="level")
@@ -150,6 +158,29 @@ def test_a_tile_that_a_window_begins_in_is_named_where_nothing_else_is_seen(fail
     )
 
 
+MASKED = MaskedAttentionCase(
+    num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1, 2), query_lens=(1, 2), scale=0.25, block_size=16
+)
+
+
+def test_a_mask_of_which_one_row_is_inverted_is_named(failure_of: Any) -> None:
+    """It would be told as a key that is dropped in one case, and as one too many in the next."""
+    (right,) = load_kernels("masked_attention_eager")
+
+    @attnfuzz.kernel("masked_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def last_row_inverted(inputs: Any) -> Any:
+        inputs.mask = inputs.mask.clone()
+        counts = inputs.cu_seqlens_q.diff().tolist()
+        for start, count, length in zip(inputs.mask_indptr.tolist(), counts, inputs.seq_lens.tolist(), strict=False):
+            if count > 1:
+                rows = inputs.mask[start : start + count * length].view(count, length)
+                rows[-1] = ~rows[-1].bool()
+        return right.function(inputs)
+
+    case = msgspec.structs.replace(MASKED, seq_lens=(1, 3))
+    assert failure_of(last_row_inverted, case).message.endswith("the last row of the mask is inverted")
+
+
 def test_a_mask_that_is_read_elsewhere_is_told_beside_rows_of_which_nothing_follows(failure_of: Any) -> None:
     """It would be told as a mistake that is made at times, where some rows are right since no mask lies there."""
     (right,) = load_kernels("masked_attention_eager")
@@ -165,9 +196,7 @@ def test_a_mask_that_is_read_elsewhere_is_told_beside_rows_of_which_nothing_foll
         inputs.mask_indptr = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(torch.int32)
         return right.function(inputs)
 
-    case = MaskedAttentionCase(
-        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1, 2), query_lens=(1, 2), scale=0.25, block_size=16
-    )
+    case = MASKED
     hidden = msgspec.structs.replace(case, seq_lens=(1, 1), query_lens=(1, 1), mask=Mask(kind="bits", seqs=((1,),)))
     for one in (case, hidden):
         assert failure_of(at_twice_its_offset, one).message.endswith("the table of the mask begins at twice its offset")
