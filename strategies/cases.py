@@ -10,15 +10,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 from attnfuzz.cases.facets import facets_of
+from attnfuzz.cases.facets.facet import changed
 from attnfuzz.problems.boundaries import MASKED_TILES, QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import PROBLEMS, Case
 from attnfuzz.problems.choices import masks_of, min_seq_len, paddings_of
+from attnfuzz.problems.combinations import fits
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.module import Problem, case_type_of, has_query_lens, module_of
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
-from attnfuzz.strategies.arguments import check_one_of
 from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
@@ -29,8 +30,6 @@ from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
 from attnfuzz.strategies.queries import QueryLimits, decide_query_lens, decide_slack
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
-
-__all__ = ["Plan", "attention_fields", "case_lists", "cases", "decide_format_and_work", "decide_plain"]
 
 _FREES_PAGES = (False, True, True)
 _MOST_FORMATS = 256
@@ -116,7 +115,8 @@ def _builder(
     check_options(options)
     if isinstance(problem, OpenProblem):
         return partial(_open_case, problem, options), problem.decisions + len(options)
-    check_one_of("problem", problem, PROBLEMS)
+    if problem not in PROBLEMS:
+        raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")
     kind = case_type_of(problem)
     facets = facets_of(kind)
     plain = {name: choices for facet in facets for name, choices in facet.draws(supports).items()}
@@ -127,7 +127,16 @@ def _builder(
         size += _queries_bytes(sizes.max_seqs)
     if "mask" in kind.__struct_fields__:
         size += mask_bytes()
-    return lambda decisions: module.draw(decisions, plan), size
+    return lambda decisions: _going_together(module.draw(decisions, plan), plan), size
+
+
+def _going_together(case: Any, plan: Plan) -> Any:
+    """``case``, whose format ``where`` permits, with others of the fields that are drawn apart if these do not fit."""
+    table = plan.supports.combinations
+    if not table or any(fits(case, one) for one in table):
+        return case
+    others = (changed(case, **{name: choice}) for name, choices in plan.plain.items() for choice in choices)
+    return next((other for other in others if other is not None and any(fits(other, one) for one in table)), case)
 
 
 def decide_format_and_work(decisions: Decisions, plan: Plan) -> tuple[Format, int]:

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-__all__ = ["Decisions", "decided", "decided_together"]
-
 T = TypeVar("T")
 
 

@@ -21,6 +21,7 @@ from attnfuzz.problems.choices import (
     kv_dtypes_of,
     layouts_of,
     merge_heads_of,
+    needed_variants,
     options_of,
     split_counts_of,
     v_head_sizes_of,
@@ -31,8 +32,8 @@ from attnfuzz.problems.formats import Format, format_key
 from attnfuzz.problems.module import Problem, case_type_of, has_query_lens
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.simplest import simplest_cases
-from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
-from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors
+from attnfuzz.problems.supports import MAX_COMBINATIONS, Dtype, Layout, OptionValue, Supports
+from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors, with_variants
 from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.strategies.heads import decide_gqa_heads, decide_head_counts
 from attnfuzz.strategies.launch import decide_options
@@ -45,8 +46,6 @@ from attnfuzz.strategies.quantised_kv import (
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides, strides_everywhere
 from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant, decide_variant_strides
-
-__all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
 
 _MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
 _HEADS = ((6, 0),) * 8 + ((3, 0),) * 6 + ((1, 0), (1, 0), (1, 2), (1, 2), (1, 1))
@@ -79,6 +78,8 @@ _KINDS_OF_GROUPS = ("groups of blocks", "one head", "a block")
 """Of the first three formats. Released kernels are wrong in both of the first two; the second may take several times as
 long to compile as a block."""
 
+_RARITY_OF_NEEDED = 3
+"""How many times as likely combinations are that do not ask for a variant: others take part of what is drawn plain."""
 _Choice = tuple[str, str]
 
 
@@ -107,7 +108,9 @@ class FormatPlan:
         if not supports.combinations:
             return cls._of_one(problem, supports, options, sizes)
         plans = [cls._of_one(problem, one, options_of(one, options), sizes) for one in each]
-        return cls(problem, supports, options, sizes, {}, tuple(plans))
+        often = min(_RARITY_OF_NEEDED, MAX_COMBINATIONS // len(plans))  # so many are told apart
+        weighted = [one for one in plans for _ in range(1 if needed_variants(one.supports) else often)]
+        return cls(problem, supports, options, sizes, {}, tuple(weighted))
 
     @classmethod
     def _of_one(
@@ -274,6 +277,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         part = decisions.part(VARIANT_BYTES)
         is_wide = num_q_heads // num_kv_heads > QUERY_TILE
         variant = decide_variant(part, names, steps, longest=longest, num_splits=num_sharing, wide_group=is_wide)
+        variant = with_variants(variant, needed_variants(plan.supports))
         of_variant = decide_variant_strides(part, variant, plan.supports.strides)
         strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
     if kv_dtypes:

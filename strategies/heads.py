@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
-from attnfuzz.problems.choices import GQA_RATIOS, HEAD_SIZES, KV_HEADS, head_size_rank
-from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS
-from attnfuzz.strategies.arguments import check_bounds, check_int, check_sizes
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["decide_gqa_heads", "decide_head_counts", "gqa_heads", "head_sizes"]
+from attnfuzz.problems.choices import KV_HEADS
+from attnfuzz.strategies.decisions import Decisions
 
 _WIDE = 16
 """Query heads per KV head that fill the rows of a matrix instruction: kernels take larger groups in several parts."""
@@ -49,34 +43,3 @@ def decide_head_counts(decisions: Decisions, counts: tuple[tuple[int, int], ...]
     fitting = [heads for heads in counts if heads[0] <= max_heads] or [min(counts)]
     num_kv_heads = decisions.pick(sorted({heads[1] for heads in fitting}))
     return decisions.pick([heads for heads in fitting if heads[1] == num_kv_heads])
-
-
-def gqa_heads(*, ratios: tuple[int, ...] = GQA_RATIOS, max_heads: int = 32) -> st.SearchStrategy[tuple[int, int]]:
-    """``(num_q_heads, num_kv_heads)`` with ``ratios`` query heads per KV head. Shrinks to one KV head and the
-    smallest ratio. Raises ValueError.
-    """
-    check_sizes("ratios", ratios, high=MAX_HEADS)
-    check_int("max_heads", max_heads, low=1, high=MAX_HEADS)
-    if min(ratios) > max_heads:
-        raise ValueError(f"max_heads={max_heads!r} must be at least the smallest of ratios={ratios}; raise it")
-    ascending = tuple(sorted(set(ratios)))
-    return decided(lambda decisions: decide_gqa_heads(decisions, ascending, max_heads), size=2)
-
-
-def head_sizes(
-    *, sizes: tuple[int, ...] = HEAD_SIZES, min_size: int = 1, max_size: int = 256, multiple_of: int = 1
-) -> st.SearchStrategy[int]:
-    """Head sizes of ``sizes`` within the bounds; ``multiple_of`` serves the packed layout. Shrinks to the smallest.
-
-    Raises ValueError.
-    """
-    check_sizes("sizes", sizes, high=MAX_HEAD_SIZE)
-    check_bounds("size", min_size, max_size, low=1, high=MAX_HEAD_SIZE)
-    check_int("multiple_of", multiple_of, low=1, high=MAX_HEAD_SIZE)
-    kept = [size for size in set(sizes) if min_size <= size <= max_size and size % multiple_of == 0]
-    if not kept:
-        raise ValueError(
-            f"sizes={sizes!r} holds no multiple of {multiple_of} between min_size={min_size} and max_size={max_size}; "
-            "add one or widen the bounds"
-        )
-    return st.sampled_from(sorted(kept, key=head_size_rank))

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from hypothesis import strategies as st
-
 from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_lengths
-from attnfuzz.strategies.arguments import check_bounds, check_int, check_sizes
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["LengthLimits", "decide_seq_lens", "seq_lens"]
+from attnfuzz.strategies.decisions import Decisions
 
 _SEQ_COUNTS = (1, 1, 2, 2, 3, 4, 6, 8, 17, 33, 64)
 _MOST_TOKENS = 1 << 24
@@ -62,46 +57,6 @@ def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ..
         work -= _work_of(seq_len, limits)
         drawn.append(seq_len)
     return tuple(drawn[::-1] if is_reversed else drawn)
-
-
-def seq_lens(
-    *,
-    steps: tuple[int, ...] = DEFAULT_TILES,
-    num_splits: int = 1,
-    min_seqs: int = 1,
-    max_seqs: int = 4,
-    min_len: int = 0,
-    max_len: int = 128,
-    max_tokens: int = 512,
-) -> st.SearchStrategy[tuple[int, ...]]:
-    """Lengths of ``min_seqs`` to ``max_seqs`` sequences: 0, 1, and within one of each multiple of ``steps``.
-
-    Shrinks to one sequence of one token. ``steps``: page and tile sizes. ``num_splits`` adds the lengths at which
-    splits become empty or full. ``max_tokens``: of all sequences together; each may use at least one token.
-    Raises ValueError.
-    """
-    check_sizes("steps", steps, high=_MOST_TOKENS, may_be_empty=True)
-    check_int("num_splits", num_splits, low=1, high=4096)
-    check_bounds("seqs", min_seqs, max_seqs, low=1, high=1 << 16)
-    check_bounds("len", min_len, max_len, low=0, high=_MOST_TOKENS)
-    if max_tokens < min_seqs * max(1, min_len):
-        raise ValueError(
-            f"max_tokens={max_tokens!r} must be at least min_seqs * max(1, min_len) = {min_seqs * max(1, min_len)}; "
-            "raise it or ask for fewer or shorter sequences"
-        )
-    max_seqs = min(max_seqs, max_tokens // max(1, min_len))
-    limits = LengthLimits(
-        steps=steps,
-        num_splits=num_splits,
-        min_seqs=min_seqs,
-        max_seqs=max_seqs,
-        min_len=min_len,
-        max_len=max_len,
-        max_padded=_MOST_TOKENS,
-        work=max_tokens,
-        tile=1,
-    )
-    return decided(lambda decisions: decide_seq_lens(decisions, limits), size=1 + min(max_seqs, 255))
 
 
 def _least_work(limits: LengthLimits) -> int:

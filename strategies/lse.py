@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
-from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.recipes import LseKind, LsePair
-from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies.arguments import check_bounds
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["LSE_PAIRS_BYTES", "decide_lse_pairs", "lse_pairs"]
+from attnfuzz.strategies.decisions import Decisions
 
 _MOST_PAIRS = 8
 _PRESENT = (False, True)
@@ -28,18 +21,3 @@ def decide_lse_pairs(
         if pair.pick(_PRESENT):
             pairs.append((pair.pick(kinds), pair.pick(kinds)))
     return (*pairs[:max_pairs], *[(kinds[0], kinds[0])] * (min_pairs - len(pairs)))
-
-
-def lse_pairs(
-    *, min_pairs: int = 1, max_pairs: int = 8, empty_states: bool = True
-) -> st.SearchStrategy[tuple[LsePair, ...]]:
-    """Kinds of (prefix, suffix) LSE, every combination of them. ``empty_states=False`` leaves out the infinite ones.
-
-    Shrinks to one pair of finite LSEs. Raises ValueError.
-    """
-    check_bounds("pairs", min_pairs, max_pairs, low=1, high=_MOST_PAIRS)
-    kinds = lse_kinds_of(Supports(empty_sequences=empty_states))
-    return decided(
-        lambda decisions: decide_lse_pairs(decisions, kinds, min_pairs=min_pairs, max_pairs=max_pairs),
-        size=LSE_PAIRS_BYTES,
-    )

@@ -16,8 +16,6 @@ from typing import Literal, NamedTuple
 from attnfuzz.problems.boundaries import MASKED_TILES
 from attnfuzz.strategies.decisions import Decisions
 
-__all__ = ["MASKED_TILES_BYTES", "Placed", "RowLimits", "decide_placed"]
-
 MASKED_TILES_BYTES = 4
 _Way = Literal["tiles", "blocks"]
 _WAYS: tuple[_Way | None, ...] = (None, None, "tiles", "blocks")

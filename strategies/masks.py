@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from attnfuzz.problems.masks import ALL_HIDDEN, Mask, MaskKind
 from attnfuzz.strategies.decisions import Decisions
 
-__all__ = ["decide_mask", "mask_bytes"]
-
 _SEQS = (1, 2, 3)
 """Sequences that differ; more share the numbers of the first ones."""
 _MOST_NUMBERS = 6

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hypothesis import strategies as st
-
 from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_positions, causal_positions
 from attnfuzz.problems.recipes import Needle
-from attnfuzz.strategies.arguments import check_int, check_sizes
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["MOST_NEEDLES", "NEEDLES_BYTES", "NOT_CAUSAL", "Causal", "check_sequences", "decide_needles", "needles"]
+from attnfuzz.strategies.decisions import Decisions
 
 MOST_NEEDLES = 3
 _PRESENT = (False, False, True)
@@ -61,41 +56,3 @@ def decide_needles(
             position = needle.pick((*ends, *causal.positions(seq, seq_lens[seq])))
             drawn.add(Needle(seq=seq, position=position, kv_head=needle.pick(range(num_kv_heads))))
     return tuple(sorted(drawn))
-
-
-def needles(
-    *,
-    seq_lens: tuple[int, ...],
-    num_kv_heads: int = 1,
-    steps: tuple[int, ...] = DEFAULT_TILES,
-    num_splits: int = 1,
-    max_needles: int = MOST_NEEDLES,
-) -> st.SearchStrategy[tuple[Needle, ...]]:
-    """Up to ``max_needles`` keys on the first or last token of a sequence, page, tile or split.
-
-    ``steps``: page and tile sizes. Shrinks to no needle. Raises ValueError.
-    """
-    check_sequences(seq_lens, num_kv_heads, steps, num_splits)
-    check_int("max_needles", max_needles, low=0, high=MOST_NEEDLES)
-    return decided(
-        lambda decisions: decide_needles(
-            decisions,
-            seq_lens,
-            num_kv_heads=num_kv_heads,
-            steps=steps,
-            num_splits=num_splits,
-            max_needles=max_needles,
-        ),
-        size=NEEDLES_BYTES,
-    )
-
-
-def check_sequences(seq_lens: tuple[int, ...], num_kv_heads: int, steps: tuple[int, ...], num_splits: int) -> None:
-    """Raise ValueError for arguments that describe no batch."""
-    if not isinstance(seq_lens, tuple) or not seq_lens:
-        raise ValueError(f"seq_lens={seq_lens!r} must be a non-empty tuple of integers, one for each sequence")
-    for i, seq_len in enumerate(seq_lens):
-        check_int(f"seq_lens[{i}]", seq_len, low=0, high=1 << 24)
-    check_int("num_kv_heads", num_kv_heads, low=1, high=1024)
-    check_sizes("steps", steps, high=1 << 24, may_be_empty=True)
-    check_int("num_splits", num_splits, low=1, high=4096)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
 from attnfuzz.problems.attention import packed_width
 from attnfuzz.problems.choices import stride_kinds_of
 from attnfuzz.problems.quantised_kv import (
-    KV_DTYPES,
     KV_GRANULARITIES,
     KV_SCALE_RECIPES,
     KV_SCALE_TENSORS,
@@ -18,10 +15,7 @@ from attnfuzz.problems.quantised_kv import (
 )
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Layout, Strides
-from attnfuzz.strategies.arguments import check_one_of
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["QUANTISED_KV_BYTES", "decide_kv_strides", "decide_quantised_kv", "fits_packed", "quantised_kvs"]
+from attnfuzz.strategies.decisions import Decisions
 
 QUANTISED_KV_BYTES = 3 + len(KV_SCALE_TENSORS)
 _RECIPES: tuple[KvScaleRecipe, ...] = (*KV_SCALE_RECIPES, "scattered")
@@ -60,18 +54,3 @@ def decide_kv_strides(decisions: Decisions, kv: QuantisedKv | None, allowed: Str
 def fits_packed(kv: QuantisedKv | None, layout: Layout | None, head_size: int) -> bool:
     """Whether heads are made of whole pieces of 16 bytes, where the layout needs that."""
     return kv is None or layout != "packed" or head_size % packed_width(kv.dtype) == 0
-
-
-def quantised_kvs(
-    *, dtypes: tuple[KvDtype, ...] = KV_DTYPES, granularities: tuple[KvGranularity, ...] = KV_GRANULARITIES
-) -> st.SearchStrategy[QuantisedKv | None]:
-    """Caches in one of ``dtypes`` with scales of ``granularities``, or plain ones. Shrinks to None.
-
-    Raises ValueError.
-    """
-    for values, allowed in ((dtypes, KV_DTYPES), (granularities, KV_GRANULARITIES)):
-        if not values:
-            raise ValueError(f"dtypes={dtypes!r}, granularities={granularities!r}: name at least one of {allowed}")
-        for value in values:
-            check_one_of("dtypes" if allowed is KV_DTYPES else "granularities", value, allowed)
-    return decided(lambda decisions: decide_quantised_kv(decisions, dtypes, granularities), size=QUANTISED_KV_BYTES)

@@ -8,8 +8,6 @@ from functools import lru_cache
 from attnfuzz.problems.boundaries import boundary_lengths
 from attnfuzz.strategies.decisions import Decisions
 
-__all__ = ["QueryLimits", "decide_query_lens", "decide_slack"]
-
 _KINDS = ("decode", "mixed", "mixed", "mixed", "mixed", "prefill", "chunks", "chunks")
 _SLACKS = (0, 0, 0, 1, 7, 64)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["CPU_SIZES", "GPU_SIZES", "Sizes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import get_args
 
-from hypothesis import strategies as st
-
-from attnfuzz.problems.cases import PROBLEMS
 from attnfuzz.problems.choices import kv_dtypes_of, lying_alike, stride_kinds_of, strided_tensors_of, variants_of
 from attnfuzz.problems.module import Problem
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports
+from attnfuzz.problems.supports import Layout, Strides, Supports
 from attnfuzz.problems.variants import VariantName
-from attnfuzz.strategies.arguments import check_int, check_one_of
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["STRIDES_BYTES", "decide_strides", "strides", "strides_everywhere"]
+from attnfuzz.strategies.decisions import Decisions
 
 Recipe = tuple[str, StrideKind]
 
@@ -31,17 +24,12 @@ _WEIGHTS: dict[Recipe, int] = {("seq_lens", "every_other"): 4, ("cu_seqlens_q", 
 
 
 def decide_strides(
-    decisions: Decisions,
-    problem: Problem,
-    supports: Supports,
-    layout: Layout | None,
-    *,
-    max_strided: int = _MOST_STRIDED,
+    decisions: Decisions, problem: Problem, supports: Supports, layout: Layout | None
 ) -> dict[str, StrideKind]:
     """Tensors that are not contiguous: each decision adds one to every fourth case."""
     tensors_of = variants_of(problem, supports), kv_dtypes_of(problem, supports)
     recipes = _recipes(problem, supports.strides, supports.lse == "none", layout, *tensors_of)
-    drawn = [decisions.pick(recipes) for _ in range(max_strided)]
+    drawn = [decisions.pick(recipes) for _ in range(_MOST_STRIDED)]
     found = dict(recipe for recipe in drawn if recipe is not None)
     tensors = strided_tensors_of(problem, supports, layout)
     alike = {
@@ -74,32 +62,6 @@ def strides_everywhere(
             found = {name: kind for name, kind in found.items() if name != tensor}
             found |= {tensor: found[first]} if first in found else {}
     return found
-
-
-def strides(
-    problem: Problem,
-    *,
-    allowed: Strides = "hybrid",
-    layout: Layout | None = None,
-    variants: tuple[VariantName, ...] = (),
-    kv_dtypes: tuple[KvDtype, ...] = (),
-    max_strided: int = _MOST_STRIDED,
-) -> st.SearchStrategy[dict[str, StrideKind]]:
-    """Stride kinds for up to ``max_strided`` tensors of ``problem``, outputs included; the rest is contiguous.
-
-    ``allowed``: what the kernel takes (see ``Supports``). ``layout``: of the KV cache. ``variants``, ``kv_dtypes``:
-    those whose tensors count too. Shrinks to ``{}``.
-    Raises ValueError.
-    """
-    check_one_of("problem", problem, PROBLEMS)
-    check_one_of("allowed", allowed, get_args(Strides))
-    check_one_of("layout", layout, (None, *LAYOUTS))
-    check_int("max_strided", max_strided, low=0, high=_MOST_STRIDED)
-    supports = Supports(strides=allowed, variants=variants, kv_dtypes=kv_dtypes)
-    return decided(
-        lambda decisions: decide_strides(decisions, problem, supports, layout, max_strided=max_strided),
-        size=STRIDES_BYTES,
-    )
 
 
 @lru_cache(maxsize=256)

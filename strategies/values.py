@@ -5,18 +5,11 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-from hypothesis import strategies as st
-
-from attnfuzz.problems.boundaries import DEFAULT_TILES
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, KeyRecipe, ValueRecipe, Values
-from attnfuzz.problems.supports import MAX_HEAD_SIZE
-from attnfuzz.strategies.arguments import check_int
-from attnfuzz.strategies.decisions import Decisions, decided
-from attnfuzz.strategies.needles import MOST_NEEDLES, NEEDLES_BYTES, NOT_CAUSAL, Causal, check_sequences, decide_needles
-
-__all__ = ["VALUES_BYTES", "decide_scale", "decide_values", "scales", "values"]
+from attnfuzz.strategies.decisions import Decisions
+from attnfuzz.strategies.needles import MOST_NEEDLES, NEEDLES_BYTES, NOT_CAUSAL, Causal, decide_needles
 
 _KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
 """Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
@@ -102,42 +95,3 @@ def _most_needles(keys: KeyRecipe, *, lies_low: bool) -> int:
     if keys == "negative":
         return 0 if lies_low else 1
     return 0 if keys == "fine" else MOST_NEEDLES
-
-
-def values(
-    *,
-    seq_lens: tuple[int, ...],
-    num_kv_heads: int = 1,
-    steps: tuple[int, ...] = DEFAULT_TILES,
-    num_splits: int = 1,
-    head_size: int = 64,
-    scale: float = 0.125,
-) -> st.SearchStrategy[Values]:
-    """Every recipe of keys and values, at logit scales from 2^-6 to 2^8, with ``needles``. Shrinks to ``Values()``.
-
-    The largest logit scale depends on ``head_size`` and ``scale``. Raises ValueError.
-    """
-    check_sequences(seq_lens, num_kv_heads, steps, num_splits)
-    check_int("head_size", head_size, low=1, high=MAX_HEAD_SIZE)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale!r} must be a positive number")
-    return decided(
-        lambda decisions: decide_values(
-            decisions,
-            seq_lens,
-            num_kv_heads=num_kv_heads,
-            steps=steps,
-            num_splits=num_splits,
-            reach=head_size * scale,
-        ),
-        size=VALUES_BYTES,
-    )
-
-
-def scales(*, head_size: int) -> st.SearchStrategy[float]:
-    """Softmax scales: ``1/sqrt(head_size)`` rounded to float32, and some dyadic ones. Shrinks to the former.
-
-    Raises ValueError.
-    """
-    check_int("head_size", head_size, low=1, high=MAX_HEAD_SIZE)
-    return decided(lambda decisions: decide_scale(decisions, head_size), size=1)

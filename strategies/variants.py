@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hypothesis import strategies as st
-
 from attnfuzz.problems.boundaries import DEFAULT_TILES
 from attnfuzz.problems.choices import stride_kinds_of
 from attnfuzz.problems.recipes import StrideKind
@@ -15,17 +13,13 @@ from attnfuzz.problems.variants import (
     PLAIN_VARIANT,
     SINK_RECIPES,
     VARIANT_TENSORS,
-    VARIANTS,
     AlibiRecipe,
     SinkRecipe,
     Variant,
     VariantName,
     absent_tensors,
 )
-from attnfuzz.strategies.arguments import check_one_of, check_sizes
-from attnfuzz.strategies.decisions import Decisions, decided
-
-__all__ = ["VARIANT_BYTES", "decide_variant", "decide_variant_strides", "variants"]
+from attnfuzz.strategies.decisions import Decisions
 
 VARIANT_BYTES = 4 + len(VARIANT_TENSORS)
 _CAPS = (30.0, 50.0, 5.0, 1.0, 0.5)
@@ -85,19 +79,6 @@ def decide_variant_strides(decisions: Decisions, variant: Variant, allowed: Stri
         if kind is not None and name not in absent_tensors(variant):
             found[name] = kind
     return found
-
-
-def variants(
-    *, names: tuple[VariantName, ...] = VARIANTS, steps: tuple[int, ...] = DEFAULT_TILES
-) -> st.SearchStrategy[Variant]:
-    """Any combination of ``names``, with windows within one of each multiple of ``steps``. Shrinks to ``Variant()``.
-
-    Raises ValueError.
-    """
-    for name in names:
-        check_one_of("names", name, VARIANTS)
-    check_sizes("steps", steps, high=1 << 24, may_be_empty=True)
-    return decided(lambda decisions: decide_variant(decisions, names, steps), size=VARIANT_BYTES)
 
 
 @lru_cache(maxsize=1024)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["AttentionProblem", "PagedProblem", "VarlenProblem", "attention_facets", "paged_facets", "varlen_facets"]
-
 _SHAPE = (Heads(), Splits(), KernelOptions())
 _SIZES = (VHeadSize(), HeadSize(), Dtype())
 _CONTENTS = (TensorStrides(), Numbers(), VariantFacet(), CacheFormat(), Scale())

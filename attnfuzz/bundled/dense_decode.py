@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
     from torch import Tensor
 
-__all__ = ["DenseDecode", "DenseDecodeCase", "DenseDecodeInputs", "ExtraRows"]
-
 _COUNTED = Integer(0, 1 << 24)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 

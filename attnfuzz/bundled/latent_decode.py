@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
     from torch import Tensor
 
-__all__ = ["LatentDecode", "LatentDecodeCase", "LatentDecodeInputs"]
-
 
 class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Multi-head latent attention: one paged ``kv_cache [num_blocks, block_size, head_size]`` of one KV head.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float32, Int32
     from torch import Tensor
 
-__all__ = ["MaskFacet", "MaskedAttention", "MaskedAttentionCase", "MaskedAttentionInputs"]
-
 _SEES_NO_KEY = Feature("a query sees no key", role="empty")
 _SEEN = ("every key up to itself", "some keys hidden", "keys behind it", "no key")
 

@@ -16,8 +16,6 @@ from attnfuzz.problems.shapes import TensorSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PagedProblem", "token_slots"]
-
 _AXES = {
     "NHD": ("page", "offset", "head", "dim"),
     "HND": ("page", "head", "offset", "dim"),
@@ -51,7 +49,7 @@ class PagedProblem(Problem):
 
     def cache(self, case: Any) -> dict[str, TensorSpec]:
         """The tensors of the cache: ``k_cache`` and ``v_cache``, ``block_table`` and ``seq_lens``, both int32."""
-        found = module_of("paged_decode").tensors(_paged(case))
+        found = module_of("paged_decode").tensors(paged_case(case))
         names = ("k_cache", "v_cache", "kv_cache")
         strides, axes = case.cache_strides, _AXES[case.layout]
         cached = {
@@ -71,7 +69,7 @@ class PagedProblem(Problem):
 
         from attnfuzz.values.draws import numbers
 
-        table = torch.tensor(block_table_rows(_paged(case)), dtype=torch.int32, device="cpu")
+        table = torch.tensor(block_table_rows(paged_case(case)), dtype=torch.int32, device="cpu")
         tensors["block_table"].copy_(table)
         tensors["seq_lens"].copy_(torch.tensor(case.lengths, dtype=torch.int32, device="cpu"))
         for name, slots in token_slots(case, tensors).items():
@@ -91,7 +89,7 @@ class PagedProblem(Problem):
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Of the cache, which token of which sequence lies there; of the table, whose page is named."""
-        table, size = block_table_rows(_paged(case)), case.block_size
+        table, size = block_table_rows(paged_case(case)), case.block_size
         if name == "block_table":
             seq, column = index
             is_used = column * size < case.lengths[seq]
@@ -108,7 +106,7 @@ class PagedProblem(Problem):
         return f"page {page}, offset {offset}: " + (" and ".join(tokens) or "no token of any sequence")
 
 
-def _paged(case: Any) -> PagedDecodeCase:
+def paged_case(case: Any) -> PagedDecodeCase:
     """The bundled case that has this cache."""
     pages = Pages(
         order=case.page_order,
@@ -135,7 +133,7 @@ def token_slots(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Views of K and V in which a page and an offset are one token."""
     from attnfuzz.inputs.layouts import token_views, with_both_caches
 
-    both = with_both_caches(_paged(case), dict(tensors))
+    both = with_both_caches(paged_case(case), dict(tensors))
     views = token_views(both["k_cache"], both["v_cache"], case.layout)
     return {"k": views.k, "v": views.v}
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
     from torch import Tensor
 
-__all__ = ["Causality", "PagedAttention", "PagedAttentionCase", "PagedAttentionInputs"]
-
 
 class PagedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Query token j of a sequence with n query tokens and length L attends to positions 0 to L - n + j.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
     from torch import Tensor
 
-__all__ = ["PagedDecode", "PagedDecodeInputs"]
-
 
 @dataclass(slots=True)
 class PagedDecodeInputs:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
     from torch import Tensor
 
-__all__ = ["SplitCount", "SplitDecode", "SplitDecodeCase", "SplitDecodeInputs"]
-
 
 class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """paged_decode whose result is left as ``num_splits`` partial states."""

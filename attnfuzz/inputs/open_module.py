@@ -66,14 +66,32 @@ def values(case: OpenCase, device: torch.device | str, supports: Supports) -> Op
     for known, last, found in _LATEST:
         if known is problem and last == case:
             return found
-    found = _worked_out(problem, case)
+    tensors = filled(case)
+    found = _worked_out(problem, case, tensors, _written(case, tensors))
     _LATEST[:] = [(problem, case, found)]
     return found
 
 
-def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
-    tensors = filled(case)
-    written = _written(case, tensors)
+def rearranged(case: OpenCase, values: OpenValues, written: Mapping[str, tuple[Tensor, Tensor]]) -> OpenValues | None:
+    """``values`` in other tensors, from which the problem makes the same results; None where it does not."""
+    tensors = {name: tensor for name, (tensor, _) in written.items()}
+    found = _worked_out(_problem_of(case), case, tensors, written)
+    return found if have_same_results(values, found) else None
+
+
+def have_same_results(one: OpenValues, other: OpenValues) -> bool:
+    """Whether both give every number alike, in the same places."""
+    pairs = zip(one.origin[0].values(), other.origin[0].values(), strict=True)
+    return all(_are_equal(a.value, b.value) and _are_equal(a.where, b.where) for a, b in pairs)
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return torch.equal(one, other) if one is not None and other is not None else one is other
+
+
+def _worked_out(
+    problem: Problem, case: OpenCase, tensors: Mapping[str, Tensor], written: Mapping[str, tuple[Tensor, Tensor]]
+) -> OpenValues:
     found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
     expected = _checked(case, found)
     bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))

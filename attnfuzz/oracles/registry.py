@@ -256,7 +256,7 @@ SPLIT_COUNT = Oracle(
 )
 COMPOSE = Oracle(
     name="compose",
-    description="both halves of the tokens, merged, give a result further away than rounding explains",
+    description="parts of the tokens, as ranks have them, merged, give a result further away than rounding explains",
     code="relations.by_bounds:COMPOSE",
     is_relation=True,
     asked="by name",

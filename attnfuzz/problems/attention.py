@@ -18,16 +18,6 @@ from attnfuzz.problems.recipes import Needle, Pages, StrideKind, Values, check_r
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, OptionValue, check_option
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant, VariantName
 
-__all__ = [
-    "MAX_SEQ_LEN",
-    "AttentionCase",
-    "CaseBase",
-    "PagedDecodeCase",
-    "VarlenCase",
-    "packed_width",
-    "share_default",
-]
-
 MAX_SEQS = 1 << 16
 MAX_SEQ_LEN = 1 << 24
 MAX_QUERY_TOKENS = 1 << 20

@@ -18,14 +18,6 @@ from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import Pages
 
-__all__ = [
-    "block_table_rows",
-    "freed_tokens",
-    "num_blocks",
-    "physical_pages",
-    "used_blocks",
-]
-
 _SHUFFLE, _WRONG_PAGE = 1, 2  # hash streams of a page recipe's seed
 _INT32_MAX = (1 << 31) - 1
 

@@ -11,21 +11,6 @@ from functools import lru_cache
 from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = [
-    "DEFAULT_TILES",
-    "MASKED_TILES",
-    "QUERY_TILE",
-    "boundary_lengths",
-    "boundary_positions",
-    "causal_positions",
-    "has_empty_split",
-    "num_splits_of",
-    "query_steps",
-    "split_count",
-    "steps_of",
-    "tile_sizes",
-]
-
 DEFAULT_TILES = (16, 32, 64)
 """Tile sizes to expect of a kernel that does not name its own as an option."""
 

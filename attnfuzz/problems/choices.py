@@ -30,48 +30,7 @@ from attnfuzz.problems.supports import (
     Strides,
     Supports,
 )
-from attnfuzz.problems.variants import VARIANT_TENSORS, VariantName
-
-__all__ = [
-    "BLOCK_SIZES",
-    "CACHE_TENSORS",
-    "GQA_RATIOS",
-    "HEAD_SIZES",
-    "KV_HEADS",
-    "LARGE_BLOCK_SIZES",
-    "LARGE_GQA_RATIOS",
-    "LARGE_HEAD_SIZES",
-    "NUM_SPLITS",
-    "block_size_rank",
-    "block_sizes_of",
-    "caches_of",
-    "default_scale",
-    "dtypes_of",
-    "gqa_ratios_of",
-    "head_counts_of",
-    "head_size_rank",
-    "head_sizes_of",
-    "is_power_of_two",
-    "kv_dtypes_of",
-    "layouts_of",
-    "lies_as_served",
-    "lse_kinds_of",
-    "lying_alike",
-    "masks_of",
-    "merge_heads_of",
-    "min_seq_len",
-    "offers",
-    "options_of",
-    "paddings_of",
-    "permits_gap",
-    "permits_stride",
-    "split_counts_of",
-    "stride_kinds_of",
-    "strided_tensors_of",
-    "v_head_sizes_of",
-    "variants_of",
-    "without_lse",
-]
+from attnfuzz.problems.variants import VARIANT_TENSORS, VARIANTS, VariantName
 
 HEAD_SIZES = (16, 13, 40, 64, 72, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 3, 5, 7, 12, 17, 24, 48, 80, 100, 144)
@@ -250,7 +209,15 @@ def paddings_of(supports: Supports) -> tuple[Padding, ...]:
 def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]:
     """Variants that a case of ``problem`` may ask for."""
     names = () if isinstance(problem, OpenProblem) else module_of(problem).case_type.variant_names
-    return tuple(name for name in supports.variants if name in names)
+    tables = supports.combinations or ({},)
+    permitted = (name for name in supports.variants if any(True in one.get(name, (True,)) for one in tables))
+    return tuple(name for name in permitted if name in names)
+
+
+def needed_variants(supports: Supports) -> tuple[VariantName, ...]:
+    """Variants that a case must ask for to fit any combination."""
+    tables = supports.combinations or ({},)
+    return tuple(name for name in VARIANTS if all(one.get(name) == (True,) for one in tables))
 
 
 def masks_of(supports: Supports) -> tuple[MaskKind, ...]:

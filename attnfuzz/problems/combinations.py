@@ -48,9 +48,8 @@ from attnfuzz.problems.supports import (
     OptionValue,
     Supports,
 )
+from attnfuzz.problems.variants import VARIANTS
 from attnfuzz.untrusted_text import text_of, type_name
-
-__all__ = ["alternatives", "fields_of", "fits", "narrowed", "settled", "value_in", "with_values"]
 
 Options = Mapping[str, tuple[OptionValue, ...]]
 Rows = tuple[tuple[tuple[str, tuple[OptionValue, ...]], ...], ...]
@@ -61,9 +60,14 @@ _SIZES_OF_VALUES = (8, *HEAD_SIZES, 512)
 """Of latent attention; the last ones are those of DeepSeek-V2 (arXiv 2405.04434): 512 and 64 for the position."""
 _MOST_CALLS = 1 << 15
 _MERGE_HEADS = range(1, 65)
-_ALLOWED: dict[str, tuple[str, ...]] = {
-    "dtype": DTYPES, "layout": LAYOUTS, "kv_dtype": (*DTYPES, *KV_DTYPES)
-}  # fmt: skip
+_ALLOWED: dict[str, tuple[OptionValue, ...]] = {
+    "dtype": DTYPES,
+    "layout": LAYOUTS,
+    "kv_dtype": (*DTYPES, *KV_DTYPES),
+    "causal": (True, False),
+    **{name: (False, True) for name in VARIANTS},
+}
+"""Of a variant, whether a case has it."""
 _LARGEST = {
     "head_size": MAX_HEAD_SIZE,
     "v_head_size": MAX_HEAD_SIZE,
@@ -82,10 +86,10 @@ def fields_of(problem: Problem) -> tuple[str, ...]:
     kind = case_type_of(problem)
     names = ["dtype", "head_size", "num_q_heads"]
     if issubclass(kind, AttentionCase):
-        names += ["num_kv_heads", "gqa_ratio", "v_head_size"]
+        names += ["num_kv_heads", "gqa_ratio", "v_head_size", *kind.variant_names]
     if issubclass(kind, PagedDecodeCase):
         names += ["block_size", "layout", "kv_dtype"]
-    return (*names, "num_splits") if "num_splits" in kind.__struct_fields__ else tuple(names)
+    return (*names, *(name for name in ("num_splits", "causal") if name in kind.__struct_fields__))
 
 
 def fits(case: Case, combination: Combination) -> bool:
@@ -97,6 +101,8 @@ def value_in(case: Case, name: str) -> OptionValue | None:
     """What ``case`` has of a field or an option that a combination may name; None of one that it lacks."""
     if name not in fields_of(case.problem):
         return case.options.get(name)
+    if name in VARIANTS and isinstance(case, AttentionCase):
+        return name in case.variant.names
     value: OptionValue = getattr(case, "value_size" if name == "v_head_size" else name)
     return value
 
@@ -271,6 +277,8 @@ def _choices(problem: Problem, supports: Supports, options: Options) -> dict[str
         "num_splits": split_counts_of(supports),
         "v_head_size": v_head_sizes,
         "kv_dtype": kv_dtypes,
+        "causal": (True, False) if supports.non_causal else (True,),
+        **{name: (False, True) if name in supports.variants else (False,) for name in VARIANTS},
     }
     return {**options, **{name: found[name] for name in fields}}
 

@@ -10,20 +10,6 @@ import msgspec
 
 from attnfuzz.problems.supports import Declared
 
-__all__ = [
-    "Exponential",
-    "FixedTolerance",
-    "Matmul",
-    "Numerics",
-    "Partials",
-    "Precision",
-    "Probabilities",
-    "Query",
-    "Tanh",
-    "TileSums",
-    "Tolerance",
-]
-
 Precision = Literal["float32", "input"]
 Query = Literal["float32", "scaled", "scaled_both"]
 Exponential = Literal["float32", "cubic", "input"]

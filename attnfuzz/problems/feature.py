@@ -7,8 +7,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Feature", "Role", "words_of"]
-
 Role = Literal["part", "empty", "other", "size", "place", "surroundings", "numbers", "scores"]
 """What a feature says of a bug that needs it:
 

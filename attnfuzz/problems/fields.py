@@ -17,19 +17,6 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.recipes import check_range
 from attnfuzz.problems.supports import OptionValue, as_written, check_option
 
-__all__ = [
-    "Choice",
-    "Field",
-    "Integer",
-    "Integers",
-    "Proposal",
-    "Seed",
-    "first_of",
-    "lower_integer",
-    "number_traits",
-]
-
-
 C = TypeVar("C", bound=msgspec.Struct)
 Proposal = Generator[C | None, bool, C]
 """A generator that yields smaller cases and is told after each whether it was accepted, that is, still fails.

@@ -17,8 +17,6 @@ from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 
-__all__ = ["Format", "format_key", "format_of"]
-
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Fields of a case by their names there; None for one that the problem does not have, and for no variant."""

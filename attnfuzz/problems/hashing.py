@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 else:
     Word = TypeVar("Word")
 
-__all__ = ["fold", "mix", "stream_key"]
-
 _MASK = 0xFFFFFFFF
 _FACTOR_1 = 0x7FEB352D
 _FACTOR_2 = 0x846CA68B - (1 << 32)

@@ -11,19 +11,6 @@ from attnfuzz.problems.module import Case, module_of
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.problems.shapes import ITEMSIZE, strided_layout, strides_of, tensor_specs
 
-__all__ = [
-    "DEFAULT_LIMIT_BYTES",
-    "HASH_CHUNK_ELEMENTS",
-    "LIST_LIMIT_BYTES",
-    "CaseTooLarge",
-    "attention_nbytes",
-    "case_nbytes",
-    "check_lists",
-    "check_size",
-    "list_nbytes",
-    "tensor_nbytes",
-]
-
 DEFAULT_LIMIT_BYTES = 1 << 30
 LIST_LIMIT_BYTES = 128 << 20
 """Of what Python keeps as lists: that many take seconds to make, where tensors of the same size take none."""

@@ -29,18 +29,6 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = [
-    "ALL_HIDDEN",
-    "CAUSAL_MASK",
-    "MASK_KINDS",
-    "PERIOD",
-    "Mask",
-    "MaskKind",
-    "parents_of",
-    "seen_keys",
-    "table_starts",
-]
-
 MaskKind = Literal["causal", "full", "tree", "pages", "bits", "chunks"]
 MASK_KINDS: tuple[MaskKind, ...] = get_args(MaskKind)
 

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
     from attnfuzz.problems.shapes import TensorSpec
 
-__all__ = [
-    "CASE_TYPES",
-    "Case",
-    "Contents",
-    "Problem",
-    "ProblemModule",
-    "bundled",
-    "case_type_of",
-    "has_query_lens",
-    "module_of",
-]
-
 Problem = str | OpenProblem
 """A bundled problem by its name, or one that a user's file defines, described."""
 Case = CaseBase | OpenCase

@@ -17,16 +17,6 @@ from attnfuzz.problems.fields import Choice, Field, Integer, Integers, Seed
 from attnfuzz.problems.supports import OptionValue, Supports, check_option
 from attnfuzz.untrusted_text import check_text, text_of, type_name
 
-__all__ = [
-    "OpenCase",
-    "OpenProblem",
-    "ProblemError",
-    "implementation_of",
-    "implemented",
-    "narrowed",
-    "simplest_open_case",
-]
-
 _MOST_FIELDS = 64
 _NAMES_TAKEN = frozenset({"options", "problem"})
 

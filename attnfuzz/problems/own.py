@@ -21,8 +21,6 @@ from attnfuzz.problems.shapes import TensorSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Expected", "Problem", "describe", "moved"]
-
 
 @dataclass(frozen=True, slots=True)
 class Expected:

@@ -19,22 +19,6 @@ import msgspec
 
 from attnfuzz.problems.hashing import fold, stream_key
 
-__all__ = [
-    "KV_DTYPES",
-    "KV_GRANULARITIES",
-    "KV_SCALE_RECIPES",
-    "KV_SCALE_TENSORS",
-    "LARGEST",
-    "LARGE_K_SCALE",
-    "SMALLEST",
-    "KvDtype",
-    "KvGranularity",
-    "KvScaleRecipe",
-    "KvScales",
-    "QuantisedKv",
-    "smallest_magnitudes",
-]
-
 KvDtype = Literal["float8_e4m3fn", "float8_e5m2"]
 KvGranularity = Literal["tensor", "head"]
 KvScaleRecipe = Literal["one", "powers", "scattered", "large", "wide"]

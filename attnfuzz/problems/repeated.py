@@ -13,8 +13,6 @@ import msgspec
 from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, NORMAL_EXPONENT, Values
 
-__all__ = ["plain_values", "repeated", "telling_rows", "visible_keys"]
-
 _FEWEST_TOKENS = 16
 _ENOUGH_ROWS = {"cpu": 128, "cuda": 1024}
 """Triton's interpreter takes milliseconds for each."""

@@ -10,20 +10,6 @@ from attnfuzz.problems.module import Case, module_of
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 
-__all__ = [
-    "ITEMSIZE",
-    "Role",
-    "StridedLayout",
-    "TensorSpec",
-    "last_dim_contiguous",
-    "named_in_strides",
-    "outer_gap",
-    "strided_layout",
-    "strides_of",
-    "tensor_specs",
-]
-
-
 _ALIGNMENT = 16
 """Bytes: of the widest load of one thread, and of the addresses that kernels written with it ask for."""
 

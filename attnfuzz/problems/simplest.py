@@ -15,15 +15,16 @@ from attnfuzz.problems.choices import (
     head_size_rank,
     head_sizes_of,
     layouts_of,
+    needed_variants,
     options_of,
+    variants_of,
 )
 from attnfuzz.problems.combinations import alternatives, narrowed
 from attnfuzz.problems.module import Case, Problem, case_type_of, module_of
 from attnfuzz.problems.open_cases import OpenProblem, simplest_open_case
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
-
-__all__ = ["check_combinations", "simplest_case", "simplest_cases"]
+from attnfuzz.problems.variants import PLAIN_VARIANT, with_variants
 
 Options = Mapping[str, tuple[OptionValue, ...]]
 
@@ -87,6 +88,16 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     fields = module.simplest_fields(supports, head_size, layout)
     if fields is None:
         return None
+    (combination,) = supports.combinations or ({},)
+    needed = needed_variants(supports)
+    if not {*needed} <= {*variants_of(problem, supports)} or {"alibi", "soft_cap"} <= {*needed}:
+        return None
+    if needed:
+        fields["variant"] = with_variants(PLAIN_VARIANT, needed)
+    if "causal" in combination:
+        fields["causal"] = combination["causal"][0]
+        if not (fields["causal"] or supports.non_causal):
+            return None
     fields |= {"dtype": dtype, "head_size": head_size, "kv": kv, "layout": layout}
     fields["options"] = {name: choice for name, (choice,) in first.items()}
     names = module.case_type.__struct_fields__

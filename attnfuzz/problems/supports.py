@@ -14,25 +14,6 @@ from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype,
 from attnfuzz.problems.variants import VARIANTS, VariantName
 from attnfuzz.untrusted_text import check_text
 
-__all__ = [
-    "DTYPES",
-    "LAYOUTS",
-    "MAX_COMBINATIONS",
-    "MAX_HEADS",
-    "MAX_HEAD_SIZE",
-    "Combination",
-    "Declared",
-    "Dtype",
-    "Layout",
-    "OptionValue",
-    "Supports",
-    "VHeadSizes",
-    "as_call",
-    "as_written",
-    "check_option",
-    "check_options",
-]
-
 
 class _Remembers(msgspec.StructMeta):
     """Notes which fields a program passed at their defaults; a copy by ``msgspec.structs.replace`` keeps the note."""

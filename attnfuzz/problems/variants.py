@@ -22,28 +22,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Literal, get_args
 
 import msgspec
 
 from attnfuzz.problems.hashing import fold, stream_key
-
-__all__ = [
-    "ALIBI_RECIPES",
-    "PLAIN_VARIANT",
-    "SINK_RECIPES",
-    "VARIANTS",
-    "VARIANT_TENSORS",
-    "AlibiRecipe",
-    "SinkRecipe",
-    "Variant",
-    "VariantName",
-    "absent_tensors",
-    "alibi_slopes",
-    "sink_logits",
-]
 
 VariantName = Literal["window", "soft_cap", "alibi", "sinks"]
 AlibiRecipe = Literal["geometric", "scattered"]
@@ -115,6 +100,18 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 PLAIN_VARIANT = Variant()
+_SIMPLEST = Variant(window=1, soft_cap=MAX_SOFT_CAP, sinks=SINK_RECIPES[0]), Variant(alibi=ALIBI_RECIPES[0])
+
+
+def with_variants(variant: Variant, names: Collection[VariantName]) -> Variant:
+    """``variant`` that also asks for ``names``, without what excludes them. Raises ValueError if they do themselves."""
+    missing = [name for name in names if name not in variant.names]
+    if "alibi" in missing:  # no model has it beside sinks
+        variant = msgspec.structs.replace(variant, soft_cap=None, sinks=None)
+    elif variant.alibi is not None and missing and "alibi" not in names:
+        variant = msgspec.structs.replace(variant, alibi=None)
+    found = {name: getattr(one, name) for one in _SIMPLEST for name in one.names}
+    return msgspec.structs.replace(variant, **{name: found[name] for name in names if name not in variant.names})
 
 
 def absent_tensors(variant: Variant) -> frozenset[str]:

@@ -8,21 +8,6 @@ from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.module import has_query_lens
 
-__all__ = [
-    "dead_pages",
-    "element",
-    "number",
-    "numbers",
-    "plural",
-    "query_of_row",
-    "ranges",
-    "ratio",
-    "row_words",
-    "shape_of",
-    "token_name",
-    "tokens_name",
-]
-
 _MOST_LISTED = 6
 
 

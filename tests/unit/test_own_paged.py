@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.declaration import load_kernels
+from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.inputs.registry import problem_of
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.decisions import Decisions
+from attnfuzz.verdict import Failure
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_problems.md"
 (EXAMPLE,) = re.findall(r"```python\n(# streaming.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -157,13 +159,19 @@ PLANTED = {
 }
 
 
-def explained(path: Path, edits: dict[str, str], **fields: Any) -> list[tuple[str, str]]:
+def edited(path: Path, edits: dict[str, str]) -> Kernel:
+    """The example's kernel with these edits."""
     source = EXAMPLE
     for before, after in edits.items():
         assert before in source
         source = source.replace(before, after)
     path.write_text(source, encoding="utf-8")
     (kernel,) = load_kernels(str(path))
+    return kernel
+
+
+def explained(path: Path, edits: dict[str, str], **fields: Any) -> list[tuple[str, str]]:
+    kernel = edited(path, edits)
     problem: Any = kernel.declaration.problem
     found = explain_case(kernel, problem.case_type(**fields), device="cpu", seconds=600.0).causes or ()
     return [(cause.mistake, cause.words) for cause in found]
@@ -189,3 +197,74 @@ def test_a_mistake_that_is_none_of_those_known_is_not_told_as_one(tmp_path: Path
     """A reader would look for a page where the scale is wrong."""
     edits = {"* inputs.head_size**-0.5\n            out": "* inputs.head_size**-0.25\n            out"}
     assert not explained(tmp_path / "kernels.py", edits, lengths=(3, 7), block_size=4, window=9)
+
+
+def related(path: Path, edits: dict[str, str], oracle: str, **fields: Any) -> Failure | None:
+    kernel = edited(path, edits)
+    problem: Any = kernel.declaration.problem
+    verdict = judge(kernel, problem.case_type(**fields), device="cpu", relations=(oracle,))
+    assert verdict.related == (oracle,)
+    return verdict.failure
+
+
+SEVERAL_PAGES = {"lengths": (60, 33), "head_size": 128, "block_size": 4, "window": 64, "unused_entries": "wrong_page"}
+
+
+def test_the_order_of_pages_does_not_count(tmp_path: Path) -> None:
+    """Sums in the order of page ids differ from server to server, and within every error bound."""
+    by_page = "tokens = tokens[inputs.block_table[seq, tokens // inputs.block_size].sort(stable=True).indices]"
+    edits = {"        pages = inputs": f"        {by_page}\n        pages = inputs"}
+    failure = related(tmp_path / "kernels.py", edits, "page_permutation", **SEVERAL_PAGES)
+    assert failure is not None
+    assert failure.oracle == "page_permutation"
+    assert "with its entries at other places: the bits must be equal" in failure.message
+    assert any("of k_cache and v_cache is now entry" in line for line in failure.details)
+
+
+def test_unused_entries_of_the_table_do_not_count(tmp_path: Path) -> None:
+    """An entry that no token needs would enter a result as long as it changes it within the bound."""
+    edits = {".softmax(-1), v).to(": ".softmax(-1), v * (1 + 1e-4 * (inputs.block_table[seq, -1] == 0))).to("}
+    failure = related(tmp_path / "kernels.py", edits, "block_table_slack", **SEVERAL_PAGES, extra_columns=2)
+    assert failure is not None
+    assert failure.oracle == "block_table_slack"
+    assert "with unused block-table entries that are 0: the bits must be equal" in failure.message
+
+
+@pytest.mark.parametrize("oracle", ["page_permutation", "block_table_slack"])
+def test_relations_of_pages_are_silent_on_the_example(oracle: str, tmp_path: Path) -> None:
+    """A right kernel would be blamed for pages that lie elsewhere."""
+    assert related(tmp_path / "kernels.py", {}, oracle, **SEVERAL_PAGES, extra_columns=2) is None
+
+
+class ByPlace(attnfuzz.Problem):
+    """Each entry counts by where it lies: another order is another problem."""
+
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        return {
+            "x": attnfuzz.TensorSpec((8, 16), "float32", named_by="names"),
+            "names": attnfuzz.TensorSpec((4,), "int32"),
+            "out": attnfuzz.TensorSpec((4, 16), "float32", "output"),
+        }
+
+    def write(self, case: Any, tensors: Any) -> None:
+        tensors["x"].copy_(attnfuzz.numbers((8, 16), seed=case.seed, name="x"))
+        tensors["names"].copy_(torch.tensor([3, 1, 0, 6], dtype=torch.int32))
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, torch.Tensor]:
+        names = tensors["names"].long()
+        return {"out": tensors["x"][names].double() * names[:, None]}
+
+
+@attnfuzz.kernel(ByPlace())
+def by_place(inputs: Any) -> torch.Tensor:
+    result: torch.Tensor = inputs.x[inputs.names.long()] * inputs.names[:, None]
+    return result
+
+
+def test_a_problem_in_which_places_count_is_not_held_to_that_they_do_not() -> None:
+    """A right kernel would be blamed for doing what its reference says."""
+    problem: Any = by_place.declaration.problem
+    verdict = judge(by_place, problem.case_type(), device="cpu", relations=("page_permutation",))
+    assert verdict.failure is None

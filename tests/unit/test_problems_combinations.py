@@ -41,16 +41,18 @@ from attnfuzz.problems.combinations import fits, settled
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports, as_call
+from attnfuzz.problems.variants import VARIANTS
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases
 from attnfuzz.strategies.formats import first_formats
 from attnfuzz.verdict import Verdict
 from tests.unit import combined_kernels
 from tests.unit.combined_kernels import PRODUCTS, TABLE, is_compiled
+from tests.unit.drawing import drawn_from
 from tests.unit.in_process import attnfuzz as run_command
 
 KERNELS = Path(combined_kernels.__file__)
 OPTIONS: dict[str, tuple[OptionValue, ...]] = {"tile": (16, 32), "fast": (True, False)}
-ANY = {"v_head_sizes": "any", "kv_dtypes": KV_DTYPES}
+ANY = {"v_head_sizes": "any", "kv_dtypes": KV_DTYPES, "variants": VARIANTS}
 
 
 def values(*choices: Any) -> st.SearchStrategy[Any]:
@@ -73,6 +75,9 @@ PAGED = OF_ATTENTION | {
     "block_size": values(1, 16, 1000),
     "layout": values(*LAYOUTS),
     "kv_dtype": values(*DTYPES, *KV_DTYPES),
+    "window": values(False, True),
+    "alibi": values(False, True),
+    "soft_cap": values(False, True),
 }
 BY_PROBLEM: dict[Problem, dict[str, st.SearchStrategy[Any]]] = {
     "merge_states": FIELDS,
@@ -248,6 +253,8 @@ BAD_TABLES: list[tuple[Any, str]] = [
     (({"v_head_size": 64, "head_size": 16},), "no case has v_head_size=64 there"),
     (({"kv_dtype": "float8_e5m2"},), "no case has kv_dtype='float8_e5m2' there"),
     (({"num_q_heads": 7, "num_kv_heads": 2},), "no case has num_q_heads=7 there"),
+    (({"window": True},), "no case has window=True there"),
+    (({"window": 128},), "holds 128: must be one of .False, True."),
 ]
 
 
@@ -257,6 +264,31 @@ def test_what_a_table_may_not_hold_is_told(table: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said) as told:
         attnfuzz.kernel("paged_decode", supports=Supports(head_sizes=(13, 16, 64), where=table), options=OPTIONS)
     assert "\n" not in str(told.value)
+
+
+def test_variants_and_the_causal_limit_go_together_as_declared() -> None:
+    """A kernel would be blamed for ALiBi in a window, or for one in a call that is not causal."""
+    fields: Any = {"variants": VARIANTS, "non_causal": True}
+    supports = Supports(where=lambda case: not case.window or (case.causal and not case.alibi), **fields)
+    supports = settled("paged_attention", supports, {})
+    found: Counter[tuple[bool, bool, bool]] = Counter()
+    for case in drawn_from(cases("paged_attention", supports=supports), draws=400):
+        assert why_unsupported(supports, {}, case) is None
+        found[case.causal, "window" in case.variant.names, "alibi" in case.variant.names] += 1
+    assert {(True, True, False), (False, False, True), (False, False, False), (True, False, True)} == {
+        kind for kind in found if kind != (True, False, False)
+    }
+    assert found[True, False, False] > 60
+    windowed = simplest_case("paged_attention", Supports(where=({"window": True},), **fields), {})
+    assert why_unsupported(supports, {}, msgspec.structs.replace(windowed, causal=False)) is not None
+
+
+def test_what_excludes_itself_is_told() -> None:
+    """A combination that no case has would be searched for ever."""
+    with pytest.raises(ValueError, match=r"no case has alibi=True there"):
+        attnfuzz.kernel(
+            "paged_decode", supports=Supports(variants=VARIANTS, where=({"alibi": True, "soft_cap": True},))
+        )
 
 
 @pytest.mark.parametrize("kernel", [combined_kernels.by_a_table, combined_kernels.by_a_function])

@@ -8,8 +8,10 @@ import pytest
 
 from attnfuzz import strategies
 from attnfuzz.cases.supported import why_unsupported
-from attnfuzz.problems.quantised_kv import KV_DTYPES
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES
 from attnfuzz.problems.supports import Supports
+from attnfuzz.strategies.decisions import decided
+from attnfuzz.strategies.quantised_kv import QUANTISED_KV_BYTES, decide_quantised_kv
 from tests.unit.drawing import drawn_from
 
 
@@ -34,7 +36,9 @@ def test_a_kernel_gets_what_it_declares(problem: Any) -> None:
 
 def test_all_combinations_occur_beside_plain_caches() -> None:
     """Declaring a format would cost the search for everything else, or unequal scales stay untried."""
-    drawn = drawn_from(strategies.quantised_kvs(), draws=1000)
+    drawn = drawn_from(
+        decided(lambda one: decide_quantised_kv(one, KV_DTYPES, KV_GRANULARITIES), size=QUANTISED_KV_BYTES), draws=1000
+    )
     assert 0.6 < sum(kv is None for kv in drawn) / len(drawn) < 0.9
     assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 20
 
@@ -73,11 +77,3 @@ def test_packed_caches_have_heads_of_whole_pieces() -> None:
     drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=200)
     assert {case.head_size for case in drawn if case.kv is not None} == {64}
     assert {case.head_size for case in drawn} == {40, 64}
-
-
-def test_wrong_arguments_are_refused() -> None:
-    """A typing error would draw nothing of what was meant."""
-    with pytest.raises(ValueError, match="dtypes"):
-        strategies.quantised_kvs(dtypes=("float8",))  # type: ignore[arg-type]  # what is refused
-    with pytest.raises(ValueError, match="name at least one"):
-        strategies.quantised_kvs(granularities=())

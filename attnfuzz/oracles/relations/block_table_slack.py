@@ -11,41 +11,67 @@ of its additions, unless it promises that a row does not depend on its batch; on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from attnfuzz.bundled.own_paged import PagedProblem, paged_case
 from attnfuzz.declaration import Declaration
-from attnfuzz.inputs.registry import Contents
+from attnfuzz.inputs.open_module import have_same_results
+from attnfuzz.inputs.registry import Contents, problem_of
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, fits, one_by_one, unequal_bits
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.boundaries import split_count
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
+from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.verdict import Failure
 
 _MEANS = {"zero": "are 0", "wrong_page": "name pages of other sequences", "garbage": "are ids that do not exist"}
 
 
-def _applies(declaration: Declaration, case: PagedDecodeCase) -> bool:
+def _applies(declaration: Declaration, case: Any) -> bool:
     supports = declaration.supports
     if not supports.deterministic:
         return False
+    if isinstance(case, OpenCase):
+        return _of_own_problem(case) is not None
     has_unused = any(case.blocks_of(seq) < case.max_blocks_per_seq for seq in range(case.num_seqs))
     return supports.batch_invariant or (has_unused and len(paddings_of(supports)) > 1)
 
 
-def _further(declaration: Declaration, case: PagedDecodeCase, contents: Contents) -> FurtherRuns | None:
-    other = _changed(declaration, case)
-    if other is None:  # the same ids may come out of another recipe
+def _further(declaration: Declaration, case: Any, contents: Contents) -> FurtherRuns | None:
+    is_own = isinstance(case, OpenCase)
+    changed = _of_own_problem(case) if is_own else _changed(declaration, case)
+    if changed is None:  # the same ids may come out of another recipe
         return None
-    words = _words(case, other)
+    before: PagedDecodeCase = case
+    other: Any = changed
+    values = contents.values
+    if is_own:
+        before, other = paged_case(case), paged_case(changed)
+        values = problem_of(changed).values(changed, "cpu", declaration.supports)
+        if not have_same_results(contents.values, values):
+            return None
+    words = _words(before, other)
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
-        details = (_entries(case, "were"), _entries(other, "are now"))
+        details = (_entries(before, "were"), _entries(other, "are now"))
         return unequal_bits(registry.BLOCK_TABLE_SLACK, case, one, others[0], words, details=details)
 
-    return FurtherRuns([Changed(words, other, contents.values)], compare)
+    return FurtherRuns([Changed(words, changed, values)], compare)
+
+
+def _of_own_problem(case: OpenCase) -> OpenCase | None:
+    """A case of a user's paged problem with other unused entries; None without any."""
+    if not isinstance(implementation_of(case.problem), PagedProblem):
+        return None
+    for unused in getattr(case.problem.fields["unused_entries"], "values", ()):
+        other = msgspec.structs.replace(case, unused_entries=unused)
+        if block_table_rows(paged_case(other)) != block_table_rows(paged_case(case)):
+            return other
+    return None
 
 
 def _changed(declaration: Declaration, case: PagedDecodeCase) -> PagedDecodeCase | None:
@@ -80,13 +106,19 @@ def _entries(case: PagedDecodeCase, verb: str) -> str:
     return f"unused entries {verb} {shown}" if unused else "there was no unused entry"
 
 
-def _weight(declaration: Declaration, case: PagedDecodeCase) -> int:
+def _weight(declaration: Declaration, case: Any) -> int:
     """With more splits than columns a split count that follows the table changes, which nothing else shows as often."""
-    if not declaration.supports.batch_invariant:
+    if isinstance(case, OpenCase) or not declaration.supports.batch_invariant:
         return 1
     return 4 if split_count(case.options) > case.max_blocks_per_seq else 1
 
 
 BLOCK_TABLE_SLACK = Relation(
-    registry.BLOCK_TABLE_SLACK, _applies, one_by_one(_further), weight=_weight, further=_further, cases=PagedDecodeCase
+    registry.BLOCK_TABLE_SLACK,
+    _applies,
+    one_by_one(_further),
+    weight=_weight,
+    further=_further,
+    cases=PagedDecodeCase,
+    of_any_problem=True,
 )

@@ -10,11 +10,13 @@ Bits they cannot compare:
 * `gqa_expansion`: K and V repeated, so that each query head has its own. Kernels that serve several query heads at once
   multiply matrices where others multiply vectors.
 * `split_count`: another number of splits. Each split rounds its own sums, and so does their reduction.
-* `compose`: attention over the first and over the last tokens of each sequence, merged by their LSEs.
+* `compose`: attention over parts of each sequence, as ranks of context parallelism have them, merged by their LSEs: the
+  first and the last half, blocks of which the last ones may be empty, and every third token.
 
-The two runs of `compose` are merged in float64, with weights `w = exp(lse - lse_merged)`. If their LSEs are off by `d`
-and `e`, the weights are off by at most `w_first w_last expm1(d + e)`, since the logarithm of their ratio is off by `d +
-e`. So the merged output is off by at most
+Of `compose`, two runs are merged in float64, then the result with the next one, with weights
+`w = exp(lse - lse_merged)`. If the LSEs are off by `d` and `e`, the weights are off by at most
+`w_first w_last expm1(d + e)`, since the logarithm of their ratio is off by `d + e`. So the merged output is off by at
+most
 
     w_first b_first + w_last b_last + w_first w_last expm1(d + e) |o_first - o_last|
 
@@ -24,7 +26,8 @@ declared gives other weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -189,44 +192,65 @@ def _with_other_splits(declaration: Declaration, case: Any) -> Iterator[tuple[st
             yield f"in {count} split{'s' * (count != 1)}", found[count]
 
 
+_Ownership = Callable[[int], Sequence[range]]
+"""Of so many tokens, those that each rank has."""
+_OWNERSHIPS: dict[str, _Ownership] = {
+    "runs on the first and the last half of its tokens": lambda n: (range(n // 2), range(n // 2, n)),
+    "runs of 4 ranks that have one block of its tokens each": lambda n: _blocks(n, 4),
+    "runs of 3 ranks that have every third of its tokens": lambda n: [range(rank, n, 3) for rank in range(3)],
+}
+
+
+def _blocks(length: int, count: int) -> list[range]:
+    """Equal ones; of few tokens the last are empty."""
+    size = -(-length // count)
+    return [range(min(i * size, length), min((i + 1) * size, length)) for i in range(count)]
+
+
 def _can_be_cut(declaration: Declaration, case: AttentionCase) -> bool:
-    """Not with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
+    return any(True for _ in _ownerships(declaration, case))
+
+
+def _ownerships(declaration: Declaration, case: AttentionCase) -> Iterator[tuple[str, _Ownership]]:
+    """None with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
     if declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
-        return False
+        return
     if has_query_lens(case.problem):  # the query tokens of one sequence would have to be cut differently
-        return False
-    shortest = 0 if declaration.supports.empty_sequences else 2
-    return max(case.seq_lens) > 1 and min(case.seq_lens) >= shortest
+        return
+    for words, parts in _OWNERSHIPS.items() if max(case.seq_lens) > 1 else ():
+        if declaration.supports.empty_sequences or all(all(parts(length)) for length in case.seq_lens):
+            yield words, parts
 
 
 def _check_merged(trial: Trial) -> Failure | None:
-    values: LogicalAttention = trial.reference.values_on(trial.device)
-    first, last = (_part(trial, values, side) for side in range(2))
-    if "lse" not in first:
-        return None
-    return _beyond(
-        registry.COMPOSE, trial, _merged(first, last), "merged from runs on the first and the last half of its tokens"
-    )
-
-
-def _part(trial: Trial, values: LogicalAttention, side: int) -> Parts:
-    """The run on one half of each sequence, the first of which may be shorter."""
     case: Any = trial.case
-    cuts = [(0, n // 2) if side == 0 else (n // 2, n) for n in case.seq_lens]
+    values: LogicalAttention = trial.reference.values_on(trial.device)
+    for words, parts in _ownerships(trial.kernel.declaration, case):
+        owned = [parts(length) for length in case.seq_lens]
+        found = [_part(trial, values, tokens, words) for tokens in zip(*owned, strict=True)]
+        if "lse" not in found[0]:
+            return None
+        if failure := _beyond(registry.COMPOSE, trial, functools.reduce(_merged, found), f"merged from {words}"):
+            return failure
+    return None
+
+
+def _part(trial: Trial, values: LogicalAttention, tokens: Sequence[range], words: str) -> Parts:
+    """The run on these tokens of each sequence."""
+    case: Any = trial.case
     changes: dict[str, Any] = {
-        "seq_lens": tuple(end - start for start, end in cuts),
+        "seq_lens": tuple(map(len, tokens)),
         "values": msgspec.structs.replace(case.values, needles=()),
         **case.with_own_pages(),
     }
     pieces = [
-        (k[start:end], v[start:end])
-        for (start, end), (k, v) in zip(cuts, map(values.sequence, range(case.num_seqs)), strict=True)
+        (k[own.start : own.stop : own.step], v[own.start : own.stop : own.step])
+        for own, (k, v) in zip(tokens, map(values.sequence, range(case.num_seqs)), strict=True)
     ]
     k, v = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     starts = tuple(sum(changes["seq_lens"][:i]) for i in range(case.num_seqs + 1))
-    words = f"on the {('first', 'last')[side]} half of its tokens"
-    changed = Changed(words, msgspec.structs.replace(case, **changes), replace(values, k=k, v=v, starts=starts))
-    return _compared(trial, changed)
+    changed = msgspec.structs.replace(case, **changes)
+    return _compared(trial, Changed(f"in one of the {words}", changed, replace(values, k=k, v=v, starts=starts)))
 
 
 def _merged(first: Parts, last: Parts) -> Parts:

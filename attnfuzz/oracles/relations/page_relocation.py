@@ -606,20 +606,25 @@ def _moved(case: OpenCase, least: int) -> dict[str, int]:
     names would not fit into 31 bits, and those of one entry's places told in two ways.
     """
     found: dict[str, int] = {}
+    for _, group, step in named_groups(case):
+        entries = [strided_layout(*_lies(spec)).strides[0] for spec in group.values()]
+        first = -(-least // max(entries) // step) * step if max(entries) else 0
+        spec = next(iter(group.values()))
+        if first and (first + spec.shape[0]) * spec.places < _MOST_IDS:
+            found |= dict.fromkeys(group, first)
+    return found
+
+
+def named_groups(case: OpenCase) -> Iterator[tuple[str, dict[str, TensorSpec], int]]:
+    """Each tensor of names with those whose entries it names, alike, and so many entries that all are aligned alike."""
     groups: dict[str, dict[str, TensorSpec]] = {}
     for name, spec in tensor_specs(case).items():
         if spec.named_by and spec.shape[0]:
             groups.setdefault(spec.named_by, {})[name] = spec
-    for group in groups.values():
-        entries = {name: strided_layout(*_lies(spec)).strides[0] for name, spec in group.items()}
-        steps = (entries[name] * ITEMSIZE[spec.dtype] for name, spec in group.items())
-        step = math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, size) for size in steps))
-        first = -(-least // max(entries.values()) // step) * step if max(entries.values()) else 0
-        ((_, spec), *others) = group.items()
-        most = (first + spec.shape[0]) * spec.places
-        if first and most < _MOST_IDS and all(other.places == spec.places for _, other in others):
-            found |= dict.fromkeys(group, first)
-    return found
+    for names, group in groups.items():
+        steps = (strided_layout(*_lies(spec)).strides[0] * ITEMSIZE[spec.dtype] for spec in group.values())
+        if len({spec.places for spec in group.values()}) == 1:
+            yield names, group, math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step) for step in steps))
 
 
 def _wrong(trial: Trial, far: Far) -> Observation | None:

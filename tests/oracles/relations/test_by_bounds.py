@@ -117,6 +117,29 @@ def test_compose(plant: Any, dense: DenseDecodeCase) -> None:
     assert "merged from runs on the first and the last half of its tokens: " in failure.message
 
 
+def test_compose_has_ranks_without_tokens(plant: Any, dense: DenseDecodeCase) -> None:
+    """The state of a rank without tokens would outweigh those of others, where no sequence of the case is empty."""
+    kernel = plant(after=lambda inputs, out, lse: (out, lse.masked_fill(inputs.seq_lens[:, None] == 0, 9.0)))
+    case = msgspec.structs.replace(dense, seq_lens=(5, 2, 21))
+    failure = objection("compose", kernel, case)
+    assert "merged from runs of 4 ranks that have one block of its tokens each: " in failure.message
+
+
+def test_compose_has_tokens_by_turns(plant: Any, dense: DenseDecodeCase) -> None:
+    """A kernel that is wrong for the lengths which ranks have of interleaved tokens would pass by itself."""
+    kernel = wrong_if(plant, "dense_decode", lambda inputs: 7 in inputs.seq_lens)
+    failure = objection("compose", kernel, dense)
+    assert "merged from runs of 3 ranks that have every third of its tokens: " in failure.message
+
+
+def test_compose_leaves_no_rank_empty_that_may_not_be(plant: Any, dense: DenseDecodeCase) -> None:
+    """A kernel that takes no empty sequences would be blamed for what it gives for one."""
+    supports = attnfuzz.Supports(empty_sequences=False)
+    kernel = wrong_if(plant, "dense_decode", lambda inputs: 0 in inputs.seq_lens, supports=supports)
+    case = msgspec.structs.replace(dense, seq_lens=(5, 2, 21))
+    assert judge(kernel, case, device="cpu", oracles=("compose",), relations=("compose",)).failure is None
+
+
 def test_compose_needs_an_lse(plant: Any, dense: DenseDecodeCase) -> None:
     """A kernel that returns none would be merged with what it did not return."""
     kernel = plant(supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
