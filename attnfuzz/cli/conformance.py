@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, writable_file
 from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
@@ -20,13 +22,17 @@ if TYPE_CHECKING:
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[ENGINE|KERNEL]...")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--budget", callback=duration, default=None, help="Time for all, shared out; what is left is not run.")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write all outcomes as JSON.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write kernels x features as a page.")
-def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_file: Path | None) -> Outcome:
+def command(
+    kernels: tuple[str, ...], device: str, budget: float | None, json_file: Path | None, html_file: Path | None
+) -> Outcome:
     """Put a fixed set of cases to the kernels of ENGINEs (all that are installed by default), or to any KERNEL.
 
     Each case stands for a feature of inputs: a dtype, a head size, an empty sequence. It is described in the kernel's
-    way, and what a kernel does not declare to support is no failure. The exit status is 1 if any kernel fails,
+    way, and what a kernel does not declare to support is no failure. With --budget each kernel has its share of what
+    is left, and a word on each feature before the second case of any. The exit status is 1 if any kernel fails,
     and 2 if one could not run any case that it supports here.
     Stopped by Ctrl-C or SIGTERM, it writes what it knows by then.
     """
@@ -61,6 +67,7 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
                     done=lambda kernel: print_examined(console, kernel),
                     note=note,
                     stopped=lambda: interrupts.count > 0,
+                    until=math.inf if budget is None else time.monotonic() + budget,
                 )
         with while_anyone_reads():
             print_causes(console, result)

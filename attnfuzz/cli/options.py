@@ -133,8 +133,10 @@ SHARD = click.option(
 )
 
 
-def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Seconds, from ``1h30m``."""
+def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Seconds, from ``1h30m``; None of an option that may be left out."""
+    if value is None:
+        return None
     try:
         return parse_duration(value)
     except ValueError as error:

@@ -80,6 +80,7 @@ def command(
     was. For a kernel of --on a case is described in another way where that changes nothing else: as another problem, in
     another layout, without gaps in memory.
     What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
+    A folder that FlashInfer wrote with FLASHINFER_LOGLEVEL=10, or of one call in it, is made into saved cases first.
     Of what a killed campaign left in .attnfuzz, cases that pass are removed.
     With several --python each case runs in each of these environments, and where that differs, so it is told.
     With --shard this machine runs its part of them, which may be none where shards outnumber cases: then it says so,
@@ -156,12 +157,32 @@ def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[Save
     """
     from attnfuzz.corpus import DEFAULT_FOLDER, regression_files
 
-    places = paths or (folder or Path(DEFAULT_FOLDER),)
+    places = tuple(place for path in paths or (folder or Path(DEFAULT_FOLDER),) for place in _as_files(path))
     files = regression_files(places) if paths or places[0].exists() else []
     if not files:
         where = ", ".join(str(path) for path in places)
         raise Refusal(f"there is no regression file (*.json) in {where}; save one with attnfuzz explore")
     return read_saved(files)
+
+
+def _as_files(path: Path) -> tuple[Path, ...]:
+    """``path``, or of a folder of calls that FlashInfer has dumped the cases that are made of them."""
+    from attnfuzz.testing.flashinfer_dumps import DumpError, cases_of_dump, is_dump
+
+    if not is_dump(path):
+        return (path,)
+    from attnfuzz.testing.capture import CAPTURED
+    from attnfuzz.untrusted_text import only_printable
+
+    try:
+        found = cases_of_dump(path, Path(CAPTURED))
+    except DumpError as error:
+        raise Refusal(str(error)) from error
+    for reason in found.left_out:
+        click.echo(only_printable(f"not made a case: {reason}"), err=True)
+    if not found.files:
+        raise Refusal(f"{path} has no call of a paged decode or prefill wrapper of FlashInfer that a case describes")
+    return tuple(found.files)
 
 
 def read_saved(files: Iterable[Path]) -> list[SavedCase]:

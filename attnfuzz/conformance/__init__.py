@@ -6,17 +6,19 @@ new one is a new version.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from attnfuzz.campaign.workers import cores
-from attnfuzz.cases.supported import translate, why_unsupported
+from attnfuzz.cases.supported import Translated, adapt_options, translate, why_unsupported
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
@@ -24,11 +26,13 @@ from attnfuzz.isolation.outcomes import DeadlinePassed
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import DEAD_MEMORY, OracleName, oracle_of
 from attnfuzz.problems.cases import Case, Problem, case_from_builtins, encode_case
+from attnfuzz.problems.fields import Field
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.verdict import Failure, Verdict
 
 FORMAT = "attnfuzz.conformance-set/1"
-_LATEST = 2
+_LATEST = 3
 _MOST_BYTES = 8 << 20
 
 
@@ -37,7 +41,8 @@ class ConformanceEntry:
     """``strict``: the case is about what translating it for a kernel would change, so it is put to kernels as it is.
 
     ``law``: the relation, or else the result that two runs share, that is asked of it, in place of the result alone.
-    ``note``: the hash of the saved case that it is a copy of.
+    ``note``: the hash of the saved case that it is a copy of. ``about``: the field that a case of an open problem is
+    about; its other fields have the kernel's own values where the kernel takes no others.
     """
 
     group: str
@@ -46,6 +51,7 @@ class ConformanceEntry:
     strict: bool = False
     law: OracleName | None = None
     note: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,12 @@ class ConformanceSet:
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str
     feature: str
-    problem: Problem
+    problem: str
     strict: bool
     law: OracleName | None
     note: str
     case: dict[str, object]
+    about: str = ""
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +79,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     seed: int
     entries: tuple[_Entry, ...]
+    problems: dict[str, dict[str, Field]] = {}
 
 
 def set_file(version: int) -> Path:
@@ -82,9 +90,18 @@ def set_file(version: int) -> Path:
 def load_set(version: int = _LATEST) -> ConformanceSet:
     """The set of a version."""
     document = msgspec.json.decode(read_data_file(set_file(version), _MOST_BYTES), type=_Document)
+    problems: dict[str, Problem] = {
+        place: OpenProblem(place=place, fields=fields) for place, fields in document.problems.items()
+    }
     entries = tuple(
         ConformanceEntry(
-            one.group, one.feature, case_from_builtins(one.problem, one.case), one.strict, one.law, one.note
+            one.group,
+            one.feature,
+            case_from_builtins(problems.get(one.problem, one.problem), one.case),
+            one.strict,
+            one.law,
+            one.note,
+            one.about,
         )
         for one in document.entries
     )
@@ -99,6 +116,7 @@ _PATIENCE = 6.0
 _MOST_AT_ONCE = 8
 """Processes on one GPU, each with a context of its own."""
 _STOPPED = "the command was stopped before"
+_OUT_OF_TIME = "the time that --budget leaves for the kernel was over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,38 +198,54 @@ def examine(
     done: Callable[[Examined], None] = lambda kernel: None,
     note: Callable[[str], None] = lambda text: None,
     stopped: Callable[[], bool] = lambda: False,
+    until: float = math.inf,
 ) -> Conformance:
     """Put the set to the kernels, several of them at once, each in a process of its own. ``done`` hears of each.
 
     Kernels that compile themselves come after all others, one at a time: see `attnfuzz.campaign.readiness`. Once
-    ``stopped`` says so, no case is judged any more: what is left is told as not run.
+    ``stopped`` says so, no case is judged any more: what is left is told as not run. So it is with what a kernel has no
+    time for: of what is left before ``until`` (of ``time.monotonic``), each has as much as all that come after it.
 
     Raises what ``Runner.judge`` raises, but for a case that is too large.
     """
     failed, lock = threading.Event(), threading.Lock()
+    at_once = max(1, min(len(declarations), cores(), _MOST_AT_ONCE))
+    left = len(declarations)
 
     def is_over() -> bool:
         return failed.is_set() or stopped()
 
-    def put_to(declaration: Declaration, give_up: GiveUp) -> Examined:
-        if is_over():
-            return Examined(declaration, tuple(_outcomes(declaration, runner, cases, is_over)))
+    def put_to(declaration: Declaration, give_up: GiveUp, at_once: int = 1) -> Examined:
+        nonlocal left
+        with lock:
+            now = time.monotonic()
+            share = now + max(0.0, until - now) * min(1.0, at_once / left)
+
+        def why_not() -> str:
+            return _STOPPED if is_over() else _OUT_OF_TIME if time.monotonic() >= share else ""
+
         with runner.sibling() as own:
-            own.give_up_builds(lambda builds: is_over() or give_up(builds))
-            return Examined(declaration, tuple(_outcomes(declaration, own, cases, is_over)))
+            own.give_up_builds(lambda builds: bool(why_not()) or give_up(builds))
+            examined = Examined(declaration, _in_order(_outcomes(declaration, own, cases, why_not), cases))
+        with lock:
+            left -= 1
+        return examined
 
     def unless_it_compiles(declaration: Declaration) -> Examined | None:
+        nonlocal left
         compilers = OwnCompilers()
         if declaration.needs_preparing:
             return None
-        kernel = put_to(declaration, compilers)
+        kernel = put_to(declaration, compilers, at_once)
         if compilers.seen:
+            with lock:
+                left += 1
             return None
         with lock:
             done(kernel)
         return kernel
 
-    with ThreadPoolExecutor(max(1, min(len(declarations), cores(), _MOST_AT_ONCE))) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         try:
             examined = list(pool.map(unless_it_compiles, declarations))
         except BaseException:  # the other threads need not go on
@@ -235,10 +269,15 @@ def examine(
 
 
 def _outcomes(
-    declaration: Declaration, runner: Runner, cases: ConformanceSet, is_over: Callable[[], bool]
+    declaration: Declaration, runner: Runner, cases: ConformanceSet, why_not: Callable[[], str]
 ) -> Iterator[ConformanceOutcome]:
-    for entry in cases.entries:
-        found = translate(entry.case, declaration.problem, declaration.supports, declaration.options)
+    """Those of all that the kernel's problem has."""
+    for entry in _by_turns(cases.entries):
+        try:
+            found = _described(entry, declaration)
+        except ValueError as error:
+            yield ConformanceOutcome(entry, entry.case, "unsupported", why=str(error))
+            continue
         if found is None:
             continue
         why = why_unsupported(declaration.supports, declaration.options, found.case)
@@ -247,18 +286,61 @@ def _outcomes(
         if why is not None:
             yield ConformanceOutcome(entry, found.case, "unsupported", found.changes, why=why)
             continue
-        why, failure = _STOPPED, None
+        failure = None
         try:
-            if not is_over():
+            if not (why := why_not()):
                 verdict = _judge(declaration, runner, entry, found.case)
                 why, failure = verdict.not_runnable, verdict.failure
         except DeadlinePassed:
-            if not is_over():  # it is to come later
+            if not (why := why_not()):  # it is to come later
                 return
         except CaseTooLarge as error:
             why = str(error)
         status: Status = "not_run" if why else "pass" if failure is None else "fail"
         yield ConformanceOutcome(entry, found.case, status, found.changes, failure=failure, why=why)
+
+
+def _by_turns(entries: Sequence[ConformanceEntry]) -> list[ConformanceEntry]:
+    """First a case of the first row of each group, then of each second row; then the second cases of rows.
+
+    So a kernel that has little time has a word on most.
+    """
+    rows: dict[str, dict[str, int]] = {}
+    turns = []
+    for entry in entries:
+        of_group = rows.setdefault(entry.group, {})
+        of_group[entry.feature] = of_group.get(entry.feature, 0) + 1
+        turns.append((of_group[entry.feature], [*of_group].index(entry.feature)))
+    return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda one: one[0])]
+
+
+def _in_order(outcomes: Iterable[ConformanceOutcome], cases: ConformanceSet) -> tuple[ConformanceOutcome, ...]:
+    places = {id(entry): place for place, entry in enumerate(cases.entries)}
+    return tuple(sorted(outcomes, key=lambda one: places[id(one.entry)]))
+
+
+def _described(entry: ConformanceEntry, declaration: Declaration) -> Translated | None:
+    """The case in the kernel's way; None where its problem has none such.
+
+    Raises ValueError where a kernel of an open problem does not take what the case is about.
+    """
+    case, problem = entry.case, declaration.problem
+    if not isinstance(case, OpenCase):
+        return translate(case, problem, declaration.supports, declaration.options)
+    if not isinstance(problem, OpenProblem) or not problem.is_same(case.problem):
+        return None
+    fields: dict[str, Any] = {}
+    changes: list[str] = []
+    for name, field in problem.fields.items():
+        fields[name] = getattr(case, name) if name in case.problem.fields else field.simplest
+        try:
+            field.check(name, fields[name])
+        except ValueError:
+            if name == entry.about:
+                raise
+            fields[name] = field.simplest
+            changes.append(f"{name}={field.simplest}")
+    return Translated(adapt_options(problem.case_type(**fields), declaration.options), tuple(changes))
 
 
 def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, case: Case) -> Verdict:
@@ -272,4 +354,4 @@ def _size(outcome: ConformanceOutcome) -> tuple[int, int]:
     """Of a case, by what a reader has to take in."""
     case = outcome.case
     tokens = sum(getattr(case, "seq_lens", ())) or getattr(case, "num_tokens", 0)
-    return tokens * case.num_q_heads, len(encode_case(case))
+    return tokens * getattr(case, "num_q_heads", 1), len(encode_case(case))

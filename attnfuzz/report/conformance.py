@@ -13,13 +13,27 @@ from rich.text import Text
 from attnfuzz.conformance import Conformance, ConformanceOutcome, Examined
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.own_files import write_file
-from attnfuzz.problems.cases import Problem, encode_case
+from attnfuzz.problems.cases import encode_case
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.files import rendered, write_json
 from attnfuzz.report.findings import count, one_line
 
 FORMAT = "attnfuzz.conformance/1"
 
 _MOST_FEATURES = 6
+_TITLES = {
+    "paged_decode": "Attention",
+    "masked_attention": "Masked attention",
+    "latent_decode": "Latent attention",
+    "merge_states": "Merging",
+}
+"""Of tables; kernels of a problem that is not here are in the first one, of an open problem in one by its name."""
+_PROMISES = (
+    ("deterministic", "deterministic"),
+    ("batch invariant", "batch_invariant"),
+    ("in CUDA graphs", "graph_replay"),
+)
+"""Rows, and the fields of `Supports` that they show."""
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +49,7 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class _Kernel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    problem: Problem
+    problem: str
     versions: dict[str, str]
     passed: int
     failed: int
@@ -80,7 +94,11 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
+    """``promises``: what each kernel declares of itself, as rows."""
+
+    title: str
     kernels: tuple[Examined, ...]
+    promises: tuple[tuple[str, tuple[_Cell, ...]], ...]
     groups: tuple[tuple[str, tuple[tuple[str, tuple[_Cell, ...]], ...]], ...]
 
 
@@ -127,9 +145,9 @@ def write_conformance(conformance: Conformance, path: Path) -> None:
 def write_page(conformance: Conformance, path: Path) -> None:
     """Write kernels x features as one HTML page that needs nothing else. Raises OSError."""
     causes = list(_causes(conformance))
-    merging = tuple(one for one in conformance.kernels if one.declaration.problem == "merge_states")
-    attending = tuple(one for one in conformance.kernels if one not in merging)
-    tables = [_table(kernels, causes) for kernels in (attending, merging) if kernels]
+    titles = dict.fromkeys([*_TITLES.values(), *(_title(one) for one in conformance.kernels)])
+    by_title = {title: tuple(one for one in conformance.kernels if _title(one) == title) for title in titles}
+    tables = [_table(title, kernels, causes) for title, kernels in by_title.items() if kernels]
     page = rendered("conformance.html.jinja", result=conformance, tables=tables, causes=causes)
     write_file(path, page.encode())
 
@@ -137,7 +155,7 @@ def write_page(conformance: Conformance, path: Path) -> None:
 def _kernel(kernel: Examined) -> _Kernel:
     return _Kernel(
         name=kernel.declaration.target,
-        problem=kernel.declaration.problem,
+        problem=str(kernel.declaration.problem),
         versions=kernel.declaration.versions,
         passed=kernel.count("pass"),
         failed=kernel.count("fail"),
@@ -188,7 +206,21 @@ def _causes(conformance: Conformance) -> Iterator[_Cause]:
             )
 
 
-def _table(kernels: tuple[Examined, ...], causes: Sequence[_Cause]) -> _Table:
+def _title(kernel: Examined) -> str:
+    problem = kernel.declaration.problem
+    return problem.name if isinstance(problem, OpenProblem) else _TITLES.get(problem, _TITLES["paged_decode"])
+
+
+def _promised(kernel: Examined, name: str) -> _Cell:
+    """What the kernel promises; nothing where it says nothing, and is not held to it."""
+    supports = kernel.declaration.supports
+    value = getattr(supports, name)
+    if not value and supports.leaves_open(name):
+        return _Cell("none", title="it says nothing of it")
+    return _Cell("good", "yes") if value else _Cell("none", "no")
+
+
+def _table(title: str, kernels: tuple[Examined, ...], causes: Sequence[_Cause]) -> _Table:
     numbers = {(one.kernel, one.name): one.number for one in causes}
     rows = dict.fromkeys((one.entry.group, one.entry.feature) for kernel in kernels for one in kernel.outcomes)
     cells = [
@@ -196,7 +228,9 @@ def _table(kernels: tuple[Examined, ...], causes: Sequence[_Cause]) -> _Table:
     ]
     groups = dict.fromkeys(group for group, _, _ in cells)
     return _Table(
+        title,
         kernels,
+        tuple((row, tuple(_promised(kernel, name) for kernel in kernels)) for row, name in _PROMISES),
         tuple((group, tuple((name, found) for of, name, found in cells if of == group)) for group in groups),
     )
 
@@ -207,9 +241,14 @@ def _cell(kernel: Examined, group: str, feature: str, numbers: dict[tuple[str, s
         ids = tuple(dict.fromkeys(numbers[kernel.declaration.target, kernel.cause_of(one)] for one in failed))
         said = failed[0].failure.message if failed[0].failure is not None else ""
         return _Cell("bad", f"{len(failed)}/{len(found)}", said, ids)
+    left = [one for one in found if one.status == "not_run"]
     if passed := [one for one in found if one.status == "pass"]:
         text = "✓" if len(found) == 1 else f"✓ {len(passed)}"
-        return _Cell("good", text, _changes(passed))
+        return _Cell(
+            "good", f"{text} ○ {len(left)}" if left else text, _changes(passed) or (left[0].why if left else "")
+        )
+    if left:
+        return _Cell("left", "○", left[0].why)
     if found:
         return _Cell("none", "–", found[0].why)
     return _Cell("none")

@@ -27,9 +27,11 @@ from attnfuzz.problems.supports import Layout
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["capture"]
+__all__ = ["CAPTURED", "Captured", "Recorder", "capture"]
 
 Captured = Literal["paged_decode", "paged_attention"]
+CAPTURED = "captured"
+"""The folder, unless somebody names another one."""
 _NOTE = "recorded from a running program"
 _STRIDED = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "out", "lse")
 _NORMAL = 1.15
@@ -46,7 +48,7 @@ def capture(
     layout: Layout = "NHD",
     inputs: Callable[..., Mapping[str, Any]] | None = None,
     options: tuple[str, ...] = (),
-    folder: Path | str = "captured",
+    folder: Path | str = CAPTURED,
     most: int = MAX_PRECEDING,
 ) -> Iterator[list[Path]]:
     """Record the calls of ``owner.name`` until the context ends, and yield the files, which grow with each.
@@ -63,7 +65,7 @@ def capture(
         raise ValueError(f"most={most} must be between 1 and {MAX_PRECEDING + 1}: a saved case holds those before it")
     function = getattr(owner, name)
     named = inputs or _by_name(function)
-    recorder = _Recorder(problem, kernel, layout, options, Path(folder))
+    recorder = Recorder(problem, kernel, layout, options, Path(folder))
 
     def recorded(*arguments: Any, **others: Any) -> Any:
         if len(recorder.cases) < most:
@@ -91,32 +93,47 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Mapping[str, Any]]:
     return named
 
 
-class _Recorder:
-    """Cases of the calls so far."""
+class Recorder:
+    """Cases of the calls so far. ``note``: where they come from, for people."""
 
-    def __init__(self, problem: Captured, kernel: str, layout: Layout, options: tuple[str, ...], folder: Path) -> None:
+    def __init__(
+        self,
+        problem: Captured,
+        kernel: str,
+        layout: Layout,
+        options: tuple[str, ...],
+        folder: Path,
+        *,
+        note: str = _NOTE,
+    ) -> None:
         self.files: list[Path] = []
         self.cases: list[Case] = []
         self._problem, self._kernel, self._layout, self._options = problem, kernel, layout, options
-        self._folder = folder
+        self._folder, self._note = folder, note
         self._numbers: dict[int, int] = {}
 
-    def record(self, given: Mapping[str, Any]) -> None:
-        """Write the case of a call. Raises ValueError, or KeyError where an input is missing."""
+    def record(self, given: Mapping[str, Any], *, is_wanted: bool = True) -> None:
+        """Write the case of a call, unless it is wanted before later ones only.
+
+        Raises ValueError, or KeyError where an input is missing.
+        """
         fields, note = self._fields(given)
         case: Case = case_from_builtins(self._problem, fields)
+        before = tuple(self.cases[-MAX_PRECEDING:])
+        self.cases.append(case)
+        if not is_wanted:
+            return
         regression = Regression(
             problem=self._problem,
             kernel=self._kernel,
             case=case,
-            preceding=tuple(self.cases),
-            finding=FindingRecord(oracle=ACCURACY.name, message=f"{_NOTE}; nothing was judged"),
+            preceding=before,
+            finding=FindingRecord(oracle=ACCURACY.name, message=f"{self._note}; nothing was judged"),
             status="fixed",  # it must pass
-            note=f"{_NOTE}, call {len(self.cases) + 1}{note}",
+            note=f"{self._note}, call {len(self.cases)}{note}",
             environment=current_environment(str(given["q"].device)),
         )
         self.files.append(write_regression(regression, self._folder))
-        self.cases.append(case)
 
     def _fields(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         q, k_cache, v_cache = (given[name] for name in ("q", "k_cache", "v_cache"))
@@ -163,6 +180,7 @@ class _Recorder:
             ends = given["cu_seqlens_q"].tolist()
             counts = [end - start for start, end in itertools.pairwise(ends)]
             fields["query_lens"] = counts
+            fields["causal"] = bool(given.get("causal", True))
             fields["padding_tokens"] = len(q) - ends[-1]
             fields["query_slack"] = int(given.get("max_query_len") or max(counts)) - max(counts)
             fields["seq_slack"] = int(given.get("max_seq_len") or max(seq_lens)) - max(seq_lens)

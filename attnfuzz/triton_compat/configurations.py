@@ -26,6 +26,11 @@ _INTERPRETED_STATIC_ASSERT = "_new_static_assert"
 """The interpreter's function that raises an AssertionError for what a compiler answers with the last of these."""
 
 
+_TIMED = 3
+UNTIMED = (0.0, 0.0, 0.0)
+"""Of a configuration: quantiles of its time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One of those that a call of the function called ``kernel`` may take. ``words``: what it sets."""
@@ -38,11 +43,15 @@ class Configuration:
 
 @dataclass(slots=True)
 class _State:
-    """``forced``: what its function takes meanwhile. ``seen``: what calls have chosen among. ``calls``: how many."""
+    """``forced``: what its function takes meanwhile. ``seen``: what calls have chosen among. ``calls``: how many.
+
+    ``times``: whether each call is one that times its configurations.
+    """
 
     forced: Configuration | None = None
     seen: list[Configuration] | None = None
     calls: int = 0
+    times: bool = False
 
 
 _STATE = _State()
@@ -63,6 +72,39 @@ def taking(configuration: Configuration | None) -> Iterator[list[Configuration]]
         yield _STATE.seen
     finally:
         _STATE.forced, _STATE.seen = before
+
+
+@contextlib.contextmanager
+def timing() -> Iterator[None]:
+    """Have the interpreter run some configurations of a call before it, as the tuner does at a first call on a GPU.
+
+    Where a function adds to what it finds, or writes what it reads, that changes what the call finds.
+    """
+    before, _STATE.times = _STATE.times, _installed() and _is_timed()
+    try:
+        yield
+    finally:
+        _STATE.times = before
+
+
+def bench_interpreted(bench: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of the tuner's ``bench``, which times a configuration with what only a GPU has."""
+
+    @functools.wraps(bench)
+    def interpreted(self: Any, *arguments: Any, config: Any, **others: Any) -> Any:
+        if not _STATE.times:
+            return UNTIMED
+        vars(self)["do_bench"] = _run_once  # a property that is kept there
+        return bench(self, *arguments, config=config, **others)
+
+    setattr(interpreted, _OURS, True)
+    return interpreted
+
+
+def _run_once(call: Callable[[], Any], quantiles: Any) -> list[float]:
+    del quantiles
+    call()
+    return list(UNTIMED)
 
 
 def cannot_run(error: BaseException) -> bool:
@@ -92,14 +134,29 @@ def _installed() -> bool:
     return True
 
 
+def _is_timed() -> bool:
+    """Whether it is known how a tuner keeps what it has found out, and with what it times."""
+    tuner: Any = sys.modules["triton.runtime.autotuner"].Autotuner
+    names = {*tuner.__init__.__code__.co_names, *vars(tuner)}
+    return hasattr(tuner._bench, _OURS) and names >= {"cache", "do_bench"}
+
+
 def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         _STATE.calls += 1
-        if _STATE.seen is None or len(self.configs) < 2:
+        if (_STATE.seen is None and not _STATE.times) or len(self.configs) < 2:
             return run(self, *args, **kwargs)
         self.nargs = dict(zip(self.arg_names, args, strict=False))  # as `run` does, for functions that prune
         left = [*self.prune_configs(kwargs)]
+        if _STATE.seen is None:
+            own, vars(self)["cache"] = self.cache, {}
+            vars(self)["prune_configs"] = lambda kwargs: left[:_TIMED]
+            try:
+                return run(self, *args, **kwargs)
+            finally:
+                vars(self)["cache"] = own
+                del vars(self)["prune_configs"]
         names = _told(left)
         known = {(id(one._tuner), id(one._config)) for one in _STATE.seen}
         for config in left:

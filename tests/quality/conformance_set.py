@@ -18,6 +18,7 @@ import msgspec
 from attnfuzz.campaign.draw.sampling import run_round
 from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
+from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import (
     Case,
@@ -30,7 +31,10 @@ from attnfuzz.problems.cases import (
     encode_case,
 )
 from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.fields import Choice, Field, Integer, Integers
 from attnfuzz.problems.masks import ALL_HIDDEN, Mask
+from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.problems.own import describe
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
@@ -38,7 +42,9 @@ from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases
 
 SEED = 20261124
-DRAWN = 40
+DRAWN, DRAWN_OPEN = 40, 12
+USUAL = 3
+"""What a number of an open problem is, if nothing else is said."""
 SERVED = Supports(
     dtypes=("float16", "bfloat16"), head_sizes=(64, 128), block_sizes=(16, 32), layouts=("NHD",), gqa_ratios=(1, 4, 8)
 )
@@ -282,6 +288,50 @@ def merges() -> Iterator[tuple[str, str, list[Case], bool]]:
     yield group, "300 tokens", [states(num_tokens=300)], False
 
 
+def open_problems() -> Iterator[tuple[OpenProblem, str]]:
+    """The problems of `attnfuzz.families` that engines have kernels of, and what their rows are called."""
+    for family, group in (
+        (CacheWrite, "cache writes"),
+        (SparseDecode, "sparse attention"),
+        (LatentVerify, "verified drafts"),
+        (MergeRanks, "merged ranks"),
+        (RecurrentDecode, "recurrent decode"),
+    ):
+        described = describe(family())
+        place = f"attnfuzz/families/{described.place.rpartition('/')[2]}"
+        yield msgspec.structs.replace(described, place=place), group
+
+
+def of_open_problems() -> Iterator[ConformanceEntry]:
+    """Each choice and each number's ends, in an ordinary case; then drawn ones."""
+    for problem, group in open_problems():
+        usual = {name: _usual(field) for name, field in problem.fields.items()}
+        for name, field in problem.fields.items():
+            ends = (field.low, field.high) if isinstance(field, Integer) else ()
+            values = field.values if isinstance(field, Choice) else ends
+            for value in values if len(values) > 1 else ():
+                case = problem.case_type(**{**usual, name: value})
+                yield ConformanceEntry(group, f"{name}={value}", case, about=name)
+        found: list[Case] = []
+
+        def visit(case: Case, found: list[Case] = found) -> bool:
+            found.append(case)
+            return len(found) < DRAWN_OPEN
+
+        run_round(
+            cases(problem, supports=Supports()), visit, seed_value=SEED, until=math.inf, max_draws=10 * DRAWN_OPEN
+        )
+        yield from (ConformanceEntry("drawn cases", f"of {problem.name}", case) for case in found)
+
+
+def _usual(field: Field) -> Any:
+    if isinstance(field, Integer):
+        return min(field.high, max(field.low, USUAL))
+    if isinstance(field, Integers):
+        return tuple(min(field.high, max(field.low, one)) for one in (5, 33, 16)[: max(1, min(3, field.most))])
+    return field.simplest
+
+
 def laws() -> Iterator[ConformanceEntry]:
     """What is asked of two runs or more."""
     asked: tuple[tuple[OracleName, str], ...] = (
@@ -348,14 +398,16 @@ def main() -> None:
         for group, feature, made, strict in features()
         for case in made
     ]
-    entries += [*laws(), *saved(), *drawn()]
+    entries += [*laws(), *saved(), *drawn(), *of_open_problems()]
+    problems = {problem.place: msgspec.to_builtins(problem.fields) for problem, _ in open_problems()}
     document = [
-        {"group": one.group, "feature": one.feature, "problem": one.case.problem, "strict": one.strict,
-         "law": one.law, "note": one.note, "case": json.loads(encode_case(one.case))}
+        {"group": one.group, "feature": one.feature, "problem": getattr(one.case.problem, "place", one.case.problem),
+         "strict": one.strict, "law": one.law, "note": one.note, "about": one.about,
+         "case": json.loads(encode_case(one.case))}
         for one in entries
     ]  # fmt: skip
     lines = ",\n".join(json.dumps(one) for one in document)
-    head = f'"format": {json.dumps(FORMAT)}, "version": {version}, "seed": {SEED}'
+    head = f'"format": {json.dumps(FORMAT)}, "version": {version}, "seed": {SEED}, "problems": {json.dumps(problems)}'
     path = set_file(version)
     path.write_text(f'{{{head}, "entries": [\n{lines}\n]}}\n')
     print(f"{path}: {len(entries)} cases")

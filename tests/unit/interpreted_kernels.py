@@ -128,6 +128,13 @@ def tuned_kernel(p_out, n, TILE: tl.constexpr):
 
 
 @triton.jit
+def static_assert_kernel(p_out, TILE: tl.constexpr):
+    """Refuse all tiles but one of 32."""
+    tl.static_assert(TILE == 32)
+    tl.store(p_out + tl.arange(0, TILE), TILE)
+
+
+@triton.jit
 def relaunched_kernel(p_out, scale, n: tl.int64, TILE: tl.constexpr, FACTOR: tl.constexpr):
     """Write multiples of a scale."""
     tl.store(p_out + tl.arange(0, TILE), scale * FACTOR)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from attnfuzz.cases.supported import translate
-from attnfuzz.conformance import ConformanceOutcome, Examined, load_set, set_file
+from attnfuzz.conformance import ConformanceOutcome, Examined, _by_turns, load_set, set_file
 from attnfuzz.declaration import load_kernels
 from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supports import Supports
@@ -58,6 +58,7 @@ def conformance(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         (1, "fa5e7b2e348ae9935462f3f41da492c3a167381159b178e862788bae024b67c4", 358),
         (2, "3ce04648385e66d02a8351bb7475efadce037f18b9b0309e956dd4aa960ffdc4", 516),
+        (3, "db954a4578e4c06637cf2d6ae144394246dcf715633641159b500431b0eca3d0", 746),
     ],
 )
 def test_a_set_is_never_changed(version: int, digest: str, size: int) -> None:
@@ -99,6 +100,74 @@ def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
     assert 'href="#cause-1"' in page
     assert "attnfuzz.regression/1" in page
     assert "1. mine.py:forgets_length_33" in run.stdout
+
+
+WRITER = """
+import torch
+import attnfuzz
+from attnfuzz import Choice
+from attnfuzz.families import CacheWrite
+
+PLAIN = CacheWrite(cache=Choice(("same",)), layout=Choice(("NHD",)))
+
+
+def write(i, heads):
+    for row, slot in enumerate(i.slot_mapping.tolist()):
+        if slot >= 0:
+            for new, cache in ((i.key, i.k_cache), (i.value, i.v_cache)):
+                cache[slot // cache.shape[1], slot % cache.shape[1], :heads] = new[row, :heads]
+
+
+@attnfuzz.kernel(PLAIN)
+def right(i):
+    write(i, None)
+
+
+@attnfuzz.kernel(PLAIN)
+def forgets_heads(i):
+    write(i, 3)
+"""
+
+
+def test_kernels_that_write_a_cache_have_cases_too(tmp_path: Path) -> None:
+    """A problem of the families would be a column without a word, or refused for what the row is not about."""
+    (tmp_path / "mine.py").write_text(WRITER, encoding="utf-8")
+    run = conformance("mine.py", "--json", "c.json", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    right, wrong = json.loads((tmp_path / "c.json").read_text())["kernels"]
+    assert (right["problem"], right["failed"], right["not_run"]) == ("CacheWrite", 0, 0)
+    rows = {(one["group"], one["feature"]): one for one in wrong["outcomes"]}
+    assert rows["cache writes", "cache=fp8"]["status"] == "unsupported"
+    assert "cache='fp8' must be one of" in rows["cache writes", "cache=fp8"]["why"]
+    assert rows["cache writes", "num_kv_heads=8"]["status"] == "fail"
+    assert rows["cache writes", "head_size=80"]["status"] == "pass"
+    adapted = [one.get("changes") for one in right["outcomes"] if one["group"] == "drawn cases"]
+    assert ["layout=NHD"] in adapted
+    assert "<h2>CacheWrite</h2>" in (tmp_path / "c.html").read_text()
+
+
+def test_what_a_budget_leaves_no_time_for_is_not_run(tmp_path: Path) -> None:
+    """Kernels of an engine with little time would be told not to support what nobody has tried."""
+    (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
+    run = conformance("mine.py:right", "--budget", "0.001s", "--json", "c.json", "--html", "c.html", cwd=tmp_path)
+    assert run.returncode == 2, run.stdout + run.stderr
+    (right,) = json.loads((tmp_path / "c.json").read_text())["kernels"]
+    assert (right["passed"], right["failed"]) == (0, 0)
+    assert right["not_run"] > 0
+    why = {one["why"] for one in right["outcomes"] if one["status"] == "not_run"}
+    assert why == {"the time that --budget leaves for the kernel was over"}
+    page = (tmp_path / "c.html").read_text()
+    assert page.count(">○</td>") == len(
+        {(one["group"], one["feature"]) for one in right["outcomes"] if one["status"] == "not_run"}
+    )
+
+
+def test_a_kernel_with_little_time_has_a_word_on_each_group() -> None:
+    """A page of ten minutes would tell of dtypes and head sizes, and of nothing that comes after them."""
+    entries = load_set().entries
+    groups = {one.group for one in entries}
+    assert {one.group for one in _by_turns(entries)[: len(groups)]} == groups
+    assert len(_by_turns(entries)) == len(entries)
 
 
 @pytest.mark.night

@@ -3,6 +3,10 @@
 `triton.autotune` takes the configuration that was fastest, on each machine anew. So a tile size that leaves out a row,
 or a load whose mask holds for small blocks only, is wrong on some machines, and on others after an update. Here a call
 is made with each configuration, one at a time, and judged by all usual oracles.
+
+At a first call a tuner runs all of them, many times, on the tensors of that call. What a kernel changes in place is
+changed each time, unless it is named in ``restore_value`` or ``reset_to_zero``. On a GPU that is so anyway; in the
+interpreter a call is made once more with that.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.problems.cases import Case, case_number
 from attnfuzz.trials.observation import KernelRaised, never_tuned
 from attnfuzz.trials.trial import Trial
-from attnfuzz.triton_compat.configurations import Configuration, cannot_run, taking
+from attnfuzz.triton_compat.configurations import Configuration, cannot_run, taking, timing
 from attnfuzz.verdict import Failure
 
 _TRIED = 8
@@ -36,13 +40,30 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 def _check(trial: Trial, tried: int | None = _TRIED) -> Failure | None:
     wrong, right = _judged(trial, tried)
     if not wrong:
-        return None
+        return _at_a_first_call(trial) if right > 1 and trial.device == "cpu" else None
     failure = wrong[0][1]
     return msgspec.structs.replace(
         failure,
         oracle=registry.CONFIGURATIONS.name,
         message=f"{failure.message}: {_sentence([one for one, _ in wrong], right)}",
         details=(*failure.details, "a machine takes the configuration that is fastest there (triton.autotune)"),
+    )
+
+
+def _at_a_first_call(trial: Trial) -> Failure | None:
+    with timing():
+        failure = _objection(trial, inquire=trial.inquire)
+    if failure is None:
+        return None
+    return msgspec.structs.replace(
+        failure,
+        oracle=registry.CONFIGURATIONS.name,
+        kind=f"first call {failure.kind}",
+        message=f"{failure.message}: wrong at a first call, where triton.autotune times all of them on its tensors",
+        details=(
+            *failure.details,
+            "name what it changes in place in restore_value or reset_to_zero of triton.autotune",
+        ),
     )
 
 

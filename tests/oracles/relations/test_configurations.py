@@ -63,6 +63,14 @@ def test_of_two_autotuned_functions_the_wrong_one_is_told() -> None:
     assert failure.message.endswith("wrong with BLOCK=2 of scaled; right with the 7 others")
 
 
+def test_a_kernel_that_adds_in_place_is_wrong_where_its_tuner_times_it() -> None:
+    """A server's first request, and the cache that it fills, would be wrong: of a state that is changed in place."""
+    failure = objection("configurations", kernel("adds_in_place"), CASE)
+    assert failure is not None
+    assert failure.message.endswith("wrong at a first call, where triton.autotune times all of them on its tensors")
+    assert any("restore_value or reset_to_zero" in one for one in failure.details)
+
+
 def test_of_a_case_that_fails_by_itself_explain_tells_with_which_configurations() -> None:
     """Whoever repairs a kernel that fails here would not know whether all configurations do."""
     (line,) = configurations_relation.lines_of(kernel("wrong_with_the_first"), CASE, device="cpu")
@@ -70,7 +78,7 @@ def test_of_a_case_that_fails_by_itself_explain_tells_with_which_configurations(
     assert configurations_relation.lines_of(kernel("right"), CASE, device="cpu") == ()
 
 
-@pytest.mark.parametrize("name", ["right", "pruned", "static_assert"])
+@pytest.mark.parametrize("name", ["right", "pruned", "static_assert", "resets", "restores"])
 def test_a_kernel_that_is_right_with_all_it_may_take_is_silent(name: str) -> None:
     """What a kernel's own pruning leaves out, or a static assertion refuses, never runs on a GPU either."""
     verdict = judge(kernel(name), CASE, device="cpu", relations=("configurations",))

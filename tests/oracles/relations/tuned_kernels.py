@@ -86,6 +86,20 @@ def scaled(p_out, p_in, n, D: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(p_out + i * D + i_d, tl.load(p_in + i * D + i_d))
 
 
+@triton.jit
+def _counted(p_out, p_in, n, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds rows to what is there."""
+    i_d = tl.arange(0, D)
+    for i in range(0, n):
+        tl.store(p_out + i * D + i_d, tl.load(p_out + i * D + i_d) + tl.load(p_in + i * D + i_d))
+
+
+HALVES = [triton.Config({"BLOCK": size}) for size in (1, 2)]
+added = triton.autotune(configs=HALVES, key=["n"])(_counted)
+added_anew = triton.autotune(configs=HALVES, key=["n"], reset_to_zero=["p_out"])(_counted)
+added_again = triton.autotune(configs=HALVES, key=["n"], restore_value=["p_out"])(_counted)
+
+
 SUPPORTS = attnfuzz.Supports(
     dtypes=("float32",), layouts=("NHD",), head_sizes=(16,), gqa_ratios=(1,), strides="contiguous", empty_sequences=True
 )
@@ -93,7 +107,7 @@ SUPPORTS = attnfuzz.Supports(
 
 def _launched(i: Any, function: Any, wrong: str) -> tuple[torch.Tensor, torch.Tensor]:
     (num_seqs, heads, size), k = i.q.shape, i.k
-    out, lse = torch.empty_like(i.q), torch.empty(num_seqs, heads)
+    out, lse = torch.empty_like(i.q), torch.empty(num_seqs, heads, device=i.q.device)
     if num_seqs:
         function[(num_seqs * heads,)](
             i.q, k, i.v, i.seq_lens, out, lse, k.stride(0), k.stride(1), i.scale, HEADS=heads, D=size, WRONG=wrong
@@ -150,3 +164,29 @@ def of_many(i: Any) -> Any:
 def wrong_with_the_first(i: Any) -> Any:
     """Wrong with the configuration that the interpreter takes."""
     return _launched(i, attend_wrongly, "tile")
+
+
+def _added(i: Any, function: Any) -> Any:
+    part, lse = _launched(i, attend, "")
+    out = torch.zeros_like(part)
+    if len(part):
+        function[(1,)](out, part, part.shape[0] * part.shape[1], D=part.shape[2])
+    return out, lse
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def adds_in_place(i: Any) -> Any:
+    """Right but for its first call, in which the tuner adds to what is there as often as it times."""
+    return _added(i, added)
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def resets(i: Any) -> Any:
+    """The same, told to the tuner."""
+    return _added(i, added_anew)
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def restores(i: Any) -> Any:
+    """The same, told in another way."""
+    return _added(i, added_again)
