@@ -18,7 +18,7 @@ from attnfuzz.bundled.merge_states import MergeStatesInputs
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError
 
 _NATURAL = {"natural": 1.0, "base2": math.log(2)}
-"""Of one unit of a log-sum-exp."""
+"""Natural logarithms in one unit of a log-sum-exp."""
 _PROBLEMS = ("paged_decode", "dense_decode")
 
 
@@ -138,5 +138,5 @@ def _state(kernel: Kernel, part: Any, options: dict[str, Any]) -> tuple[Tensor, 
 
 
 def _results(returned: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """What a kernel returned, or wrote in place of that."""
+    """The results that a kernel returned, or wrote in place of that."""
     return returned if isinstance(returned, tuple) else (out, lse)

@@ -42,7 +42,7 @@ class ConfigurationError(ValueError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a project has settled; None where it leaves the choice to attnfuzz.
+    """The settings of a project; None where it leaves the choice to attnfuzz.
 
     ``kernels`` and ``on`` that are files, ``against`` and the folder ``regressions`` can be used from the working
     directory, wherever pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml
@@ -209,7 +209,7 @@ MAX_ASKED_SEQS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one key may hold: its type, and ``check``, which raises ValueError for a value that breaks the rule."""
+    """A rule for one key: its type, and ``check``, which raises ValueError for a value that breaks the rule."""
 
     kind: Any
     text: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 MOST_RESULT_BYTES = 32 << 20
-"""Of a file of results that attnfuzz wrote; the largest known ones have a few megabytes."""
+"""Largest file of results that attnfuzz wrote; the largest known ones have a few megabytes."""
 MOST_PYPROJECT_BYTES = 1 << 20
 
 _KINDS = {

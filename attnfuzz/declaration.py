@@ -67,7 +67,7 @@ class KernelLoadError(ValueError):
 
 
 class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the driver knows of a kernel: it travels over the pipe, the function stays in the executor.
+    """A kernel as the driver knows it: this travels over the pipe, the function stays in the executor.
 
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``assumed`` names the fields of ``supports`` and of ``numerics`` that the kernel's file leaves open, and that say
@@ -126,8 +126,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """What an adapter's ``function`` does with ``needs``, parts of its engine by name, each beside its place,
-    ``module:attribute``. It returns results, or the call that gives them."""
+    """An adapter's ``function`` and its ``needs``: parts of its engine by name, each beside its place,
+    ``module:attribute``. The function returns results, or the call that gives them."""
 
     function: KernelFunction
     needs: Mapping[str, tuple[str, Any]]
@@ -180,11 +180,11 @@ class Kernel:
         return self.plan(inputs, **options) or functools.partial(self, inputs, **options)
 
     def without_lse(self) -> Kernel:
-        """The same, as if it returned its output alone."""
+        """This kernel, as if it returned its output alone."""
         return self.declared(supports=without_lse(self.declaration.problem, self.declaration.supports))
 
     def declared(self, **changes: Any) -> Kernel:
-        """The same with other fields of its declaration."""
+        """This kernel with other fields of its declaration."""
         return Kernel(self.function, msgspec.structs.replace(self.declaration, **changes), self.prepare, self._plan)
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Absent:
-    """What stands in the place of a kernel that cannot be had here; ``why`` is a sentence."""
+    """A kernel that cannot be had here; ``why`` is a sentence."""
 
     name: str
     why: str
@@ -254,7 +254,7 @@ def kernel(
 
 
 def _described(problem: OwnProblem, supports: Supports) -> tuple[Problem, Supports]:
-    """What others see of ``problem`` as a kernel with ``supports`` takes it, and what these promise beyond that."""
+    """The ``problem`` in words, as a kernel with ``supports`` takes it, and the promises beyond that."""
     if not isinstance(supports, Supports):
         raise ValueError(f"supports={supports!r:.80} must be an attnfuzz.Supports(...)")
     described = implemented(narrowed(describe(problem), supports), problem)
@@ -349,7 +349,7 @@ def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> lis
         for one in absent:
             if fnmatch.fnmatchcase(one.name, pattern or "*"):
                 raise KernelLoadError(f"{prefix}:{one.name} cannot be had: {one.why}")
-        raise KernelLoadError(_nothing_found(pattern, place, list(by_name)))
+        raise KernelLoadError(_nothing_found(pattern, place, [*by_name, *(one.name for one in absent)]))
     try:
         return [_placed(by_name[name], module, prefix, f"{prefix}:{name}" if prefix else name) for name in names]
     except ValueError as error:  # a folder or a name that could not be shown
@@ -420,7 +420,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
-    """What to install, where that is what is missing; empty otherwise."""
+    """The package to install, where one is missing; empty otherwise."""
     missing = error.name if type(error) is ModuleNotFoundError else None
     if isinstance(missing, str) and missing.partition(".")[0] == "triton":
         return f"; {TRITON_REMEDY}"
@@ -429,7 +429,7 @@ def _remedy(error: BaseException) -> str:
 
 
 _UNKNOWN_FIELD = re.compile("Unexpected keyword argument '(?P<name>\\w+)'")
-"""What msgspec says of a field that a struct does not have, which it has no type for."""
+"""Message of msgspec about a field that a struct does not have, for which it has no type of exception."""
 
 
 def _nearest_field(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is installed here, and whether Triton's interpreter can work with it. Imports none of it.
+"""Finds out which packages are installed here, and whether Triton's interpreter can work with them. Imports none.
 
 Run as ``python -m attnfuzz.environment`` by another interpreter it tells what that one has, as JSON: ``missing``, of
 what executors need, and all ``versions``.
@@ -20,7 +20,7 @@ OLDEST = {"torch": "2.11", "triton": "3.6", "numpy": "1.26", "hypothesis": "6.14
 TRITON_REMEDY = "pip install 'attnfuzz[interpreter]'; a torch for CUDA or ROCm brings its own"
 
 NEEDED = ("torch", "numpy", "msgspec", "jaxtyping")
-"""What executors import, beside Triton, which some systems do not have."""
+"""Packages that executors import, beside Triton, which some systems do not have."""
 
 _ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm", "pytorch-triton", "pytorch-triton-xpu")}
 """Packages of the same module, as builds of torch bring it."""

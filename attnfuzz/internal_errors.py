@@ -23,7 +23,7 @@ _AFTER_FRAMES = re.compile(r"(?:.*\n)*  +\S.*\n(\S.*)")
 
 
 def own_error(error: BaseException) -> str:
-    """What there is to say of an error that nobody expected."""
+    """The report of an error that nobody expected."""
     return in_one_sentence("".join(traceback.format_exception(error)))
 
 
@@ -52,7 +52,7 @@ def in_one_sentence(text: str) -> str:
 
 
 def gpu_memory_ran_out(text: str) -> str:
-    """What an error's ``text``, or a traceback, says of a GPU whose memory ran out; empty if it is another error."""
+    """The words of an error's ``text``, or a traceback, on a GPU whose memory ran out; empty if it is another error."""
     found = _OUT_OF_GPU_MEMORY.search(text)
     return found[0].strip() if found else ""
 

@@ -32,7 +32,7 @@ _FIELDS_OF = {
     "v_head_size": ("head_size", "v_head_size"),
     "kv_dtype": ("dtype", "kv"),
 }
-"""What has to change for another value of something in a combination, where that is no field by itself."""
+"""Fields to change for another value of something in a combination that is no field by itself."""
 _MOST_COMBINATIONS = 16
 _SEEDS = 5
 _LOUDER = (0, 1, 2)

@@ -1,4 +1,4 @@
-"""What is known of each mistake by its name, whatever the case that shows it. Torch-free."""
+"""Facts about each mistake by its name, whatever the case that shows it. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 PAST_THE_END = "past_the_end"
 """Slots that hold none of a sequence's tokens take weight."""
 WITHOUT_WEIGHT = "read_without_weight"
-"""Of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
+"""A "dead_memory" failure where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
 READ_BEFORE_WRITTEN = "read_before_written"
-"""Of "unwritten" where a result changes with what memory held that nobody had written."""
+"""An "unwritten" failure where a result changes with memory that nobody had written."""
 KEPT_BETWEEN_CALLS = "kept_between_calls"
 """A case fails after other calls, and passes in a process of its own."""
 LSE_TRANSPOSED = "lse_transposed"
@@ -18,7 +18,7 @@ RACE = "race"
 """The result depends on the order in which the programs of a launch run."""
 NARROW_OFFSETS = "narrow_offsets"
 OTHER_STRIDES = "other_strides"
-"""Of "red_zone" where a result lies where the strides of another tensor put it."""
+"""A "red_zone" failure where a result lies where the strides of another tensor put it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ _KNOWN = (
 
 
 def mistake_of(name: str) -> Mistake:
-    """What is known of a mistake; of one that is not listed, no more than its name."""
+    """The facts about a mistake; for one that is not listed, no more than its name."""
     return _KNOWN.get(name) or Mistake(name)
 
 

@@ -131,7 +131,7 @@ class _CopyLoader(importlib.machinery.SourceFileLoader):
         return self.source_to_code(Path(self._copy).read_bytes(), self._copy)
 
     def get_data(self, path: str) -> bytes:
-        """What ``linecache`` and ``inspect`` read through the loader."""
+        """The source that ``linecache`` and ``inspect`` read through the loader."""
         return super().get_data(self._copy if path == self.path else path)
 
 

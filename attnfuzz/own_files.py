@@ -27,7 +27,7 @@ _SEARCHED = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LEFTOVER_S = 60.0
 _LEFTOVER = re.compile(r"\..+\.json\.[0-9a-f]{8}\.tmp")
 _NO_FILES_WITHOUT_NAME = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-"""What open(2) with O_TMPFILE says of a file system or a kernel that has no such thing."""
+"""Errors of open(2) with O_TMPFILE on a file system or a kernel that has no such thing."""
 
 
 class LinkError(OSError):
@@ -82,7 +82,7 @@ class OwnFolder:
         return made
 
     def names(self) -> list[str]:
-        """Of all that lies in it, sorted."""
+        """Names of all that lies in it, sorted."""
         with self._opened() as folder:
             listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
             try:
@@ -200,7 +200,7 @@ def refuse_links(path: Path) -> None:
 
 
 def why_not_made(folder: Path) -> OSError | None:
-    """What keeps ``folder`` and those around it from being made, which is tried; nothing is left of that."""
+    """The reason why ``folder`` and those around it cannot be made, which is tried; nothing is left of that."""
     made: list[Path] = []
     try:
         for part in (*reversed(folder.parents), folder):

@@ -13,7 +13,7 @@ import sysconfig
 from pathlib import Path
 
 _MARKERS = (("pyproject.toml", ".git"), (".attnfuzz",))
-"""What a project's folder holds; and, where there is no such folder, what a search has left in the one it ran in."""
+"""Marks of a project's folder; and, where there is no such folder, of the one that a search ran in."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 

@@ -142,7 +142,7 @@ def _settings(config: pytest.Config) -> Settings | None:
 
 
 def _read_settings(config: pytest.Config) -> Settings | None:
-    """What the root directory's pyproject.toml says of attnfuzz; None, and nothing imported, if it does not name it."""
+    """The settings in the root directory's pyproject.toml; None, and nothing imported, if it names no attnfuzz."""
     pyproject = config.rootpath / "pyproject.toml"
     profile = config.getoption("--attnfuzz-profile")
     from attnfuzz.data_files import MOST_PYPROJECT_BYTES, read_head

@@ -1,4 +1,4 @@
-"""What code under test says, and what strangers' files say: cleaned and cut before anybody else sees it. Torch-free.
+"""Text of code under test and of strangers' files: cleaned and cut before anybody else sees it. Torch-free.
 
 A kernel chooses its exceptions' texts, the names of its functions and files, and what it prints. Any of these may hold
 escape sequences that a terminal obeys, characters that JSON, XML or Python refuse, or fifty megabytes; and asking an
@@ -20,14 +20,14 @@ from types import TracebackType
 from typing import Literal
 
 TEXT_BYTES = 4096
-"""Of one text, in UTF-8."""
+"""Limit of one text, in UTF-8."""
 DETAILS_BYTES = 4 * TEXT_BYTES
-"""Of all further lines together: stacks and explanations are among them."""
+"""Limit of all further lines together: stacks and explanations are among them."""
 NAME_BYTES = 200
-"""Of the name of a type, a function, an option."""
+"""Limit of the name of a type, a function, an option."""
 
 SENTENCE_BYTES = 1024
-"""Of a refusal, whatever the file holds that it quotes."""
+"""Limit of a refusal, whatever the file holds that it quotes."""
 
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of control characters, invisible ones that change how others are read or ordered, halves of
@@ -85,7 +85,7 @@ def check_text(name: str, text: object, limit: int = NAME_BYTES) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """What ``error`` says, in lines; if it raises when asked, that."""
+    """The message of ``error``, in lines; if ``error`` raises when asked, that it does."""
     try:
         text = str(error)
     except BaseException as failed:  # noqa: BLE001 - it is the kernel's code that runs here, and its words that are lost
@@ -97,7 +97,7 @@ _GPU_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error)
 
 
 def gpu_error_in(text: str) -> str:
-    """What CUDA says in ``text``, in a few words: "illegal memory access"; empty if it says nothing."""
+    """The CUDA error in ``text``, in a few words: "illegal memory access"; empty if there is none."""
     found = _GPU_ERROR.search(text)
     return found["what"].removesuffix(" was encountered").strip() if found else ""
 
@@ -109,7 +109,7 @@ def type_name(thing: object) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """What ``error`` was raised from, past whatever its class calls ``__cause__``."""
+    """The exception that ``error`` was raised from, past whatever its class calls ``__cause__``."""
     cause: BaseException | None = vars(BaseException)["__cause__"].__get__(error)
     return cause
 
@@ -145,8 +145,8 @@ def places(error: BaseException) -> Iterator[Frame]:
 
 
 Author = Literal["attnfuzz", "project", "installed", "library"]
-"""Of code: ``project`` is a team's own, attnfuzz's bundled kernels among it; ``installed`` may be an engine's, and
-``library`` holds nobody's kernels: Python, torch, Triton, NumPy."""
+"""Who wrote some code: ``project`` is a team's own, attnfuzz's bundled kernels among it; ``installed`` may be an
+engine's, and ``library`` holds nobody's kernels: Python, torch, Triton, NumPy."""
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with what code calls its file
 _BUNDLED = tuple(

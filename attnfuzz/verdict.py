@@ -1,4 +1,4 @@
-"""What an oracle says of one case: the data that travels from the executor to the driver. Torch-free."""
+"""Verdicts of oracles on a case: the data that travels from the executor to the driver. Torch-free."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def where_to_look(sources: Iterable[SourceLine]) -> tuple[str, ...]:
 
 
 def finding_name(oracle: str, kind: str, cause: str = "") -> str:
-    """What a finding is called wherever it is told: its oracle and kind; a ``cause``, where it says more.
+    """The name of a finding wherever it is told: its oracle and kind, and its ``cause`` where that says more.
 
     An oracle of a user's own tells no kinds apart.
     """
@@ -148,7 +148,7 @@ class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def name(self) -> str:
-        """What a finding is called that shows so."""
+        """Name of a finding that shows in this way."""
         return finding_name(self.oracle, self.kind)
 
 
@@ -221,7 +221,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def name(self) -> str:
-        """What a finding of it is called."""
+        """Name of a finding of this failure."""
         return finding_name(self.oracle, self.kind, self.cause)
 
     @property
@@ -232,7 +232,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def undecided(self) -> Failure:
-        """The same where nothing has been asked about its causes: then they are no more than what may be behind it.
+        """This failure before anything has been asked about its causes, which are then only possible ones.
 
         What memory shows needs no asking.
         """
@@ -254,7 +254,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class _OfKind(Protocol):
-    """What tells failures apart."""
+    """Fields that tell failures apart."""
 
     @property
     def oracle(self) -> str: ...

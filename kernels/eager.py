@@ -238,7 +238,7 @@ def _chunks(is_live: Tensor, sizes: dict[str, int]) -> Iterator[slice]:
 
 
 class _Scoring(NamedTuple):
-    """What variants do to the scores. ``is_live``: tokens that the query sees, of the shape of the positions given.
+    """The changes of variants to the scores. ``is_live``: tokens that the query sees, of the positions' shape.
 
     ``distance``: token minus query, of that shape.
     """

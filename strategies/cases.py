@@ -41,12 +41,12 @@ _MOST_WORK_OF_PLACED = 4
 """Likewise: it has the first sequences of its batch only, and a kernel takes rows of a block together."""
 _MOST_BESIDE_PLACED = 2
 _PARTS_BYTES = 3 + PAGES_BYTES + VALUES_BYTES + MASKED_TILES_BYTES
-"""Of an attention case, lengths left out; merging takes less."""
+"""Bytes of an attention case, lengths left out; merging takes less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What can be known before the first draw; without ``formats`` one is drawn for each case.
+    """Facts that are known before the first draw; without ``formats`` one is drawn for each case.
 
     ``numbers``: of the kernel's source, which may be a size of its tiles or a limit of lengths.
     """
@@ -108,7 +108,7 @@ def _builder(
     formats: Sequence[Format],
     numbers: tuple[int, ...] = (),
 ) -> tuple[Callable[[Decisions], Case], int]:
-    """What makes a case, and the number of bytes it reads."""
+    """A function that makes a case, and the number of bytes it reads."""
     if len(formats) > _MOST_FORMATS:
         raise ValueError(f"formats has {len(formats)} entries; only {_MOST_FORMATS} can be told apart, pass fewer")
     supports, options = supports or Supports(), dict(options or {})
@@ -231,7 +231,7 @@ def _queries_bytes(max_seqs: int) -> int:
 
 
 def _most_queries(supports: Supports) -> int | None:
-    """Of one sequence, which has at least as many tokens."""
+    """Most query tokens of one sequence, which has at least as many tokens."""
     return min((most for most in (supports.max_query_len, supports.max_seq_len) if most is not None), default=None)
 
 

@@ -43,12 +43,12 @@ class Decisions:
 
 
 def decided(build: Callable[[Decisions], T], *, size: int) -> st.SearchStrategy[T]:
-    """What ``build`` makes of ``size`` bytes."""
+    """The value that ``build`` makes of ``size`` bytes."""
     return st.binary(min_size=size, max_size=size).map(lambda data: build(Decisions(data)))
 
 
 def decided_together(build: Callable[[Decisions], T], *, size: int, count: int) -> st.SearchStrategy[list[T]]:
-    """What ``build`` makes of each of ``count`` times ``size`` bytes.
+    """The values that ``build`` makes of ``count`` times ``size`` bytes.
 
     For drawing many values without shrinking them: most of what a draw costs, it costs once.
     """

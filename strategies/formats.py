@@ -1,4 +1,4 @@
-"""What is compiled for a case, drawn first: the rest of the case is drawn to fit it."""
+"""Draws the format of a case first, for which kernels are compiled: the rest of the case is drawn to fit it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _Choice = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
-    """What can be known before the first draw.
+    """Facts that are known before the first draw.
 
     ``head_sizes``: of each dtype and layout that has any. ``alternatives``: a plan for each combination of ``where``,
     the one with the simplest case first; what is drawn is drawn from one of them.
@@ -116,7 +116,7 @@ class FormatPlan:
     def _of_one(
         cls, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]], sizes: Sizes
     ) -> FormatPlan:
-        """Of one combination of ``where``, or without any."""
+        """Formats of one combination of ``where``, or without any."""
         has_cache = issubclass(case_type_of(problem), PagedDecodeCase)
         layouts: tuple[Layout | None, ...] = layouts_of(supports) if has_cache else (None,)
         found: dict[Dtype, dict[Layout | None, tuple[int, ...]]] = {}

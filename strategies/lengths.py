@@ -60,7 +60,7 @@ def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ..
 
 
 def _least_work(limits: LengthLimits) -> int:
-    """Of one sequence."""
+    """Least work of one sequence."""
     return _work_of(limits.min_len, limits)
 
 

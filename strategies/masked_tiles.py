@@ -66,7 +66,7 @@ def decide_placed(decisions: Decisions, limits: RowLimits) -> Placed | None:
 
 @lru_cache(maxsize=4096)
 def _by_tile(way: _Way, limits: RowLimits) -> tuple[tuple[Placed, ...], ...]:
-    """What keeps the limits, for each size of a tile, or of a block."""
+    """Sizes that keep the limits, for each size of a tile, or of a block."""
     known = [tile for tile in limits.tiles if MASKED_TILES[0] <= tile <= MASKED_TILES[-1]]
     sizes = (*known * _WEIGHT_OF_KNOWN, *MASKED_TILES)
     found = (tuple(_with_tile(size, limits) if way == "tiles" else _with_block(size, limits)) for size in sizes)

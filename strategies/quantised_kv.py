@@ -21,7 +21,7 @@ QUANTISED_KV_BYTES = 3 + len(KV_SCALE_TENSORS)
 _RECIPES: tuple[KvScaleRecipe, ...] = (*KV_SCALE_RECIPES, "scattered")
 _RECIPES_OF_HEADS: tuple[KvScaleRecipe, ...] = ("one", *_RECIPES[1:] * 2)
 _GRANULARITIES: tuple[KvGranularity, ...] = (*KV_GRANULARITIES, "head")
-"""Of the two, the one that alone tells which scale a head was multiplied with."""
+"""Granularity, of the two, that alone tells which scale a head was multiplied with."""
 _PLAIN_CASES = 2
 
 

@@ -1,4 +1,4 @@
-"""What q, K and V hold: score shapes, magnitudes and softmax scales."""
+"""Draws the contents of q, K and V: score shapes, magnitudes and softmax scales."""
 
 from __future__ import annotations
 

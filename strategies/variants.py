@@ -1,4 +1,4 @@
-"""What is asked for beyond plain attention: windows around every boundary, caps that scores reach, biases and sinks."""
+"""Draws more than plain attention: windows around every boundary, caps that scores reach, biases and sinks."""
 
 from __future__ import annotations
 

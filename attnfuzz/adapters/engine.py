@@ -1,4 +1,4 @@
-"""What an adapter is made with: an engine, and kernels that exist where the engine has the functions that they call."""
+"""Parts of an adapter: an engine, and kernels that exist where the engine has the functions that they call."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _TAKEN: dict[str, dict[str, Any]] = {
     "FLASH_ATTENTION": {"head_size": tuple(range(8, 257, 8))},
     "EFFICIENT_ATTENTION": {"head_size": tuple(range(8, 257, 8)), "gqa_ratio": 1},
 }
-"""What each backend can do; torch raises an error for the rest."""
+"""Abilities of each backend; torch raises an error for the rest."""
 
 
 @TORCH.kernel(
@@ -93,7 +93,7 @@ def _attending(
 
 
 def _out_of_pages(i: Any, cache: Tensor) -> list[Tensor]:
-    """Of each sequence, its keys or values in a row: ``[length, num_kv_heads, head_size]``."""
+    """The keys or values of each sequence in a row: ``[length, num_kv_heads, head_size]``."""
     lengths = i.seq_lens.tolist()
     counts = [-(-length // i.block_size) for length in lengths]
     return [

@@ -61,7 +61,7 @@ def _ops(name: str) -> tuple[str, ...]:
 
 
 _SEGMENTS = 16
-"""Of `unified_attention`, as vLLM's Triton backend has them (`NUM_PAR_SOFTMAX_SEGMENTS`)."""
+"""Segments of `unified_attention` in vLLM's Triton backend (`NUM_PAR_SOFTMAX_SEGMENTS`)."""
 _ALWAYS_IN_SEGMENTS = 1 << 20
 """Sequences up to which long ones are cut."""
 
@@ -104,7 +104,7 @@ def decode_attention(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[]
 
 
 _RANKS = {32: 16, 48: 32, 80: 64, 192: 128, 288: 256, 576: 512}
-"""Of latent vectors by head size: powers of two, to which the kernel rounds them up. Its own are the last two."""
+"""Ranks of latent vectors by head size: powers of two, to which the kernel rounds. Its own are the last two."""
 
 
 @VLLM.kernel(
@@ -321,7 +321,7 @@ _SEGMENTED_CACHES: dict[str, Any] = {
     "kv_dtypes": ("float8_e4m3fn",),
     "kv_scales": ("tensor",),
 }
-"""What `can_use_segmented_attention` lets through."""
+"""Caches that `can_use_segmented_attention` lets through."""
 
 
 @VLLM.kernel(
@@ -463,7 +463,7 @@ _MAX_NUM_SEQS = 1024
 
 
 def _stated(backend: Any, **others: Any) -> attnfuzz.Supports:
-    """What a backend says of itself; float32, which its matrix units round to TF32, is left out."""
+    """The contract that a backend states; float32, which its matrix units round to TF32, is left out."""
     return attnfuzz.Supports(
         **_stated_sizes(backend, **others),
         variants=("soft_cap", "alibi", *_stated_variants(backend)),
@@ -584,7 +584,7 @@ def _stated_by_flash_attention(backend: Any, **others: Any) -> attnfuzz.Supports
 
 
 _MOST_HEADS_WITH_SINKS = ({"num_q_heads": tuple(range(1, 65))},)
-"""Of FlashAttention 3: it raises an error for more."""
+"""Limits of FlashAttention 3: it raises an error for more heads."""
 _FLASH_ATTENTION_3 = attnfuzz.Numerics(row_sum="float32", partials="float32", tanh="approximate")
 
 

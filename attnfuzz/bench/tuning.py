@@ -87,7 +87,7 @@ _NOT_GROWN_ON = 7
 def configurations(
     declared: Mapping[str, tuple[OptionValue, ...]], asked: ValuesToTry, most: int
 ) -> tuple[Configuration, list[Configuration]]:
-    """What the kernel takes by default, and what to try in its place.
+    """The kernel's default configuration, and those to try in its place.
 
     That is all combinations of the declared choices, or of those asked for; if they are more than ``most``, a part of
     them, with the first one. What is asked for with one value is fixed, in the default too, and no part of the choice.
@@ -181,7 +181,7 @@ def _is_kept_back(place: int, shape: Shape, shapes: Sequence[Shape]) -> bool:
 
 
 def _without(batch: Batch, wrong: Sequence[int]) -> Batch:
-    """What was right here and wrong elsewhere counts nowhere."""
+    """The results without configurations that were wrong anywhere: where these were right counts nowhere."""
     times = tuple(None if i in wrong else taken for i, taken in enumerate(batch.times_us))
     return msgspec.structs.replace(batch, times_us=times)
 

@@ -1,4 +1,4 @@
-"""What ``attnfuzz bench tune`` measured, and all that is made of it without a GPU: the tree, figures, a module.
+"""The measurements of ``attnfuzz bench tune``, and all that is made of them without a GPU: the tree, figures, a module.
 
 Torch-free.
 """
@@ -32,7 +32,7 @@ from attnfuzz.untrusted_text import only_printable
 FEATURES = (
     "batch", "max_seq_len", "heads_per_group", "head_size", "max_query_len", "rows", "pairs", "total_tokens",
 )  # fmt: skip
-"""What a decision may depend on. All but the last are known to the host when a CUDA graph is captured.
+"""Features that a decision may depend on. All but the last are known to the host when a CUDA graph is captured.
 
 ``rows``: ``max_query_len`` times ``heads_per_group``. ``pairs``: of a sequence and a KV head.
 """
@@ -99,7 +99,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 )
 
     def samples(self, *, grown_on: bool) -> list[Sample]:
-        """Of one of the two kinds of batches; infinite is what has no time."""
+        """Samples of one of the two kinds of batches; infinite is what has no time."""
         return [
             Sample(
                 {name: float(value) for name, value in features_of(one.shape).items()},
@@ -109,7 +109,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ]
 
     def defaults(self, *, grown_on: bool) -> list[float]:
-        """Of the same batches in the same order, what the default takes."""
+        """Times of the default for these batches, in the same order."""
         return [math.inf if one.default_us is None else one.default_us for one in self._with_times(grown_on)]
 
     def _with_times(self, grown_on: bool) -> list[Batch]:
@@ -137,7 +137,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What ``attnfuzz bench tune`` found for one kernel.
+    """The results of ``attnfuzz bench tune`` for one kernel.
 
     Regrets are shares by which the choices are slower than the best configuration of each batch, in the geometric mean:
     of the tree, of the best configuration for all, and of the tree on batches that it has not seen (None: there are
@@ -265,7 +265,7 @@ def python_source(tuned: Tuned) -> str:
 
 
 def _prose(text: str) -> str:
-    """What cannot end a docstring."""
+    """``text`` without characters that could end a docstring."""
     return only_printable(" ".join(text.split())).replace("\\", "/").replace('"', "'")
 
 
@@ -276,7 +276,7 @@ def _figure_lines(which: str, figures: Figures) -> Iterator[str]:
 
 
 def _ranges(tuned: Tuned) -> Iterator[str]:
-    """Of all batches that were grown on."""
+    """Ranges of all batches that the tree was grown on."""
     samples = tuned.record.samples(grown_on=True)
     yield "RANGES = {"
     for name in tuned.features:
@@ -296,7 +296,7 @@ def _signature(features: Sequence[str], value: str) -> list[str]:
 
 
 def _lines(node: Node, indent: str) -> Iterator[str]:
-    """What comes after a return needs no else."""
+    """Lines of the tree; what comes after a return needs no else."""
     if isinstance(node, Leaf):
         pairs = ", ".join(f'"{name}": {_literal(value)}' for name, value in node.options.items())
         yield f"{indent}return {{{pairs}}}"

@@ -1,4 +1,4 @@
-"""What attention problems share: keys and values of many sequences, in a paged cache or not. Torch-free by itself."""
+"""Parts that attention problems share: keys and values of many sequences, in a paged cache or not. Torch-free."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _CONTENTS = (TensorStrides(), Numbers(), VariantFacet(), CacheFormat(), Scale())
 
 
 def attention_facets(*storage: Facet[Any]) -> tuple[Facet[Any], ...]:
-    """Of attention without a cache; ``storage`` are those of how K and V lie."""
+    """Facets of attention without a cache; ``storage`` are those of how K and V lie."""
     return (Sequences(), *_SHAPE, *_SIZES, *storage, *_CONTENTS)
 
 
 def paged_facets(*own: Facet[Any]) -> tuple[Facet[Any], ...]:
-    """Of attention over a paged cache, with the problem's ``own``."""
+    """Facets of attention over a paged cache, with the problem's ``own``."""
     return (Sequences(), *own, *_SHAPE, BlockSize(), *_SIZES, CacheLayout(), PageMap(), *_CONTENTS)
 
 
 def varlen_facets(*own: Facet[Any]) -> tuple[Facet[Any], ...]:
-    """Of attention with any number of query tokens."""
+    """Facets of attention with any number of query tokens."""
     return paged_facets(*own, QueryBounds(), QueryPadding(), QueryLens())
 
 
@@ -68,7 +68,7 @@ class AttentionProblem(ProblemModule):
         raise NotImplementedError
 
     def outputs(self, case: Any) -> Specs:
-        """What a kernel writes."""
+        """Tensors that a kernel writes."""
         shape = (case.num_query_slots, case.num_q_heads, case.value_size)
         return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
 
@@ -180,14 +180,14 @@ class VarlenProblem(PagedProblem):
 
 
 def _per_head(case: PagedDecodeCase) -> Specs:
-    """What variants take for each query head."""
+    """Tensors of variants with an entry for each query head."""
     spec = TensorSpec((case.num_q_heads,), "float32", "input")
     wanted = {"alibi_slopes": case.variant.alibi, "sinks": case.variant.sinks}
     return {name: spec for name, recipe in wanted.items() if recipe is not None}
 
 
 def _kv_scales(case: PagedDecodeCase) -> Specs:
-    """What an 8-bit cache is multiplied with."""
+    """The scales of an 8-bit cache."""
     if case.kv is None:
         return {}
     spec = TensorSpec((1 if case.kv.per == "tensor" else case.num_kv_heads,), "float32", "input")

@@ -52,7 +52,7 @@ class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
 
 @dataclass(slots=True)
 class DenseDecodeInputs:
-    """What a dense_decode kernel gets. Rows of ``k`` and ``v`` at or past a sequence's length are dead memory."""
+    """Inputs of a dense_decode kernel. Rows of ``k`` and ``v`` at or past a sequence's length are dead memory."""
 
     q: Float[Tensor, "num_seqs num_q_heads head_size"]
     k: Float[Tensor, "num_seqs max_seq_len num_kv_heads head_size"]

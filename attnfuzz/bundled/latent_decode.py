@@ -52,7 +52,7 @@ class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True,
 
 @dataclass(slots=True)
 class LatentDecodeInputs:
-    """What a latent_decode kernel gets: one cache, and views of it that are K and V, as Triton kernels take them.
+    """Inputs of a latent_decode kernel: one cache, and views of it that are K and V, as Triton kernels take them.
 
     ``v_head_size`` is the rank of the latent vectors. ``layout`` is that of the views. Dead memory is that of
     paged_decode. The last four are None unless the case asks for that variant (`attnfuzz.problems.variants`).

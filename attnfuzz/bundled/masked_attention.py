@@ -79,7 +79,7 @@ class MaskedAttentionCase(VarlenCase, frozen=True, forbid_unknown_fields=True, k
 
 @dataclass(slots=True)
 class MaskedAttentionInputs:
-    """What a masked_attention kernel gets: the batch as in paged_attention, and a mask.
+    """Inputs of a masked_attention kernel: the batch as in paged_attention, and a mask.
 
     ``mask`` holds the tables of all sequences one after another: that of sequence s, with n query tokens and length L,
     begins at ``mask_indptr[s]`` and has n rows of L entries, so that query token j sees key t where
@@ -211,7 +211,7 @@ def _sees_nothing(seen: bytes) -> bool:
 
 
 def _seen(case: MaskedAttentionCase) -> Levels:
-    """What rows see, next to those of a causal mask."""
+    """The keys that rows see, next to those of a causal mask."""
     found = set()
     for row, seen in enumerate(case.rows_seen):
         rows = case.rows_of(case.row_seqs[row])

@@ -107,7 +107,7 @@ class MergeStatesCase(CaseBase, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(slots=True)
 class MergeStatesInputs:
-    """What a merge_states kernel gets; LSE axes as ``lse_layout`` says.
+    """Inputs of a merge_states kernel; LSE axes as ``lse_layout`` says.
 
     A state whose LSE is -inf or +inf is empty: its output rows are zeros, or dead memory where the kernel declares
     ``Supports(empty_state_outputs="anything")``.

@@ -88,7 +88,7 @@ class PagedProblem(Problem):
         return k, v
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
-        """Of the cache, which token of which sequence lies there; of the table, whose page is named."""
+        """For an element of the cache, its token and sequence; for one of the table, whose page is named."""
         table, size = block_table_rows(paged_case(case)), case.block_size
         if name == "block_table":
             seq, column = index

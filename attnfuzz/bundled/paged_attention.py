@@ -47,7 +47,7 @@ def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...], causal: bo
 
 @dataclass(slots=True)
 class PagedAttentionInputs:
-    """What a paged_attention kernel gets. The caches have the shapes of ``layout``; all queries' keys are in them.
+    """Inputs of a paged_attention kernel. The caches have the shapes of ``layout``; all queries' keys are in them.
 
     ``seq_lens`` counts context and new tokens. The query tokens of sequence s are the rows from ``cu_seqlens_q[s]`` to
     ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j, or to all
@@ -83,7 +83,9 @@ class Causality(Facet[PagedAttentionCase]):
 
     fields = ("causal",)
     jumps_with = "causal"
-    parts = (Part("causal", Choice((True, False)), SizeRank.QUERIES, Feature("non-causal"), "causal={}", telling=True),)
+    parts = (
+        Part("causal", Choice((True, False)), SizeRank.QUERIES, Feature("non-causal"), "causal={}", tries_others=True),
+    )
 
     def told(self, case: PagedAttentionCase) -> Iterator[str]:
         yield from map(str, self.features(case))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PagedDecodeInputs:
-    """What a paged_decode kernel gets. The caches have the shapes of ``layout``.
+    """Inputs of a paged_decode kernel. The caches have the shapes of ``layout``.
 
     Dead memory: slots past a sequence's last token, pages that no sequence owns or that were freed behind its window
     (`attnfuzz.problems.block_table`). The last six are None unless the case asks for that variant

@@ -53,7 +53,7 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
 
 @dataclass(slots=True)
 class SplitDecodeInputs:
-    """What a split_decode kernel gets: as for paged_decode, with ``num_splits`` and room for the partial states."""
+    """Inputs of a split_decode kernel: as for paged_decode, with ``num_splits`` and room for the partial states."""
 
     q: Float[Tensor, "num_seqs num_q_heads head_size"]
     k_cache: Float[Tensor, "num_blocks ..."]
@@ -124,7 +124,7 @@ class SplitDecode(PagedProblem):
         return {**fields, "num_splits": splits[0]} if fields is not None and splits else None
 
     def axes(self, case: Any, name: str) -> tuple[str, ...]:
-        """Of the partial states, or of what they are merged to."""
+        """Axes of the partial states, or of the results that they are merged to."""
         axes = ("seq", "head", "split") if name.startswith("partial") else ("seq", "head")
         return axes if name.endswith("lse") else (*axes, "dim")
 

@@ -49,7 +49,7 @@ def naming(python: Python | None) -> Iterator[None]:
 
 
 def outcome_of(result: Replayed) -> EnvironmentOutcome:
-    """What a saved case came to where it ran, which is not the driver's environment."""
+    """The outcome of a saved case where it ran, which is not the driver's environment."""
     if result.python is None:
         raise ValueError(f"{result.saved.path} ran in the driver's environment, which is compared with no other")
     failure = result.verdict.failure if result.verdict is not None else None
@@ -66,7 +66,7 @@ def outcome_of(result: Replayed) -> EnvironmentOutcome:
 
 
 def differences(results: Sequence[Replayed]) -> list[Difference]:
-    """Of saved cases that ran in several environments those that came to something else in one than in another."""
+    """Saved cases that ran in several environments and came to something else in one than in another."""
     by_case: dict[tuple[Path, str], list[EnvironmentOutcome]] = {}
     for result in results:
         if result.python is not None:

@@ -70,7 +70,7 @@ class UnclaimedFailures:
         self._waiting[key] = unfinished
 
     def take(self) -> list[Unfinished]:
-        """What is to be sent to a worker now."""
+        """Failures that are to be sent to a worker now."""
         keys = [key for key in self._waiting if key not in self._sent and self._times[key] <= _MAX_TIMES]
         self._sent.update(keys)
         return [self._waiting[key] for key in keys]
@@ -80,7 +80,7 @@ class UnclaimedFailures:
         self._waiting.pop((found.kernel, bytes(found.case)), None)
 
     def left(self) -> list[Unfinished]:
-        """What nobody has taken up."""
+        """Failures that no worker has taken up."""
         return list(self._waiting.values())
 
 
@@ -88,7 +88,7 @@ _TICK_S = 0.25
 _WAIT_FOR_WORKERS_S = 3.0
 _HOUSEKEEPING_EVERY_S = 5.0
 _FORMATS_KEPT = 32
-"""Of each kernel, for workers that start later."""
+"""Formats of each kernel that are kept for workers that start later."""
 _KILLS = ("SIGKILL", "SIGTERM")
 _MOST_LATE_S = 5.0
 """How long a search may go on when its budget is spent, so that kernels are searched within what they take."""

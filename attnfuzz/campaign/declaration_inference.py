@@ -1,4 +1,4 @@
-"""What a kernel takes, where its declaration leaves that open: found out with a few dozen small cases. Torch-free.
+"""Finds out, with a few dozen small cases, what a kernel takes where its declaration leaves that open. Torch-free.
 
 A field of `Supports` of which nothing was said promises everything, which few kernels mean. So each value of such a
 field is probed. One is left out of the contract only if every probe that has it fails, where the same probe with the
@@ -120,7 +120,7 @@ _MOST_SHRINKING = 60
 _UNDECLARED = Supports()
 _ORDINARY = Numerics()
 _PROMISES = {"probabilities": "float32", "row_sum": "float32", "partials": "float32", "matmul": "ieee"}
-"""What `Numerics` holds of kernels that round less than they may."""
+"""Values of `Numerics` for kernels that round less than they may."""
 _MOST_ROUNDINGS = 4
 _MOST_UNNAMED = 2
 _STRICTER = ({"probabilities": "float32", "partials": "float32"}, {"row_sum": "float32"})
@@ -135,7 +135,7 @@ _LEAST: dict[str, Any] = {
     "padding_tokens": False,
     "freed_pages": False,
 }
-"""Of `Supports`, what the least of kernels takes."""
+"""Values of `Supports` that the least of kernels takes."""
 _MOST_OPTIONS = 3
 _SEEDS = (0, 1)
 _LONG = 600
@@ -167,7 +167,7 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def disposition(self) -> Disposition:
-        """What that is taken for."""
+        """Whether it is taken for a limit, a convention or a question."""
         if self.name in ("lse", "lse_layout") or self.name in Numerics.__struct_fields__:
             return "convention"
         return "limit" if self.how == "raises" else "question"
@@ -237,7 +237,7 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def questions(self) -> tuple[LeftOut, ...]:
-        """What is silently wrong: the author has to say whether it is meant."""
+        """Wrong results without a refusal: the author has to say whether they are meant."""
         return tuple(one for one in self.left_out if one.disposition == "question")
 
     @property
@@ -260,7 +260,7 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def searched(self) -> str:
-        """The same with an answer to each question: what the kernel is searched in."""
+        """The declaration with an answer to each question: the kernel is searched in it."""
         return self._called(self.supports)
 
     def _called(self, supports: Supports) -> str:
@@ -299,7 +299,7 @@ def adopting(numerics: Numerics, named: Mapping[str, str]) -> Numerics:
 
 
 def designs_of(numerics: Numerics, designs: Iterable[Mapping[str, str]]) -> Iterator[Numerics]:
-    """What a kernel with ``numerics`` may be declared as of ``designs``, the likeliest first.
+    """Those of ``designs`` that a kernel with ``numerics`` may be declared as, the likeliest first.
 
     None that is less likely than one which is declared away: that is what the kernel does, and must not. Nor any of a
     kernel that promises to round less than it may: whoever says that knows what it rounds.
@@ -315,7 +315,7 @@ def designs_of(numerics: Numerics, designs: Iterable[Mapping[str, str]]) -> Iter
 
 
 def roundings_told(before: Numerics, after: Numerics, how: Outcome, failure: Failure | None) -> list[LeftOut]:
-    """What ``after`` says that ``before`` leaves open, as the conventions of a kernel that failed so without it."""
+    """Fields that ``after`` says and ``before`` leaves open, as conventions of a kernel that failed so without it."""
     said = "" if failure is None else failure.message
     return [
         LeftOut(name, value, (getattr(before, name),), how, said)
@@ -334,7 +334,7 @@ def infer(
     begin: Callable[[Supports, Sequence[Failing]], None] = lambda supports, failing: None,
     patience_s: float = math.inf,
 ) -> Inferred:
-    """What the kernel takes, as far as its declaration leaves that open; nothing is probed any more once ``is_over``.
+    """Find out what the kernel takes, as far as its declaration leaves that open; no probe is made once ``is_over``.
 
     ``stricter``: also what it rounds less than it may. ``begin`` is called early, with what is known of a kernel that
     is right about ordinary cases: it takes that for certain, whatever else it will be found to take; and with those
@@ -360,8 +360,7 @@ def infer(
 
 @dataclass(frozen=True, slots=True)
 class _ProbeOutcome:
-    """What came of a probe, judged by an LSE as ``lse`` says; "unknown" if it was not made. ``beside``: its like that
-    passes."""
+    """The outcome of a probe, judged by an LSE as ``lse`` says, if it was made. ``beside``: its like that passes."""
 
     outcome: Outcome
     failure: Failure | None = None
@@ -542,7 +541,7 @@ class _Inference:
             self._stricter()
 
     def _failing(self) -> list[Failing]:
-        """What has been seen of ordinary cases that is no refusal."""
+        """Failures of ordinary cases that are no refusals."""
         seen = map(self._output, self._cases(self.point)) if self.declaration.problem != "merge_states" else ()
         return [
             Failing(one.case, one.failure)
@@ -551,7 +550,8 @@ class _Inference:
         ]
 
     def _least(self) -> Supports:
-        """What a kernel takes that is right about ordinary cases: no more than these have, of all that is left open."""
+        """The least that a kernel takes which is right about ordinary cases: what these have, where all is left
+        open."""
         least = {name: getattr(self.point, name) for name in _NOUNS} | _LEAST
         if self._is_in_parts or self.declaration.problem == "merge_states":  # their states go by it
             least["lse"] = self.supports.lse
@@ -924,7 +924,8 @@ class _Inference:
         return _throughout(self._output, [pair], ("raises", "wrong", "dies"))
 
     def _lse(self) -> None:
-        """Of kernels that write one; what is wrong with it is a bug, unless no row has one, or all to another base."""
+        """Look at the LSE of a kernel that writes one; a wrong one is a bug, unless no row has one, or all to base
+        2."""
         ordinary = [case for case in self._cases(self.point) if self._output(case).outcome == "passes"]
         if not ordinary or any(self._result(case).failure is None for case in ordinary):
             return
@@ -938,7 +939,7 @@ class _Inference:
             self._leave_out("lse", kind, ("natural",), first)
 
     def _lse_of(self, cases: Sequence[Case], point: Supports) -> LseKind:
-        """What all ``cases`` bear out that the kernel returns; "natural" where they do not agree on anything else."""
+        """The kind of LSE that all ``cases`` bear out; "natural" where they do not agree on anything else."""
         natural = [self.probes(case, point) for case in cases]
         if all(one.failure is not None and lacks_lse(one.failure) for one in natural):
             return "none"

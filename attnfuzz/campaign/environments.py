@@ -1,4 +1,4 @@
-"""What one case comes to in several environments, told by what differs between these: "fails with Triton 3.7.1"."""
+"""Compares the outcomes of one case in several environments, named by what differs: "fails with Triton 3.7.1"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_OTHERS = 3
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOutcome:
-    """What a case came to in the environment ``python``, on ``device``.
+    """The outcome of a case in the environment ``python``, on ``device``.
 
     ``symptom``: oracle and kind of a failure; ``message``: what the oracle says, or why nobody judged. A flaky case
     failed in ``failed`` of ``runs`` runs.
@@ -42,7 +42,7 @@ def difference(outcomes: Sequence[EnvironmentOutcome], target: str) -> str:
 
 
 def names_of(pythons: Sequence[Python], target: str = "") -> list[str]:
-    """What to call each environment so that it is told from the others: the versions in which they differ.
+    """A name for each environment that tells it from the others: the versions in which they differ.
 
     Those of Python, torch, Triton, NumPy and what brings the kernel ``target``; else, where these are the same in all,
     those of other packages, and at last the path.
@@ -57,7 +57,7 @@ def names_of(pythons: Sequence[Python], target: str = "") -> list[str]:
 
 
 def name_of(python: Python) -> str:
-    """What to call an environment by itself."""
+    """A name for an environment by itself."""
     names = [_with_version(name, python) for name in _ALWAYS_OF_INTEREST if name in python.versions]
     return f"{', '.join(names)} ({python.path})"
 

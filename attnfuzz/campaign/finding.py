@@ -15,7 +15,7 @@ from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.identity.bug import Bug, Signature, Symptom, failure_features, is_refusal, tag_of
-from attnfuzz.identity.features import aspects, certain, telling
+from attnfuzz.identity.features import kernel_parts, most_specific, unconditional
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics
@@ -40,7 +40,7 @@ class Finding:
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
     meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
     ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
-    within the declaration that would end it. ``same_as``: the tag of a finding of the same bug, where relatives of the
+    within the declaration that would end it. ``same_as``: the tag of a finding of the same bug, where cases near the
     case have told that. ``python``: where it was found, if not in the driver's environment;
     ``outcomes``: what comes of the case in each environment, where several are compared.
     """
@@ -77,16 +77,16 @@ class Finding:
 
     @property
     def ran_before(self) -> tuple[Case, ...]:
-        """What it may take to see it again, besides the case."""
+        """Cases and relations that may be needed, besides the case, to see it again."""
         return self.preceding or self.seen_after
 
     def unfinished(self) -> Unfinished:
-        """What somebody else has to know to go on with it."""
+        """The record with which somebody else can go on with it."""
         return Unfinished(kernel=self.declaration.target, **written(self.case, self.failure, self.ran_before))
 
     def also_shows_as(self, other: Finding) -> None:
         """Note what ``other`` showed as, and what that stood for."""
-        features = tuple(words_of(telling(other.signature.features))) if other.shrunk_s is not None else ()
+        features = tuple(words_of(most_specific(other.signature.features))) if other.shrunk_s is not None else ()
         failure = other.failure
         its = Sight(oracle=failure.oracle, kind=failure.kind, message=failure.message, features=features)
         self.also = one_of_each((*self.also, its, *other.also))
@@ -107,11 +107,10 @@ class Finding:
 
     @property
     def _needed(self) -> frozenset[Feature]:
-        return self.features or certain(failure_features(self.declaration, self.case, self.failure))
+        return self.features or unconditional(failure_features(self.declaration, self.case, self.failure))
 
     @property
     def bug(self) -> Bug:
-        """What is known of the bug."""
         about = {
             "rough": self.is_unfinished,
             "flaky": self.is_flaky,
@@ -122,9 +121,9 @@ class Finding:
 
     @property
     def cause(self) -> str:
-        """What the bug is called: the same in every campaign that comes down to the same."""
+        """The name of the bug: the same in every campaign that comes down to the same."""
         named = self.failure.cause or self.failure.name
-        about = ", ".join(words_of(aspects(self.signature.features)))
+        about = ", ".join(words_of(kernel_parts(self.signature.features)))
         return f"{named} [{about}]" if about else named
 
     @property
@@ -157,16 +156,16 @@ class Finding:
         return f"needs {count} other case{'s' if count > 1 else ''} before it in the same process" if count else ""
 
     def comparison(self) -> str:
-        """What its case came to in several environments; empty where none are compared."""
+        """The outcomes of its case in several environments; empty where none are compared."""
         alike = f"{self.outcomes[0].ending} in each of {len(self.outcomes)} environments" if self.outcomes else ""
         return difference(self.outcomes, self.declaration.target) or alike
 
     def regression(self, device: str) -> Regression:
-        """What is saved of it."""
+        """The regression file of the finding."""
         failed, runs = (self.failed, self.runs) if self.is_flaky else (0, 0)
         record = FindingRecord.of(
             self.failure,
-            words_of(telling(self.signature.features)),
+            words_of(most_specific(self.signature.features)),
             failed=failed,
             runs=runs,
             also=self.also,
@@ -188,7 +187,7 @@ class Finding:
 
 
 def _assumed(declaration: Declaration, declared: Declared) -> Declared | None:
-    """What of ``declared`` was inferred; None if nothing was."""
+    """The part of ``declared`` that was inferred; None if nothing was."""
     names = [name for name in declaration.assumed if name in declared.__struct_fields__]
     return type(declared)(**{name: getattr(declared, name) for name in names}) if names else None
 

@@ -25,7 +25,7 @@ from attnfuzz.campaign.saved.state import SavedFinding
 from attnfuzz.campaign.triage.contract_gaps import with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, KnownBugs, are_one, may_be_the_machine
-from attnfuzz.identity.features import aspects, needs, telling
+from attnfuzz.identity.features import kernel_parts, most_specific, needs
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
 from attnfuzz.oracles.registry import HANG
@@ -206,7 +206,7 @@ class FindingBook:
                 finding.declaration = kernel
 
     def pending(self) -> list[Unfinished]:
-        """What workers are looking into, as far as they have got."""
+        """Failures that workers are looking into, as far as they have got."""
         return [finding.unfinished() for finding in self._open.values()]
 
     def save_all(self) -> None:
@@ -287,8 +287,8 @@ class FindingBook:
         ]
         if finding.is_unfinished and not finding.failure.cause and sum(not one.is_unfinished for one in same) > 1:
             return None
-        mine = aspects(finding.signature.features)
-        return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
+        mine = kernel_parts(finding.signature.features)
+        return max(same, key=lambda other: len(mine & kernel_parts(other.signature.features)), default=None)
 
     def _count_for(self, kept: Finding, dropped: Finding) -> None:
         """Cases of ``dropped``, later ones too, count for ``kept``."""
@@ -301,8 +301,8 @@ class FindingBook:
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:
-    """Of two findings of one bug the first is kept: shrunk, confirmed, is seen in one run, needs least, is explained
-    best, is smallest.
+    """The rank of a finding among those of one bug. The first is kept: shrunk, confirmed, is seen in one run, needs
+    least, is explained best, is smallest.
 
     What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
     """
@@ -311,9 +311,9 @@ def _preference(finding: Finding) -> tuple[object, ...]:
         finding.shrunk_s is None,
         finding.runs == 0,
         finding.bug.is_of_relation,
-        len(aspects(features)),
+        len(kernel_parts(features)),
         len(needs(features)),
-        len(telling(features)),
+        len(most_specific(features)),
         not (finding.failure.cause or finding.failure.blame.tokens),
         *size_key(finding.case, options=finding.declaration.options),
     )

@@ -52,7 +52,7 @@ class TooFew:
 
 
 def sentences_of(kernels: Sequence[TooFew]) -> tuple[str, ...]:
-    """What is told of ``kernels``: each by itself, or many in one sentence."""
+    """Sentences about ``kernels``: each by itself, or many in one sentence."""
     if len(kernels) <= _MOST_SENTENCES:
         return tuple(map(str, kernels))
     names = ", ".join(f"{one.target} {one.cases} of {one.floor}" for one in kernels)
@@ -64,7 +64,7 @@ def sentences_of(kernels: Sequence[TooFew]) -> tuple[str, ...]:
 
 
 def too_few(kernel: KernelStatistics, *, budget_s: float) -> TooFew | None:
-    """What there is to say of a kernel that was judged, if that was on too few cases within ``budget_s``."""
+    """A sentence on a kernel that was judged on too few cases within ``budget_s``; None if there were enough."""
     floor = floor_of(kernel.declaration)
     if not 0 < kernel.cases < floor:
         return None

@@ -1,4 +1,4 @@
-"""What the coordinator and its workers say to each other: one JSON line each, over a socket."""
+"""Messages between the coordinator and its workers: one JSON line each, over a socket."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Warm(msgspec.Struct, tag="warm", frozen=True, kw_only=True):
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
-    """What a worker searches, and how: the first message to it but for `Warm`.
+    """The task of a worker: the first message to it but for `Warm`.
 
     ``kernels`` are those that can be searched everywhere; see `Join` for others.
 

@@ -181,7 +181,7 @@ class ProbeCases:
                 yield self.with_lengths(first, (length,))
 
     def of_roundings(self) -> Iterator[Case]:
-        """Of numbers and scales that no rounding leaves as they are; of float16, in its lowest range as well."""
+        """Cases of numbers and scales that no rounding leaves as they are; in float16, also of its lowest range."""
         for seed, case in enumerate(self.ordinary()):
             if not isinstance(case, AttentionCase):
                 return
@@ -222,7 +222,7 @@ class ProbeCases:
             yield [self.with_lengths(first, lengths, values=one, scale=0.7 * first.scale, **fields) for one in large]
 
     def of_few_bits(self) -> Iterator[Case]:
-        """Of keys of one score, next to 0, and of values that have 8 bits: all weights are 1, and any operand is exact.
+        """Cases with keys of one score, next to 0, and 8-bit values: all weights are 1, and any operand is exact.
 
         A query that is rounded has no part in the log-sum-exp then.
         """

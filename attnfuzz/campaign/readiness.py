@@ -56,13 +56,13 @@ from attnfuzz.problems.supports import Combination, Supports
 from attnfuzz.verdict import Failure, Verdict, ends_process
 
 _TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
-"""Of a case that is run for what it builds, which itself has all the time it needs."""
+"""Seconds for a case that is run for what it builds, which itself has all the time it needs."""
 _LEAST_PATIENCE_S = {"cpu": 10.0, "cuda": 30.0}
 """In which a kernel that works has shown it, compilations included."""
 _MOST_BUILT = 32
 _MOST_TRIED = 8
 _CORES_OF_BUILD, _BYTES_OF_BUILD = 2, 12 << 30
-"""Of each kernel that is built: a module of FlashInfer has up to ten files, and a compiler takes 1 to 2 GB for each."""
+"""Cores and memory for each kernel that is built: FlashInfer compiles up to ten files, with 1 to 2 GB for each."""
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 2.0
 
@@ -98,7 +98,7 @@ class _Looked:
 
 
 class Readiness:
-    """Of the kernels of one campaign. A context manager: leaving it ends what is asked and built.
+    """Builds the kernels of one campaign, and finds out what they take. A context manager: leaving it ends both.
 
     ``asks_all``: also kernels that are settled. ``patience_s``: for a kernel that is right about nothing, which is to
     be told of while there is time. ``infers``: whether to find out what kernels of the
@@ -137,7 +137,7 @@ class Readiness:
         self._building: dict[str, _Building] = {}
         self._inferred: dict[str, Inferred] = {}
         self._told: queue.SimpleQueue[Join | _Looked | Inferred | Unfinished | str] = queue.SimpleQueue()
-        """What threads have to say that look at kernels and build them: the reporter is not theirs."""
+        """Messages of the threads that look at kernels and build them: the reporter is not theirs."""
         self._joining: list[Join] = []
         self._asked: list[tuple[LeftOut, Declaration]] = []
         self._failing: list[Unfinished] = []
@@ -147,7 +147,7 @@ class Readiness:
         self._thread: threading.Thread | None = None
         self._builder: Runner | None = None
         self._first: Runner | None = None
-        """What has started the device, and imported all kernels, for the one that is looked at first."""
+        """The runner that has started the device and imported all kernels, for the kernel that is looked at first."""
         self._why_not: dict[str, str] = {}
         self.never_returned: dict[str, str] = {}
         """By target, why a kernel is not searched that never gave a result, in words."""
@@ -155,7 +155,7 @@ class Readiness:
 
     @property
     def inferred(self) -> tuple[Inferred, ...]:
-        """What kernels take, of those whose declarations left something open that they do not."""
+        """Inferred contracts of kernels that do not take all that their declarations leave open."""
         return tuple(one for one in list(self._inferred.values()) if one.left_out or one.stricter)
 
     @property
@@ -205,7 +205,7 @@ class Readiness:
 
     @property
     def stage(self) -> str:
-        """What is being found out, in words."""
+        """The present stage, in words."""
         number = len(self._users)
         if not self.asking:
             return f"building {', '.join(list(self._building))}"
@@ -254,13 +254,13 @@ class Readiness:
         return {target: how for target, how in how_far.items() if target not in self.never_returned}
 
     def take(self) -> list[Join]:
-        """What can be searched that could not before."""
+        """Kernels that can be searched now and could not before."""
         self._listen()
         taken, self._joining = self._joining, []
         return taken
 
     def take_questions(self) -> list[tuple[LeftOut, Declaration]]:
-        """What probes found that only an author can say, with the kernel as it takes all else."""
+        """Findings of probes that only an author can judge, with the kernel as it takes all else."""
         asked, self._asked = self._asked, []
         return asked
 
@@ -574,7 +574,7 @@ def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:
 
 
 def _larger(declaration: Declaration) -> list[Case]:
-    """Of several sequences, and of several pages each: some kernels index what the simplest case is too small for."""
+    """A case of several sequences of several pages: some kernels index what the simplest case is too small for."""
     if isinstance(declaration.problem, OpenProblem):
         return []
     cases = ProbeCases(declaration, next(points(declaration)))
@@ -582,7 +582,7 @@ def _larger(declaration: Declaration) -> list[Case]:
 
 
 def _verdict(runner: Runner, declaration: Declaration, case: Case) -> Verdict | None:
-    """What a case comes to that is run for what it builds; None where that is told when the search meets it."""
+    """The verdict on a case that is run for what it builds; None where that is told when the search meets it."""
     try:
         return runner.judge(declaration, case, timeout_s=_TIMEOUT_S[runner.device], run_twice=False, relations=())
     except (DeadlinePassed, ServiceError, CaseTooLarge):

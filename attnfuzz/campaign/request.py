@@ -1,4 +1,4 @@
-"""What a campaign is asked to do, anew or to go on with one that was interrupted."""
+"""The request for a campaign, new or to go on with one that was interrupted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_IMPORT_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRequest:
-    """What a campaign is asked to do.
+    """The request for a campaign.
 
     ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
     judge, or from a few seconds later than ``started``. With ``pedantic`` all that a kernel does not declare away is
@@ -106,7 +106,7 @@ def resumed(
 
 
 def asked_of(request: CampaignRequest) -> AskedOf:
-    """What of ``request`` is kept for the next part."""
+    """The part of ``request`` that is kept for the next part of the campaign."""
     return AskedOf(
         budget_s=request.budget_s,
         save_folder=str(request.save_folder),

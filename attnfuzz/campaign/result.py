@@ -28,7 +28,7 @@ from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.registry import OracleName, oracle_of
 
 FORMAT = "attnfuzz.summary/1"
-"""Of the summaries that are written and read; ``report.summary`` writes more fields than are read here."""
+"""Format of the summaries that are written and read; ``report.summary`` writes more fields than are read here."""
 _Bug = tuple[str, str, str, str]
 """How a kernel is named and its name, how a bug is named and its name."""
 
@@ -115,9 +115,9 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
 Disposition = Literal["counts", "undecided", "known", "question", "outside"]
-"""Of a finding: one that makes the command fail; one that has not been shrunk, and may be another of its kernel, which
-is told with it; one that an earlier campaign told; one that the kernel's author has to answer with a declaration;
-one that the kernel refuses, as a declaration says."""
+"""Dispositions of a finding: it makes the command fail; it has not been shrunk, may be another of its kernel, and is
+told with that; an earlier campaign told it; the kernel's author has to answer it with a declaration; the kernel refuses
+it, as a declaration says."""
 
 
 LEAST_SEARCH_S = 5.0
@@ -172,7 +172,7 @@ class Statistics:
             self.first_case_s = self.elapsed_s()
 
     def disposition(self, found: Finding) -> Disposition:
-        """What ``found`` amounts to: headlines and exit status are about what counts."""
+        """The disposition of ``found``: headlines and exit status are about findings that count."""
         if not self.in_contract(found):
             return "question" if found.is_question else "outside"
         if self.is_known(found):
@@ -180,7 +180,7 @@ class Statistics:
         return "counts" if self.told_with(found) is None else "undecided"
 
     def told_with(self, found: Finding) -> Finding | None:
-        """Of one that has not been shrunk to the end: the finding of its kernel that nothing tested tells it from.
+        """The finding that nothing tested tells ``found`` from, where that was not shrunk to the end.
 
         Few failures of a kernel are bugs of their own, which shrinking tells. Those that were shrunk come first, then
         those that were confirmed; what comes first stands for itself.
@@ -243,7 +243,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class CampaignResult:
-    """What a campaign found. ``troubles`` are errors of the framework.
+    """The findings of a campaign and all else that it came to. ``troubles`` are errors of the framework.
 
     ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
@@ -316,12 +316,12 @@ class CampaignResult:
 
     @property
     def limited(self) -> tuple[Inferred, ...]:
-        """What was inferred of kernels that do not take all that their declarations leave open."""
+        """The inferred contracts of kernels that do not take all that their declarations leave open."""
         return tuple(one for one in self.inferred if one.left_out)
 
     @property
     def questions(self) -> tuple[Finding, ...]:
-        """What only the authors of kernels can say, each with its case."""
+        """Questions that only the authors of kernels can answer, each with its case."""
         return tuple(one for one in self.findings if self.statistics.disposition(one) == "question")
 
     @property
@@ -345,7 +345,7 @@ class Reporter:
     """Called by the coordinator, always from the same thread; this one says nothing."""
 
     def waiting(self, what: str) -> None:
-        """What the campaign waits for before its first case; may be said again."""
+        """Told while the campaign waits for something before its first case; may be said again."""
 
     def started(self, statistics: Statistics) -> None:
         """The kernels are known and the workers start."""
@@ -354,7 +354,7 @@ class Reporter:
         """Several times a second."""
 
     def finding(self, event: FindingEvent, finding: Finding) -> None:
-        """What has become of a finding."""
+        """Told whenever something has become of a finding."""
 
     def finished(self) -> None:
         """The workers have ended; called once, also when the campaign ends by an exception."""

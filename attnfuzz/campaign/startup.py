@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _MOST_START_UP_S = 300.0
-"""Of the workers: if none is ready by then, the budget begins all the same, so that a campaign ends."""
+"""Seconds after which the budget begins even if no worker is ready, so that a campaign ends."""
 _START_UP_S = 6.0
 """Importing torch and the kernels. What takes longer, on a busy machine, is time that a person waits: it counts as
 budget, as does asking what kernels take. Their own compilers' time does not."""
@@ -172,7 +172,7 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
 
 
 def _ways(request: CampaignRequest) -> dict[str, Any]:
-    """Of runners that are not workers'."""
+    """Settings of runners that are not workers'."""
     return {"watching": request.verifying, "import_patience_s": request.import_patience_s}
 
 
@@ -267,7 +267,7 @@ def _say_what_was_left(
 
 
 def what_is_compiled(folder: Path) -> str:
-    """What a campaign on a GPU says of where compiled kernels are kept: with none, compilers take much of a minute."""
+    """A sentence on where compiled kernels of a GPU are kept: with none, compilers take much of a minute."""
     if any(folder.glob("*/*.json")):  # of each kernel; what launches them has none, and is there by now
         return f"compiled kernels are kept in {folder}; TRITON_CACHE_DIR names another folder"
     return (

@@ -1,4 +1,4 @@
-"""What is counted of a campaign's cases: by a worker, in its reports, and of each kernel in all.
+"""Counts of a campaign's cases: by a worker, in its reports, and of each kernel in all.
 
 Errors over their bounds go into a histogram with bins of half a power of two, so that 1, the bound itself, is an edge.
 Cases a second are kept in a bounded number of equally long intervals for each device.
@@ -199,7 +199,7 @@ _Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
 
 
 class CaseCounts(msgspec.Struct, kw_only=True):
-    """What is counted of cases on one kernel: sums, and the largest ``max_error_ratio``.
+    """Counts of cases on one kernel: sums, and the largest ``max_error_ratio``.
 
     ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
     executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
@@ -241,13 +241,13 @@ class CaseCounts(msgspec.Struct, kw_only=True):
 
 
 class KernelStatistics(CaseCounts):
-    """What was done on one kernel, in all."""
+    """Counts of all cases on one kernel."""
 
     declaration: Declaration
 
 
 class WorkerProgress(CaseCounts, tag="progress", kw_only=True):
-    """What a worker did on one kernel since it last said so.
+    """Counts of a worker's cases on one kernel since its last report.
 
     ``device`` names the GPU that the worker has to itself, if there are several. ``known_by_finding``: failures, by the
     tag of the finding that explains them.
@@ -334,7 +334,7 @@ class ProgressMeter:
         self._report_now_and_then()
 
     def seconds(self, kernel: str) -> float:
-        """What judging on ``kernel`` took so far."""
+        """Seconds that judging on ``kernel`` took so far."""
         return self._seconds[kernel]
 
     def known(self, kernel: str, death_seconds: float) -> None:

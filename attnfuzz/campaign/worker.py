@@ -546,7 +546,7 @@ def _pinning(device_id: str) -> dict[str, str]:
 
 
 def _await_begin(channel: Channel[ToWorker], mail: list[ToWorker]) -> Begin | None:
-    """What the search begins with, None if it is over before; ``mail`` gets what is for the search."""
+    """The message with which the search begins, None if it is over before; ``mail`` gets those for the search."""
     until = time.monotonic() + _SETUP_WAIT_S
     while (now := time.monotonic()) < until:
         for message in mail:
@@ -579,7 +579,7 @@ def _larger_cases(setup: Setup, usual: Sizes, *, on_gpu: bool) -> LargerCases:
 
 
 def _formats(setup: Setup, sizes: Sizes, declaration: Declaration) -> Iterator[Format]:
-    """What a worker compiles: each begins at its own place among the first, and goes on with some of its own."""
+    """Formats that a worker compiles: each begins at its own place among the first, and adds some of its own."""
     domain: dict[str, Any] = {"supports": declaration.supports, "options": declaration.options, "sizes": sizes}
     first = first_formats(declaration.problem, count=_FIRST_FORMATS, **domain)
     place = setup.worker * len(first) // setup.num_workers

@@ -38,7 +38,7 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.untrusted_text import only_printable
 
 _EXECUTOR_BYTES = 3 << 29
-"""Of GPU memory for one executor: about 0.6 GB of context and, most of the time, less than 1 GB of tensors."""
+"""GPU memory for one executor: about 0.6 GB of context and, most of the time, less than 1 GB of tensors."""
 _MOST_PER_GPU = 32
 _USUAL_PER_GPU = 16
 """Tried first where there are cores for many more: what processes that share a GPU get done in all is limited."""
@@ -187,7 +187,7 @@ def _held_by_memory(gpu: Gpu) -> int:
 _MAX_FUTILE_STARTS = 4
 """Starts in a row of one worker, none of which led to a single case, before it is given up."""
 _MAX_FUTILE_STARTS_WHEN_KILLED = 25
-"""The same, where it is killed each time: whoever does that may stop."""
+"""Most such starts of a worker that is killed each time: whoever does that may stop."""
 _GRACE_S = 1.0
 _PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
@@ -239,7 +239,7 @@ class Workers:
         ]
 
     def receive(self, timeout_s: float) -> Iterable[tuple[int, list[FromWorker] | None]]:
-        """What workers say within ``timeout_s``; None from one that has hung up."""
+        """Messages that workers send within ``timeout_s``; None from one that has hung up."""
         for key, _ in self._selector.select(timeout_s):
             number: int = key.data
             handle = self._places[number].handle
@@ -345,7 +345,7 @@ class LastWords:
 
 
 class WorkerHandle(Protocol):
-    """What the coordinator needs of a worker."""
+    """A worker as the coordinator sees it."""
 
     channel: Channel[FromWorker]
 

@@ -1,1 +1,1 @@
-"""What is known of the fields of a case: how each is made simpler, told and compared. Torch-free."""
+"""Fields of a case: how each is made simpler, told and compared. Torch-free."""

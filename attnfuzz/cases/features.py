@@ -1,4 +1,4 @@
-"""What a case has, by which bugs are told apart: made by its facets. Torch-free."""
+"""Features of a case, by which bugs are told apart: made by its facets. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = [
     "KV_STRIDES_DIFFER",
     "SEVERAL_HEADS",
     "SHARED_PAGES",
-    "departures",
     "features",
     "general_features",
     "traits",
+    "unusual_values",
 ]
 
 
 def features(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[Feature]:
-    """What makes ``case`` more than the simplest case: that it has a GQA ratio above 1, a partial last page.
+    """Features in which ``case`` is more than the simplest case: a GQA ratio above 1, a partial last page.
 
     Given a kernel's ``supports`` and ``options``, features that even its simplest case has are left out.
     Seeds are no feature: they carry no meaning of their own.
@@ -40,7 +40,7 @@ def features(case: Case, *, supports: Supports | None = None, options: Options |
 def general_features(
     case: Case, *, supports: Supports | None = None, options: Options | None = None
 ) -> frozenset[Feature]:
-    """What the cases that one mistake spoils have in common, whichever of them is met first.
+    """Features that all cases of one mistake share, whichever of them is met first.
 
     That there is another dtype stands beside the one that it is, and so on for whatever has a value other than the
     simplest; that K has other strides also beside every layout that moves K in memory, and so on for each tensor;
@@ -53,10 +53,12 @@ def general_features(
     return frozenset(found.union(*(facet.general(case, domain) for facet in facets_of(type(case)))))
 
 
-def departures(case: Case, *, supports: Supports | None = None, options: Options | None = None) -> frozenset[Feature]:
-    """Values that kernels are often written for and ``case`` has not: what a failure needs if one of them passes."""
+def unusual_values(
+    case: Case, *, supports: Supports | None = None, options: Options | None = None
+) -> frozenset[Feature]:
+    """Common values that ``case`` deviates from: a failure needs the deviation if one of them passes."""
     domain = Domain(case.problem, supports or Supports(), options or {})
-    return frozenset(one for facet in facets_of(type(case)) for one in facet.departures(case, domain))
+    return frozenset(one for facet in facets_of(type(case)) for one in facet.unusual_values(case, domain))
 
 
 def traits(case: Case) -> frozenset[Feature]:

@@ -42,7 +42,7 @@ _OTHER_SEEDS = (0x11, 0x22, 0x33, 0x44)
 _LARGEST_SCALE = 64
 _LARGEST_CAP = 1024.0
 _CAP = 1.0
-"""Of scores that are not capped: about as large as these are, so that it shows."""
+"""Cap for scores that are not capped: about as large as these are, so that it shows."""
 
 
 class Twin(NamedTuple):
@@ -122,7 +122,7 @@ def _quantised(case: AttentionCase, dtype: Any) -> QuantisedKv:
 
 
 def _lying_otherwise(case: Any, supports: Supports) -> Iterator[Twin]:
-    """What is read, or written, at other strides, and from where no load of 16 bytes is aligned."""
+    """Cases whose tensors are read or written at other strides, and from where no load of 16 bytes is aligned."""
     allowed = supports.strides
     for names in dict.fromkeys(lying_alike(allowed, name) for name in case.tensor_names):
         present = [name for name in names if name in tensor_specs(case)]
@@ -187,7 +187,7 @@ def _lengths(case: AttentionCase, supports: Supports) -> Iterator[Twin]:
 
 
 def _queries(case: VarlenCase, supports: Supports) -> Iterator[Twin]:
-    """The same query tokens in all, as the last of other sequences; and fewer, the others as padding."""
+    """Cases with as many query tokens, as the last of other sequences; and with fewer, the others as padding."""
     query_lens = case.query_lens[::-1]
     seq_lens = tuple(map(max, case.seq_lens, query_lens))
     other = _holding(case, seq_lens, _OTHER_SEEDS[0], query_lens)
@@ -212,7 +212,7 @@ def _queries(case: VarlenCase, supports: Supports) -> Iterator[Twin]:
 
 
 def _pages(case: PagedDecodeCase) -> list[Twin]:
-    """The same lengths, pages at other places: the first order tried that moves one."""
+    """Cases of the same lengths with pages at other places: the first order tried that moves one."""
     for seed in _OTHER_SEEDS:
         pages = msgspec.structs.replace(case.pages, order="shuffled", seed=case.pages.seed ^ seed)
         other = _holding(msgspec.structs.replace(case, pages=pages), case.seq_lens, _OTHER_SEEDS[-1])

@@ -31,7 +31,7 @@ Options = Mapping[str, tuple[OptionValue, ...]]
 _MOST_SHOWN = 4
 C = TypeVar("C", bound=Case)
 _PAGE = 16
-"""Of the pages into which a dense K and V are put, where the kernel takes it."""
+"""Size of the pages into which a dense K and V are put, where the kernel takes it."""
 _SAME_TENSOR = {"k": "k_cache", "v": "v_cache", "k_cache": "k", "v_cache": "v"}
 
 

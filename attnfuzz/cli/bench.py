@@ -157,7 +157,7 @@ def kernels_command(
 
 
 def _others(named: tuple[str, ...], process: TimingProcess) -> tuple[list[Declaration], list[str]]:
-    """What to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
+    """Kernels to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
     from attnfuzz.adapters import engines
     from attnfuzz.bench.kernels.run import choose_kernels
     from attnfuzz.declaration import KernelLoadError

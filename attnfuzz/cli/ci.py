@@ -26,7 +26,7 @@ from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, show_error, write_asked
 
 _BUDGETS = {False: "5m", True: "1h"}
-"""Of a pull request, and of a night."""
+"""Budgets of a pull request, and of a night."""
 _COMMITS = ("GITHUB_SHA", "BUILDKITE_COMMIT", "CI_COMMIT_SHA")
 
 
@@ -63,14 +63,9 @@ def command(
     if known is not None:
         outcomes.append(_run("replay", str(known), "--known", "--json", str(folder / "replay.json"), *both))
     if all(one.signal is None for one in outcomes):
-        preset = [
-            "--budget",
-            _BUDGETS[nightly],
-            "--seed",
-            str(_seed(nightly, rest)),
-            "--save-dir",
-            f"{folder}/findings",
-        ]
+        preset = ["--seed", str(_seed(nightly, rest)), "--save-dir", f"{folder}/findings"]
+        if not any(word.startswith("--budget") for word in rest):
+            preset += ["--budget", _BUDGETS[nightly]]
         for option, name in (("--json", "explore.json"), ("--junit", "junit.xml"), ("--html", "report.html")):
             preset += [option, f"{folder}/{name}"]
         if known is not None and settings.against is None:
@@ -115,7 +110,7 @@ def _known_folder(configured_folder: Path | None) -> Path | None:
 
 
 def _run(name: str, *arguments: str) -> Outcome:
-    """What another command came to, which says itself what is wrong."""
+    """The outcome of another command, which says itself what is wrong."""
     from attnfuzz.cli import command_called
 
     click.secho(f"attnfuzz {name} {' '.join(arguments)}", bold=True)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
-"""What the request calls an option, where it has another name."""
+"""Fields of the request whose option has another name."""
 
 
 def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES = {"regressions": "save_dir", "on": "others"}
-"""Of settings whose option is called differently."""
+"""Settings whose option is called differently."""
 _AGAINST_NOTHING = "none"
 
 
@@ -232,7 +232,7 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: str | FixedTol
 
 
 def _earlier(ctx: click.Context, param: click.Parameter, value: Path | None) -> Earlier | None:
-    """What the summary tells, read before anything is searched."""
+    """The summary of an earlier campaign, read before anything is searched."""
     if value is None or str(value) == _AGAINST_NOTHING or ctx.resilient_parsing:
         return None
     from attnfuzz.campaign.result import Earlier, EarlierError, load_earlier

@@ -1,4 +1,4 @@
-"""What a command judged, which alone decides its exit status: every command returns an `Outcome`."""
+"""The outcome of a command, which alone decides its exit status: every command returns an `Outcome`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def interrupted_by(signal: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a command came to.
+    """Counts of all that a command judged.
 
     ``judged``: how many there were of what it judges, cases as a rule; None of a command that judges nothing, such as
     one that draws a case, and where it was asked for a part in which there is nothing. ``failed``: something is wrong
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def status(self) -> int:
-        """What that means to a shell: 0 says that all was judged, something at least, and nothing found.
+        """The exit status: 0 says that all was judged, something at least, and nothing found.
 
         An interruption goes before findings, and findings before what could not be judged.
         """
@@ -63,11 +63,11 @@ class Outcome:
 
 
 SHOWN = Outcome(judged=None)
-"""Of a command that has shown what it was asked for."""
+"""Outcome of a command that has shown what it was asked for."""
 
 
 def outcome_of(result: CampaignResult) -> Outcome:
-    """What a campaign came to. Only findings that count fail it: see `Statistics.disposition`."""
+    """The outcome of a campaign. Only findings that count fail it: see `Statistics.disposition`."""
     missed = (
         result.unreached,
         result.unsettled,

@@ -137,7 +137,7 @@ def command(
 
 
 def _nothing_to_run(json_file: Path | None) -> Outcome:
-    """Of a shard without cases: others run them all, so this one has missed nothing."""
+    """The outcome of a shard without cases: others run them all, so this one has missed nothing."""
     from attnfuzz.report.saved_cases import write_replayed
 
     write_asked(("--json", json_file, lambda path: write_replayed(path, [], device="")))
@@ -257,7 +257,7 @@ def bisect_command(
 def _outcome(
     saved: SavedCase, python: Python, *, kernel: str | None, trust: bool, device: str, tolerance: Tolerance
 ) -> EnvironmentOutcome:
-    """What comes of the case in one environment. Not to have the kernel is an outcome: older ones often have not."""
+    """The outcome of the case in one environment. Not to have the kernel is an outcome: older ones often have not."""
     from dataclasses import replace
 
     from attnfuzz.campaign.compared_environments import naming, outcome_of

@@ -64,7 +64,7 @@ def replay_sanitized(
 
 
 def found_by_others(saved: Sequence[SavedCase]) -> str:
-    """What to say of cases that only a sanitizer can judge, if there are any; the oracles say nothing of them."""
+    """A sentence on cases that only a sanitizer can judge, if there are any; the oracles say nothing of them."""
     findings = [one.regression.finding for one in saved]
     kinds = [one.kind for one in findings if one.oracle == registry.SANITIZER.name]
     tools = sorted({kind.partition(":")[0] for kind in kinds})

@@ -101,7 +101,7 @@ def command(
 
 @contextmanager
 def _kernel_of(file: str) -> Iterator[str]:
-    """What loads the kernel; a solution file is unpacked for as long."""
+    """A context that loads the kernel; a solution file is unpacked for as long."""
     if not file.endswith(".json"):
         yield file
         return

@@ -110,7 +110,7 @@ def load_set(version: int = _LATEST) -> ConformanceSet:
 
 Status = Literal["pass", "fail", "unsupported", "not_run"]
 TWO_RUNS: OracleName = DEAD_MEMORY.name
-"""What a case is asked that runs twice, with other numbers in memory that holds no token."""
+"""The law of cases that run twice, with other numbers in memory that holds no token."""
 _PATIENCE = 6.0
 """Times that of a search, whose cases are smaller."""
 _MOST_AT_ONCE = 8
@@ -121,7 +121,7 @@ _OUT_OF_TIME = "the time that --budget leaves for the kernel was over"
 
 @dataclass(frozen=True, slots=True)
 class ConformanceOutcome:
-    """What one case of the set came to on one kernel.
+    """The outcome of one case of the set on one kernel.
 
     ``case`` is the case as the kernel was given it, ``changes`` how that differs from the set's. ``why``: why it is
     unsupported, or was not run.
@@ -351,7 +351,7 @@ def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, ca
 
 
 def _size(outcome: ConformanceOutcome) -> tuple[int, int]:
-    """Of a case, by what a reader has to take in."""
+    """The size of a case, by what a reader has to take in."""
     case = outcome.case
     tokens = sum(getattr(case, "seq_lens", ())) or getattr(case, "num_tokens", 0)
     return tokens * getattr(case, "num_q_heads", 1), len(encode_case(case))

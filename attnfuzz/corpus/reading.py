@@ -32,7 +32,7 @@ MAX_FILE_BYTES = 1 << 20
 """A regression file is a few hundred bytes; a larger file than this is something else and is not read."""
 
 MAX_ENTRIES = 256
-"""Of what a file lists by name: options of a case, details and features of a finding, versions."""
+"""Most entries that a file lists by name: options of a case, details and features of a finding, versions."""
 
 _SHOWN_CHARACTERS = 60
 _GLOB = frozenset("*?[")
@@ -63,7 +63,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _OpenEnvelope(_Envelope, forbid_unknown_fields=True, kw_only=True):
-    """Of a problem that a user's file defines, which is not loaded: what its cases have stands in the file."""
+    """The file of a problem that a user's file defines, which is not loaded: the fields of its cases stand in it."""
 
     problem: str  # where the class is, in place of a bundled problem's name
     fields: dict[str, Field]

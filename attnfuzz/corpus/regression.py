@@ -33,11 +33,11 @@ _SINCE = ("tensor", "cause", "maybe", "blame", "also", "remedy", "sources")
 _RATE = ("failed", "runs")
 _RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
 _THE_DRIVERS = ("attnfuzz", "hypothesis")
-"""Of these the driver's versions count, wherever kernels run: they draw the case."""
+"""Packages of which the driver's versions count, wherever kernels run: they draw the case."""
 
 
 class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an oracle said of the case when it was saved.
+    """The oracle's verdict on the case when it was saved.
 
     ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
     ``cause``, ``maybe``, ``tensor``, ``blame`` and ``sources`` are those of `Failure`. ``also``: other ways in which
@@ -69,7 +69,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def name(self) -> str:
-        """What the finding is called."""
+        """Name of the finding."""
         return finding_name(self.oracle, self.kind, self.cause)
 
     @property

@@ -50,7 +50,7 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class Solution(msgspec.Struct, frozen=True):
-    """What is read of one; checked by `load_solution`."""
+    """The fields that are read of one; checked by `load_solution`."""
 
     name: _Text
     definition: _Text

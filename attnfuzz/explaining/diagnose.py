@@ -23,8 +23,8 @@ from attnfuzz.explaining.merges import OF_MERGES, both_sides_empty, empty_sides,
 from attnfuzz.explaining.mistakes import REFUTED, Family, Key, Maker, Match, family, matches, silent
 from attnfuzz.explaining.neighbours import neighbours, rounding_cases
 from attnfuzz.explaining.precision import OF_SOME_NUMBERS, Precision
+from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS, WrongRows
 from attnfuzz.explaining.row import AttentionRow, AveragedRow
-from attnfuzz.explaining.wrong_rows import MOST_ROWS, WrongRows
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value

@@ -28,10 +28,10 @@ from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, written_e
 from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
+from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
 from attnfuzz.explaining.words import joined, scope
-from attnfuzz.explaining.wrong_rows import MOST_ROWS
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase

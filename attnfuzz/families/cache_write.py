@@ -21,7 +21,7 @@ __all__ = ["CacheWrite"]
 _FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
 _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
 _LEAST_SCALE = 1e-6
-"""Of a row of zeros, which has no scale of its own; vLLM's."""
+"""Scale of a row of zeros, which has none of its own; vLLM's."""
 _SCALE_ERROR = 2.0**-21
 """Relative, of a quotient in float32 or of a product with a reciprocal; of a scale that was rounded as well."""
 
@@ -86,7 +86,7 @@ class CacheWrite(attnfuzz.Problem):
             tensors["v_scale"].fill_(0.5)
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
-        """Of what is quantised, the number before it is rounded, and as its bound that rounding."""
+        """The right cache; for quantised numbers, those before they are rounded, and as their bound that rounding."""
         found = {}
         for name, cache, scale in (("key", "k_cache", "k_scale"), ("value", "v_cache", "v_scale")):
             new = tensors[name].double()

@@ -141,7 +141,7 @@ class LatentVerify(attnfuzz.Problem):
         return sum(-(-length // int(case.block_size)) for length in self._lengths(case)) + int(case.spare_blocks)
 
     def _slots(self, case: Any, tensors: Mapping[str, Tensor], sequence: int) -> Tensor:
-        """Of all tokens of a sequence, in their order."""
+        """The slots of all tokens of a sequence, in their order."""
         positions = torch.arange(self._lengths(case)[sequence], dtype=torch.int64, device="cpu")
         pages = tensors["block_table"][sequence].long()[positions // case.block_size]
         return pages * int(case.block_size) + positions % int(case.block_size)

@@ -70,7 +70,7 @@ class MergeRanks(attnfuzz.Problem):
         return found | ({"lse": TensorSpec(shape[:2], "float32", "output", axes=axes[:2])} if case.lse else {})
 
     def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
-        """What is empty holds nothing but what ``empty`` and ``empty_outputs`` say."""
+        """Write the states; an empty one holds nothing but what ``empty`` and ``empty_outputs`` say."""
         lens = self._local_lens(case)
         tensors["local_lens"].copy_(lens)
         tensors["query_start_loc"].copy_(torch.arange(len(case.seq_lens) + 1, device="cpu") * case.query_len)

@@ -1,4 +1,4 @@
-"""Where no cause decides, relatives of a failing case are run: which bug is it, and what does it need?
+"""Runs cases near a failing one where no cause decides: which bug is it, and what does it need?
 
 If a relative fails without what a known bug needs, another bug is at work; if none does, it is that bug, by whatever
 oracle it shows. If what the bug needs makes the case pass, both are about the same place: a kernel that stores the
@@ -15,8 +15,8 @@ import msgspec
 
 from attnfuzz.cases.features import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
-from attnfuzz.identity.features import aspects, case_features, needs_numbers, widened
-from attnfuzz.identity.relatives import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
+from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
+from attnfuzz.identity.nearby_cases import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.feature import Feature
@@ -35,7 +35,7 @@ class Unanswered(Exception):  # noqa: N818 - control flow, like StopIteration
 
 
 class _Runs:
-    """Runs relatives of ``suspect``, as many as a question may take."""
+    """Runs cases near ``suspect``, as many as a question may take."""
 
     def __init__(self, suspect: FailingCase, run: Run, oracles: Iterable[str] = ()) -> None:
         self._suspect = suspect
@@ -73,7 +73,7 @@ def _is_foretold(bug: Bug, suspect: FailingCase, known: KnownBugs, run: _Runs) -
     """Whether no relative fails that lacks what ``bug`` needs."""
     declaration, case = suspect.declaration, suspect.case
     features = case_features(declaration, case)
-    removed = [one for aspect in sorted(aspects(bug.features)) for one in without(aspect, declaration, case)]
+    removed = [one for aspect in sorted(kernel_parts(bug.features)) for one in without(aspect, declaration, case)]
     lacking = [
         one
         for one in (*removed, *simpler_in_one_respect(suspect))

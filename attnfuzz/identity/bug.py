@@ -23,12 +23,12 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.identity.differences import differences, differing
 from attnfuzz.identity.features import (
     NEEDS_PRECEDING,
-    aspects,
     case_features,
     has_essentials,
     is_about,
+    kernel_parts,
+    most_specific,
     of_last_digits,
-    telling,
 )
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT, are_of_what_was_read, are_roundings, mistake_of
@@ -164,7 +164,7 @@ class FailingCase:
         """What has to be asked for, beside the usual oracles, to see the failure again."""
         return oracle_of(self.failure.oracle).relations
 
-    def as_(self, case: Case, failure: Failure) -> FailingCase:
+    def with_case(self, case: Case, failure: Failure) -> FailingCase:
         """Another case of the same kernel, with the same ones before it."""
         return FailingCase(self.declaration, case, failure, self.preceding)
 
@@ -258,7 +258,7 @@ class Signature:
         return cls(symptom, of_last_digits(features) if symptom.is_of_last_digits else features)
 
     def __str__(self) -> str:
-        needed = ", ".join(words_of(telling(self.features)))
+        needed = ", ".join(words_of(most_specific(self.features)))
         return f"{self.symptom.oracle}/{self.symptom.kind}" + (f" [{needed}]" if needed else "")
 
 
@@ -357,7 +357,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
 
         What lies outside a tensor gives no such numbers on all wrong rows.
         """
-        if self.symptom.is_fault or aspects(self.features) <= aspects(fault.features):
+        if self.symptom.is_fault or kernel_parts(self.features) <= kernel_parts(fault.features):
             return False
         return bool(told := self.mistakes or self.perhaps) and not any(
             mistake_of(one).reads or mistake_of(one).rounds for one in told
@@ -398,7 +398,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         return self.symptom.is_of_bits and bool(self.case)  # told by its bits, and not just seen in them on the way
 
     def may_be_behind(self, seen: Bug) -> bool:
-        """Whether relatives are worth asking about it: nothing tells the two apart, and ``seen`` has what it needs."""
+        """Whether it is worth running nearby cases: nothing tells the two apart, and ``seen`` has what it needs."""
         if self.kernel != seen.kernel or self.symptom.sort != seen.symptom.sort or self.is_told_apart_from(seen):
             return False
         return not self.is_of_luck and has_essentials(seen.all_features, self.features)
@@ -468,7 +468,7 @@ def _concern_others(one: Bug, other: Bug) -> bool:
     """Whether one spoils a log-sum-exp alone, and the other more, unless both are about the same part of the kernel."""
     if not (one.results and other.results) or _is_of_lse(one.results) == _is_of_lse(other.results):
         return False
-    parts = [(aspects(less.features), more.features) for less, more in ((one, other), (other, one))]
+    parts = [(kernel_parts(less.features), more.features) for less, more in ((one, other), (other, one))]
     return not any(mine and mine <= its for mine, its in parts)
 
 
@@ -503,7 +503,7 @@ def _includes(less: Bug, more: Bug) -> bool:
         return False
     if _concern_others(less, more):
         return False  # or the output would be wrong in the smallest case of either
-    return more.rough or bool(aspects(less.features)) or not aspects(more.features)
+    return more.rough or bool(kernel_parts(less.features)) or not kernel_parts(more.features)
 
 
 def _reads_anywhere(one: Bug, other: Bug) -> bool:
@@ -514,7 +514,7 @@ def _reads_anywhere(one: Bug, other: Bug) -> bool:
     if other.symptom.sort or not are_of_what_was_read(other.mistakes):
         return False
     if one.mistakes == {PAST_THE_END}:
-        return other.symptom.is_fault and not aspects(one.features | other.features)
+        return other.symptom.is_fault and not kernel_parts(one.features | other.features)
     return one.mistakes == {_PAGE_IDS}
 
 
@@ -551,7 +551,7 @@ class KnownBugs:
             bug
             for bug in self._bugs.get(failing.declaration.target, ())
             if bug.may_be_behind(seen)
-            if bug.symptom.is_fault or not seen.symptom.is_fault or aspects(bug.features)
+            if bug.symptom.is_fault or not seen.symptom.is_fault or kernel_parts(bug.features)
         ]
         return sorted(found, key=lambda bug: -len(bug.features))
 
@@ -562,7 +562,7 @@ class KnownBugs:
             bug
             for bug in self._bugs.get(failing.declaration.target, ())
             if bug.symptom.sort == seen.symptom.sort and not bug.is_told_apart_from(seen)
-            if bug.case and aspects(bug.features) and not aspects(bug.features) <= seen.features
+            if bug.case and kernel_parts(bug.features) and not kernel_parts(bug.features) <= seen.features
         ]
 
     def of_sort(self, symptom: Symptom) -> list[Bug]:

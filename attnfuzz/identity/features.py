@@ -19,9 +19,9 @@ from attnfuzz.cases.features import (
     CACHE_STRIDES,
     KV_STRIDES_DIFFER,
     SEVERAL_HEADS,
-    departures,
     features,
     general_features,
+    unusual_values,
 )
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
@@ -31,17 +31,17 @@ from attnfuzz.problems.supports import Supports
 
 __all__ = [
     "NEEDS_PRECEDING",
-    "aspects",
     "case_features",
-    "certain",
     "essentials",
     "has_essentials",
     "is_about",
+    "kernel_parts",
+    "most_specific",
     "named",
     "needs",
     "needs_numbers",
     "of_last_digits",
-    "telling",
+    "unconditional",
     "widened",
 ]
 
@@ -63,7 +63,7 @@ _CACHES = frozenset(strided(name) for names in CACHE_TENSORS for name in names)
 Features = frozenset[Feature]
 
 
-def aspects(features: Features) -> Features:
+def kernel_parts(features: Features) -> Features:
     """The features that name a part of a kernel: strides, layout, head mapping, type, option, empty rows.
 
     Strides count by tensor, not by how they came about; those of the caches not at all if what matters is that K and V
@@ -118,7 +118,7 @@ def needs_numbers(features: Features) -> bool:
 
 def essentials(features: Features) -> Features:
     """What another case has to have as well, to be one of the same bug: every bug may need several tokens or pages."""
-    return aspects(features) or needs(features)
+    return kernel_parts(features) or needs(features)
 
 
 def has_essentials(features: Features, of: Features) -> bool:
@@ -128,7 +128,7 @@ def has_essentials(features: Features, of: Features) -> bool:
 
 def is_about(features: Features, of: Features) -> bool:
     """Whether a case with ``features`` has all parts that a bug is about which needs ``of``."""
-    return aspects(certain(of)) <= widened(features)
+    return kernel_parts(unconditional(of)) <= widened(features)
 
 
 def widened(features: Features) -> Features:
@@ -140,7 +140,7 @@ def _moved(features: Features) -> Features:
     return frozenset({_MOVED} if any(one.role == "place" for one in features) else ())
 
 
-def telling(features: Features) -> Features:
+def most_specific(features: Features) -> Features:
     """``features`` for people: without general ones that a particular one implies."""
     particular = _implied(features)
     has_layout = any(one.field == "layout" for one in particular)
@@ -152,10 +152,10 @@ def telling(features: Features) -> Features:
 
 def of_last_digits(features: Features) -> Features:
     """What a bug is about that changes last digits: luck, and how many digits there are, decide which cases show it."""
-    return frozenset(one for one in aspects(features) if one.field not in _OF_DIGITS)
+    return frozenset(one for one in kernel_parts(features) if one.field not in _OF_DIGITS)
 
 
-def certain(features: Features) -> Features:
+def unconditional(features: Features) -> Features:
     """``features`` of a failing case without those that matter only if another case, which has them not, passes."""
     return frozenset(one for one in features if one.role != "other")
 
@@ -167,12 +167,12 @@ def case_features(declaration: Declaration, case: Case) -> Features:
     """
     supports, options = declaration.supports, declaration.options
     found = features(case, supports=supports, options=options)
-    return found.union(*(told(case, supports=supports, options=options) for told in (general_features, departures)))
+    return found.union(*(told(case, supports=supports, options=options) for told in (general_features, unusual_values)))
 
 
 def named(words: Iterable[str], case: Case) -> Features:
     """The features of ``case`` that a file calls so; of what it has not, nothing is known but the words."""
     supports = Supports()
-    of_case = {*features(case), *general_features(case, supports=supports), *departures(case, supports=supports)}
+    of_case = {*features(case), *general_features(case, supports=supports), *unusual_values(case, supports=supports)}
     by_words = {str(one): one for one in (*of_case, NEEDS_PRECEDING)}
     return frozenset(by_words.get(one) or Feature.read(one) for one in words if one != _NOTHING)

@@ -27,7 +27,7 @@ class Allocator(Protocol):
         ...
 
     def only_changes(self, name: str, where: Tensor) -> None:
-        """Of the output ``name`` a kernel may write no other elements than ``where``."""
+        """Forbid changes of the output ``name`` but for elements of ``where``."""
         ...
 
 
@@ -50,7 +50,7 @@ class PlainAllocator:
 
 
 def role_of(spec: TensorSpec) -> Role:
-    """What is changed in place is pre-filled before its contents are written, and may change."""
+    """The role of a tensor: one that is changed in place is pre-filled before its contents are written."""
     return "input" if spec.role == "input" else "output"
 
 

@@ -31,7 +31,7 @@ sums of a few hundred of these lose. Other dtypes are compared bit for bit."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the result ``name`` is to hold, and how far each element may be off: float64, on the CPU.
+    """The right contents of the result ``name``, and how far each element may be off: float64, on the CPU.
 
     Where nobody looks, both are 0.
     """
@@ -56,11 +56,11 @@ class OpenValues:
 
 
 _LATEST: list[tuple[Problem, OpenCase, OpenValues]] = []
-"""Of the case that is being judged: its runs and all oracles ask for the same."""
+"""Values of the case that is being judged: its runs and all oracles ask for the same."""
 
 
 def values(case: OpenCase, device: torch.device | str, supports: Supports) -> OpenValues:
-    """What ``case`` is to give; the same on every device. Raises ProblemError."""
+    """The values of ``case``, equal on every device. Raises ProblemError."""
     del device, supports
     problem = _problem_of(case)
     for known, last, found in _LATEST:
@@ -112,7 +112,7 @@ def _worked_out(
 
 
 def _written(case: OpenCase, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What the problem has written into ``tensors``: what it writes alike where other numbers were before.
+    """The tensors as the problem writes them; elements that come out alike over other numbers count as written.
 
     Raises ProblemError if it writes other numbers at each call.
     """
@@ -157,7 +157,7 @@ def build(case: OpenCase, allocator: Allocator, values: OpenValues) -> SimpleNam
 
 
 def inputs(case: OpenCase, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
-    """What a kernel is handed: the tensors, and the fields of the case but its seeds."""
+    """The inputs of a kernel: the tensors, and the fields of the case but its seeds."""
     fields = {name: getattr(case, name) for name, kind in case.problem.fields.items() if not isinstance(kind, Seed)}
     return SimpleNamespace(**{**fields, **tensors})
 
@@ -173,7 +173,7 @@ def changed_names(case: OpenCase) -> tuple[str, ...]:
 
 
 def held_before(case: OpenCase, values: OpenValues) -> dict[str, Tensor]:
-    """What the tensors hold that are changed in place, before they are; NaN, or -1, where nobody has written."""
+    """Tensors that are changed in place, as they are before; NaN, or -1, where nobody has written."""
     return {name: values.written[name][0] for name in changed_names(case)}
 
 
@@ -197,7 +197,7 @@ def dead_words(case: OpenCase, supports: Supports, row: int) -> list[str]:
 
 
 def where_is(case: OpenCase, name: str, index: tuple[int, ...]) -> str:
-    """What the problem says of an element."""
+    """The problem's words for an element."""
     if name not in tensor_specs(case):  # a workspace
         return ""
     try:
@@ -214,7 +214,7 @@ def _problem_of(case: OpenCase) -> Problem:
 
 
 def _asked(method: Callable[..., Any], case: OpenCase, tensors: dict[str, Tensor]) -> Any:
-    """What a user's ``method`` says. Raises ProblemError."""
+    """The answer of a user's ``method``. Raises ProblemError."""
     try:
         return method(case, tensors)
     except (ProblemError, torch.OutOfMemoryError):

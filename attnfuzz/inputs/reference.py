@@ -62,7 +62,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> ExactR
 
 
 def unmasked(case: AttentionCase, values: LogicalAttention) -> tuple[AttentionCase, LogicalAttention]:
-    """The same attention without a mask: each query token as the only one of a sequence of the keys that it sees."""
+    """This attention without a mask: each query token as the only one of a sequence of the keys that it sees."""
     seen = case.rows_seen
     if seen is None:
         return case, values
@@ -102,7 +102,7 @@ def row_log_weights(
 def _scores(
     case: AttentionCase, row: int, head: int, dots: Float64[Tensor, " length"]
 ) -> tuple[Float64[Tensor, " length"], Float64[Tensor, " sinks"]]:
-    """What a variant makes of the scores, and the sink that stands beside them, if any."""
+    """The scores with their variant applied, and the sink that stands beside them, if any."""
     variant, length = case.variant, len(dots)
     numbers = variant.per_head_numbers(case.num_q_heads, case.values.seed)
     scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)

@@ -47,5 +47,5 @@ _OPEN = _OpenModule()
 
 
 def problem_of(case: Case) -> ProblemModule:
-    """What is known of ``case``'s problem."""
+    """The problem of ``case``, with all that is known of it."""
     return _OPEN if isinstance(case, OpenCase) else module_of(case.problem)

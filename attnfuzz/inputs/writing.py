@@ -24,7 +24,7 @@ from attnfuzz.values.tokens import TokenTable, on_device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a case's tensors hold beside drawn numbers.
+    """The contents of a case's tensors beside drawn numbers.
 
     ``slots``: for each token its place in the first two dimensions of K and V: page and offset, or sequence and row.
     """

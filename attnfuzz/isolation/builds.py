@@ -35,7 +35,7 @@ LOOK_EVERY_S = 0.5
 """A look at all processes takes milliseconds; a call that is answered sooner is never looked at."""
 
 _IDLE = 0.1
-"""Of a CPU: a process that polls a lock ten or twenty times a second takes less."""
+"""Part of a CPU below which a process is idle: one that polls a lock ten or twenty times a second takes less."""
 _LONG_AT_WORK_S = 3.0
 """Assemblers that Triton starts are done sooner; what somebody else waits for is not."""
 _COMPILERS = frozenset(
@@ -43,8 +43,8 @@ _COMPILERS = frozenset(
 )
 """And what runs them. torch's extensions and the engines' compilers start ninja, which starts g++ and nvcc."""
 _SHARE_OF_MEMORY = 0.5
-"""Of what would be free without it: how much the processes that a kernel started may take. What they take in between
-two looks comes on top."""
+"""Share of otherwise free memory that the processes a kernel started may take. What they take in between two looks
+comes on top."""
 
 
 class BuildWatch:

@@ -22,7 +22,7 @@ _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 
 
 def likely_device(wanted: str) -> Device:
-    """What a zygote is started for; "auto" looks for a driver's files."""
+    """The device that a zygote is started for; "auto" looks for a driver's files."""
     if wanted == "cuda":
         return "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -95,7 +95,7 @@ def parse_instances(listing: str) -> dict[str, tuple[MigInstance, ...]]:
 
 
 def _ask(arguments: list[str]) -> str:
-    """What it prints, whatever its exit status: some are warnings. Nothing if it is not there or does not answer."""
+    """The output of the command, whatever its exit status: some are warnings. Empty if there is no answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -147,7 +147,7 @@ class DeviceLease:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What pins a process to the GPU, if set before CUDA is initialised: there it is the only one, number 0."""
+        """Variables that pin a process to the GPU, if set before CUDA is initialised: it is number 0 there."""
         return {VISIBLE: self.device_id}
 
 

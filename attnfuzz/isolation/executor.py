@@ -36,7 +36,7 @@ from attnfuzz.isolation.zygote_client import Zygote
 _MEMORY_POLL_S = 0.02
 _MOST_PATIENCE = 4.0
 _MOST_RUNS = 128
-"""Of a call, that have its time each: twice as many as a relation makes. Code under test can say that a run is over."""
+"""Most runs of a call that have their time each, twice as many as a relation makes: code under test can end a run."""
 _BLOCKED_S = 0.5
 """How long a process that is blocked at the end of its time has until it is looked at again."""
 _CHANNEL_GRACE_S = 1.0
@@ -142,7 +142,7 @@ def kill(link: Link, *, wait_s: float = _KILL_WAIT_S) -> bool:
 
 
 def _excused_s(link: Link, *, computing: bool) -> float:
-    """What the process has waited for a CPU so far, and has computed, if that is not its own time."""
+    """Seconds that the process has waited for a CPU so far, and has computed, if that is not its own time."""
     if link.pid is None:
         return 0.0
     return cpu_wait_s(link.pid) + (cpu_s(link.pid) if computing else 0.0)
@@ -238,7 +238,7 @@ class Executor:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the process and of what it has started; 0 after the process died, until the next call."""
+        """Memory of the process and of those it has started; 0 after the process died, until the next call."""
         return 0 if self._link is None else self._link.memory_bytes()
 
     @property

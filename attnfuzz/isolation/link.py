@@ -132,7 +132,7 @@ class Link:
         return strip_framework_frames(only_printable(tail))
 
     def memory_fault(self) -> MemoryFault | None:
-        """What a SIGSEGV or SIGBUS that ended the executor came of, if that is known."""
+        """The cause of a SIGSEGV or SIGBUS that ended the executor, if it is known."""
         if self._fault_record is None or self.exit_status is None:
             return None
         return read_record(self._fault_record) if -self.exit_status in (signal.SIGSEGV, signal.SIGBUS) else None

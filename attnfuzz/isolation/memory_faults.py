@@ -1,4 +1,4 @@
-"""What memory fault an executor died of, and which tensor lay there: read from what is left after its death.
+"""Names the memory fault that an executor died of, and which tensor lay there, from what is left after its death.
 
 Before a handler runs, the system writes to the top of its stack what the process was doing: all registers, and of a
 page fault the address and whether it was a write (`struct rt_sigframe`, the last member of which is a `ucontext_t`).
@@ -100,7 +100,7 @@ class FaultMap:
 
 
 def read_regions(memory: bytes) -> tuple[GuardedRegion, ...]:
-    """What a `FaultMap` noted in ``memory``; nothing if a stray write has spoilt it."""
+    """The regions that a `FaultMap` noted in ``memory``; none if a stray write has spoilt it."""
     try:
         lines = memory.partition(b"\0")[0].splitlines()
         return tuple(msgspec.json.decode(line, type=GuardedRegion) for line in lines)
@@ -174,7 +174,7 @@ def new_record() -> int | None:
 
 
 class FatalSignals:
-    """What happens in the calling process when a signal ends it: faulthandler writes stacks to ``output``.
+    """Has faulthandler write stacks to ``output`` when a signal ends the calling process.
 
     And faults of the calling thread are recorded in ``record``, where the system permits that: its guarded memory is
     installed then. Raises OSError.

@@ -1,4 +1,4 @@
-"""What driver, zygote and executor say to each other: JSON, in packets or in length-prefixed frames.
+"""Messages between driver, zygote and executor: JSON, in packets or in length-prefixed frames.
 
 Two connections lead to an executor. On the *control* socket the driver talks to the zygote, which alone knows how the
 executor ended; the executor has no descriptor for it, so code under test cannot corrupt an exit status. Each message
@@ -22,7 +22,7 @@ MAX_DESCRIPTORS = 3
 """That travel with `Fork`."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message: code under test can write to the channel too."""
+"""Errors of msgspec for bytes that are no message: code under test can write to the channel too."""
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True, forbid_unknown_fields=True):

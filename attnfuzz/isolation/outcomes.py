@@ -1,4 +1,4 @@
-"""What can come of one call to an executor, and the errors of the isolation layer itself."""
+"""Outcomes of one call to an executor, and the errors of the isolation layer itself."""
 
 import signal
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Reply:
     built_s: float = 0.0
 
     def read(self, kind: type[Answered]) -> Answered | None:
-        """What it says; None if that is no `kind`: code under test has written to the channel, or to the service."""
+        """The message; None if it is no `kind`: code under test has written to the channel, or to the service."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except UNREADABLE:

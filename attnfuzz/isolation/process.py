@@ -1,4 +1,4 @@
-"""What the isolation layer asks of the operating system, each call guarded here and nowhere else."""
+"""Calls of the operating system that the isolation layer makes, each guarded here and nowhere else."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-"""Of the times in /proc/PID/stat."""
+"""Unit of the times in /proc/PID/stat."""
 
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -304,7 +304,7 @@ def why_no_proc() -> str | None:
 
 
 def why_starved(error: BaseException) -> str | None:
-    """What to say of an error that means that no process or thread can be had, with the remedy; None of others."""
+    """A sentence with the remedy for an error that means that no process or thread can be had; None for others."""
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)  # CPython has no better type
     if not no_thread and not (isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)):
         return None

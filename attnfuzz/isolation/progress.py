@@ -1,4 +1,4 @@
-"""What an executor says in the middle of a call: a run is over, so that the next has the time of a run. Torch-free.
+"""Messages of an executor in the middle of a call: a run is over, so that the next has the time of a run. Torch-free.
 
 A relation makes dozens of runs for one case. A time limit for all of them together is either too short for a slow
 kernel, which is then told to hang, or too long for one that does.

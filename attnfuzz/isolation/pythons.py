@@ -23,7 +23,7 @@ _TIMEOUT_S = 60.0
 _MOST_BYTES = 8 << 20
 _REMEDY = "name an interpreter, or the folder of a virtual environment, which has bin/python"
 _UNKNOWN_OPTION = b"nknown option: -P"
-"""What a Python says that is older than 3.11, in which -P is new."""
+"""Message of a Python that is older than 3.11, in which -P is new."""
 
 
 class PythonError(ValueError):

@@ -86,7 +86,7 @@ STACK_SIGNAL = signal.SIGUSR1
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDescriptors:
-    """What the driver gives an executor.
+    """File descriptors that the driver gives an executor.
 
     `output` takes stdout, stderr and the stack after a fatal signal, `fault_record` what a memory fault came of.
     """

@@ -133,7 +133,7 @@ class ReferenceChanged(Exception):  # noqa: N818 - says what happened
 
 @dataclass
 class _Run:
-    """What a run left on the device."""
+    """The results of a run, left on the device."""
 
     results: dict[str, Tensor]
     allocated: Arena
@@ -224,7 +224,7 @@ class Batch:
         self._expect_s = time.perf_counter() - started
 
     def checks(self) -> list[RunChecks | KernelRaised]:
-        """Of each case, or what a run raised."""
+        """The checks of each case, or what a run raised."""
         if self.home == "cpu":
             if self.device != "cpu":
                 torch.cuda.synchronize()
@@ -251,12 +251,12 @@ class Batch:
         self._trials.pop(entry, None)
 
     def results(self, entry: int) -> dict[str, Tensor]:
-        """Of an entry's first run, at home."""
+        """The results of an entry's first run, at home."""
         runs = self._attempts[entry].runs
         return {name: self._fetch.at_home(result) for name, result in runs[0].results.items()} if runs else {}
 
     def raised(self, entry: int) -> KernelRaised | None:
-        """What ended an entry's runs."""
+        """The exception that ended an entry's runs."""
         return self._attempts[entry].raised
 
     def is_damaged(self, entry: int) -> bool:
@@ -268,7 +268,7 @@ class Batch:
         return entry in self._found and self._found[entry].error_ratio > 1
 
     def timing(self, case: int) -> Timing:
-        """Of case number `case`, those of its relations included; the total is left to the caller."""
+        """The timing of case number `case`, those of its relations included; the total is left to the caller."""
         entries = [case, *(entry for asked in self.asked[case] for entry in asked.entries)]
         runs: list[_Run | Observation] = [run for entry in entries for run in self._attempts[entry].runs]
         later = self._trials[case].observations[self._entries[case].runs :] if case in self._trials else []
@@ -280,7 +280,7 @@ class Batch:
         )
 
     def _checksum(self) -> int:
-        """Of what the expected results are computed from; 0 on a GPU, where that would wait for the kernel's runs."""
+        """Checksum of what the expected results are computed from; 0 on a GPU, where it would wait for the kernel."""
         if self.device == "cuda":
             return 0
         return checksum(entry.contents.values for entry in self._entries)
@@ -320,11 +320,10 @@ class Batch:
         return entries + entries_of(declaration, self.asked)
 
     def _results(self, entry: int) -> list[list[Tensor]]:
-        """Of each run, at home."""
         return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[entry].runs]
 
     def _damage(self) -> list[tuple[bool, ...]]:
-        """Of each entry, for each of its runs."""
+        """The damage of each entry, for each of its runs."""
         given = self._image.damage(self._fetch)
         whole = [
             pool.is_whole(

@@ -52,7 +52,7 @@ _MAX_LINES = 24
 
 
 def failure_of(outcome: Died | TimedOut) -> Failure:
-    """What an engineer wants to know: how the process ended, and where the kernel was."""
+    """The failure that tells an engineer how the process ended, and where the kernel was."""
     if isinstance(outcome, TimedOut):
         return _hang(outcome)
     frames = _kernel_frames(outcome.output_tail)
@@ -78,7 +78,7 @@ def _hang(outcome: TimedOut) -> Failure:
 
 
 def _lost_gpu(died: Died) -> str:
-    """What CUDA said before torch ended the process; empty if that is not how it ended.
+    """The message of CUDA before torch ended the process; empty if that is not how it ended.
 
     torch raises the error where it meets it, or, if that is where nothing can be raised, aborts: which of these it is
     depends on how far the GPU is by then, so both have the same name.

@@ -23,7 +23,7 @@ from attnfuzz.problems.wording import plural, shape_of
 from attnfuzz.verdict import Verdict
 
 _MOST_FAULTS = 16
-"""Of the runs of one finding."""
+"""Most faults among the runs of one finding."""
 _WORKSPACE = "workspace"
 _VECTOR = 16
 """Bytes of alignment that tensors keep; within them a read is looked for with unaligned tensors."""

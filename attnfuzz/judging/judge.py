@@ -42,7 +42,7 @@ from attnfuzz.verdict import Failure, Relations, Timing, Verdict
 
 Check = Callable[[Trial], Failure | None]
 Ask = Callable[[Verdict], Verdict]
-"""Of a relation: the verdict on a case, unless the relation objects."""
+"""A relation's question: the verdict on a case, unless the relation objects."""
 
 _OF_BOTH_RUNS: Mapping[OracleName, Check] = {
     name: one.load() for name, one in registry.KNOWN.items() if one.code and not one.is_relation
@@ -54,11 +54,11 @@ _TOLD_OF_A_RUN = frozenset({registry.ACCURACY.name, registry.DEAD_MEMORY.name})
 
 _IMAGE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 30
-"""What the cases of a batch may take together: small ones on the host, large ones on the device."""
+"""Most memory of the cases of a batch together: small ones on the host, large ones on the device."""
 
 _SMALL_BYTES = 1 << 23
-"""Of the memory for both runs. Above, the host takes longer to fill and compare it than a GPU that several processes
-share."""
+"""Most memory for both runs of a small case. Above, the host takes longer to fill and compare it than a GPU that
+several processes share."""
 
 _MOST_RELATED = 24
 """Times the memory of a case that it may take together with the runs of a relation: two of it, and for call_sequence as
@@ -200,11 +200,11 @@ class _Judge:
         return chosen(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
 
     def _along_with(self, case: Case) -> list[Relation]:
-        """The same, whose runs may be made along with those of the case."""
+        """The relations of `case`; one that must run alone on this device has no runs along with the case's."""
         return [replace(one, further=None) if self.device in one.alone_on else one for one in self._relations_of(case)]
 
     def _of_trial(self, trial: Trial) -> Verdict:
-        """What the oracles say of the runs of `trial`, and of further ones where there are symptoms.
+        """The oracles' verdict on the runs of `trial`, and on further ones where a check fails.
 
         A kernel that never writes its LSE has one complaint in every case: what is wrong with its output goes before
         it. Raises `KernelRaised` if a run ends that way.
@@ -332,7 +332,7 @@ class _Judge:
         return _after(found, relation, failure)
 
     def _raised(self, raised: KernelRaised, oracles: Sequence[OracleName] | None = None) -> Verdict:
-        """What it means that a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
+        """The verdict where a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
         if raised.is_a(KeyboardInterrupt) and not self.catch_interrupt:
             raise raised.error from None
         found = exception.verdict(raised, self.oracles if oracles is None else oracles)

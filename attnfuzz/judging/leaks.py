@@ -44,7 +44,7 @@ class MemoryUse:
 
 
 def find_leak(use_after: Callable[[int], MemoryUse | None]) -> Failure | None:
-    """What is wrong with a kernel that keeps memory; None if it does not.
+    """The failure of a kernel that keeps memory; None if it does not.
 
     ``use_after(n)`` calls it ``n`` more times in the same process and says what memory that has then, None if the
     process has ended (or the kernel failed) on the way.

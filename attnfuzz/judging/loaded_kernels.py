@@ -104,7 +104,7 @@ class LoadedKernels:
         return self._executor.pid is not None and not self._contracts
 
     def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
-        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence.
+        """Declarations of all kernels that `targets` name. Raises `KernelLoadError` in one sentence.
 
         `within`: see `load_kernels`. A target that has been let through once is loaded again without it.
         """
@@ -143,7 +143,7 @@ class LoadedKernels:
     def call(
         self, declaration: Declaration, method: str, request: msgspec.Struct, reply: type[Answered], *, timeout_s: float
     ) -> Answered | Died | TimedOut:
-        """What comes of one call that is about a kernel; importing it does not count against `timeout_s`.
+        """Make one call that is about a kernel; importing it does not count against `timeout_s`.
 
         An answer that is no `reply` counts as the death of the process: the kernel has overwritten what is not its own.
 
@@ -220,7 +220,7 @@ class LoadedKernels:
 
     @property
     def _contracts(self) -> dict[str, Contract]:
-        """Of the kernels that the present process has imported: what it judges them by."""
+        """Contracts of the kernels that the present process has imported: it judges them by these."""
         if self._loaded[0] is None or self._loaded[0] != self._executor.pid:
             self._loaded = self._executor.pid, {}
         return self._loaded[1]

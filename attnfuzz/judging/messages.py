@@ -1,4 +1,4 @@
-"""What runner and judging service say to each other: JSON, torch-free."""
+"""Messages between runner and judging service: JSON, torch-free."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ _WRONG_DEVICE = (
     "No CUDA GPUs are available",
     "Found no NVIDIA driver",
 )
-"""What torch and Triton say of a tensor on another device than the inputs; they have no types for it."""
+"""Words of torch and Triton on a tensor on another device than the inputs; they have no types for it."""
 
 
 def misuse_of(error: BaseException, kernel: Kernel) -> str:
-    """What to write instead, if ``error`` says that the kernel was written for other arguments; else empty.
+    """The arguments to write instead, if ``error`` says that the kernel was written for others; else empty.
 
     That its parameters do not fit the call, that its inputs have no such attribute, or that it mixes devices, or
     returns what is on another one.

@@ -55,7 +55,7 @@ _TIMES_FOR_ALL = 4.0
 """How much longer all relations may take: up to thirty runs in place of two, for far more of which a limit allows."""
 
 _MAX_ZYGOTE_RESTARTS = 20
-"""Of zygotes that died within seconds of their start: a minute's worth."""
+"""Most restarts of zygotes that died within seconds of their start: a minute's worth."""
 
 
 class ProblemUnusable(ExecutorUnavailable):
@@ -177,7 +177,7 @@ class Runner:
         return self._executor.memory_bytes
 
     def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
-        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence.
+        """Declarations of all kernels that `targets` name. Raises `KernelLoadError` in one sentence.
 
         `within`: the root of the project that they must lie in, where not the user but a file names them.
         """
@@ -191,7 +191,7 @@ class Runner:
         self._kernels.import_known(declarations)
 
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
-        """The same kernels, prepared: wherever they are judged, that will not be done again.
+        """Prepare these kernels: wherever they are judged, that will not be done again.
 
         Raises `KernelLoadError` where a kernel cannot be, `DeadlinePassed` where that was given up, and
         `ExecutorUnavailable`.
@@ -296,7 +296,7 @@ class Runner:
         return [_with_builds(verdict, 0.0 if i else built_s) for i, verdict in enumerate(verdicts)]
 
     def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:
-        """What there is to say of a kernel that keeps more memory with every call on `case`; None if it does not.
+        """The failure of a kernel that keeps more memory with every call on `case`; None if it does not.
 
         Runs in a fresh executor, and leaves one. `timeout_s` is for the calls between two looks at the memory.
         """
@@ -313,7 +313,7 @@ class Runner:
     def explain(
         self, declaration: Declaration, case: Case, *, seconds: float, oracle: OracleName = ACCURACY.name
     ) -> Explanation:
-        """What variations of a case that `oracle` objects to tell about it; no run begins after so many `seconds`.
+        """Explain a case that `oracle` objects to by variations of it; no run begins after so many `seconds`.
 
         Where the kernel ends its process, or hangs, that is what the explanation says. Raises what `judge` raises.
         """
@@ -357,12 +357,12 @@ class Runner:
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
-        """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
+        """The reply of a run with chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
         reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
         return reply if isinstance(reply, GuardReply) else None
 
     def script_part(self, declaration: Declaration, case: Case, *, launches: bool) -> ScriptPart | None:
-        """What a script holds of ``case``; an engine's last function is called only if it ``launches``.
+        """The script's part about ``case``; an engine's last function is called only if it ``launches``.
 
         None where that cannot be told, or the process does not live to tell it. Raises what `judge` raises.
         """
@@ -472,7 +472,7 @@ class Runner:
     def _ask(
         self, declaration: Declaration, request: JudgeRequest, timeout_s: float
     ) -> tuple[JudgeReply | Died | TimedOut, float]:
-        """What comes of it, and for how many seconds it waited for builds."""
+        """The reply, and the seconds that it waited for builds."""
         self.gpu_share = 0.0
         reply = self._kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
         if not isinstance(reply, JudgeReply):

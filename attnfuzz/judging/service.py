@@ -239,7 +239,7 @@ class JudgingService:
         return ExplainReply(found, last=self.device == "cuda")
 
     def _unexplained(self, error: Exception) -> ExplainReply | None:
-        """What there is to tell where the kernel is behind an ``error``; None where that is attnfuzz's own."""
+        """The verdict where the kernel is behind an ``error``; None where the error is attnfuzz's own."""
         if (failure := self._watch.behind(error)) is None:
             return None
         return ExplainReply(Explanation(lines=(f"nothing can be measured: {failure.message}",)), last=True)
@@ -339,7 +339,7 @@ def _cap_gpu_memory() -> None:
 
 
 def _gpu_share(total_bytes: int) -> float:
-    """Of the GPU's memory, for one process."""
+    """Share of the GPU's memory for one process."""
     return min(1.0, max(_GPU_SHARE, _LEAST_GPU_BYTES / total_bytes))
 
 

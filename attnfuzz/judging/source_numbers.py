@@ -23,7 +23,7 @@ _LEAST, _MOST = 8, 1 << 15
 _MOST_FUNCTIONS = 48
 _MOST_WRAPPINGS = 4
 _MOST_CHARACTERS = 1_000_000
-"""Of a file."""
+"""Longest file that is read."""
 _FILES_KEPT = 32
 _DIVIDING = frozenset(
     {"range", "arange", "cdiv", "tl_range", "static_range", "min", "max", "minimum", "maximum", "next"}
@@ -137,7 +137,7 @@ def _places(node: ast.AST) -> Iterator[tuple[ast.expr, int]]:
 
 
 def _value(expression: ast.expr, names: Mapping[str, Any]) -> int | None:
-    """Of a number, a name of one at the top of the file, and what is made of such by an operator."""
+    """The value of a number, of a name of one at the top of the file, and of an operator's result on such."""
     match expression:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return number

@@ -86,7 +86,7 @@ _MAP_BYTES = 1 << 16
 
 
 def guarded_reply(kernel: Kernel, case: Case, request: GuardRequest, *, device: str) -> GuardReply:
-    """What came of the run. Raises what `run_guarded` raises for other reasons than a lost context."""
+    """The reply of the run. Raises what `run_guarded` raises for other reasons than a lost context."""
     fault_map = installed() or FaultMap(memoryview(bytearray(_MAP_BYTES)))
     trial = Trial(kernel, case, device=device, tolerance="bound")
     guarding = Guarding(request.edge, request.names, room=request.room, aligned=request.aligned)
@@ -204,7 +204,7 @@ def _told(places: Callable[[], tuple[SourcePlace, ...]]) -> Explanation:
 
 
 def _recorded(kernel: Kernel, case: Case, device: str) -> list[Operation]:
-    """What torch and Triton's interpreter compute in a run."""
+    """Record the operations of torch and Triton's interpreter in a run."""
     reruns = Reruns(kernel, case, device=device, is_over=lambda: False)
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
     with contextlib.ExitStack() as recording:

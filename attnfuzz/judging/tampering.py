@@ -81,7 +81,7 @@ class Watch:
         return None
 
     def behind(self, error: BaseException) -> Failure | None:
-        """What code under test has done to this process that an ``error`` of attnfuzz's own comes from; None unknown.
+        """The change by code under test that an ``error`` of attnfuzz's own comes from; None if none is known.
 
         It has replaced something, has taken away what the process needs, or has itself raised when its call was over.
         """
@@ -143,7 +143,7 @@ def _of_libraries() -> Iterator[Group]:
 
 
 def _namespace(place: str, namespace: Mapping[str, object]) -> Iterator[Group]:
-    """What can be called in it. What is bound to something else may change: caches, counters, settings."""
+    """The functions and classes in it. What is bound to something else may change: caches, counters, settings."""
     names = tuple(key for key, value in namespace.items() if _is_code(value))
     if names:
         yield _group(place, names, functools.partial(_read_items, namespace, names))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
 MOST_BYTES = 1 << 43
-"""Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""
+"""Most addresses for one tensor and the gap below it: a small part of the 2^47 that a process has."""
 
 _TRIED_BYTES = 1 << 36
-"""What a case at page ids past 2^32 elements takes at most, but for few."""
+"""Most addresses that a case at page ids past 2^32 elements takes, but for few."""
 
 
 class SparseUnavailable(RuntimeError):  # noqa: N818 - a condition of the machine

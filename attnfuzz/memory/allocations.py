@@ -18,7 +18,7 @@ WORKSPACE = "workspace"
 """The name of every tracked buffer until `Arena.rename` gives it a better one."""
 
 _MAX_TRACKED_BYTES = 256 << 20
-"""Of one run. Beyond it buffers stay as torch made them (Triton's autotuner flushes the L2 cache with 256 MiB)."""
+"""Most bytes of one run. Beyond it buffers stay as torch made them (Triton's autotuner has one of 256 MiB)."""
 
 _CHUNK_BYTES = 1 << 16
 _SHARED_CHUNK_BYTES = 1 << 14

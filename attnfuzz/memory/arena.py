@@ -179,7 +179,7 @@ class Arena:
         return view
 
     def only_changes(self, name: str, where: Bool[Tensor, "..."]) -> None:
-        """Of the output `name` no other elements than `where` may change once the arena is sealed."""
+        """Forbid changes of the output `name` but for elements of `where` once the arena is sealed."""
         i = next(i for i, region in enumerate(self.regions) if region.name == name)
         self.regions[i] = replace(self.regions[i], where=where.to(self.device))
 

@@ -83,7 +83,7 @@ class DriverError(RuntimeError):
 
 
 class _Owner:
-    """What a tensor over driver memory refers to: the CUDA array interface, version 3."""
+    """The owner of a tensor over driver memory: the CUDA array interface, version 3."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {

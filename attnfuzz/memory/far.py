@@ -67,7 +67,7 @@ FAR = 1 << 32
 _LARGEST_SIGNED = 1 << 31
 _ID_BITS = 16
 MOST_ROWS = 1 << 10
-"""Of a tensor with a wide stride: each takes a page of memory."""
+"""Most rows of a tensor with a wide stride: each takes a page of memory."""
 MOST_ROWS_ON_GPU = 1 << 8
 """There each takes several mappings; those of many rows take more time than all else that is done for a case."""
 _MOST_ROWS_WITH_DECOYS = 64
@@ -183,7 +183,7 @@ class FarAllocator:
                 ours.copy_(torch.where(is_there, theirs, ours))
 
     def _pieces(self) -> Iterator[tuple[SparseBuffer, torch.dtype, tuple[int, int], int, Role]]:
-        """What lives, as start and length in elements, and where short offsets look for it, if that is in reach."""
+        """The live parts, as start and length in elements, and where short offsets look for them, if in reach."""
         for buffer, dtype, elements, live, role in self._placed:
             lowest = -(buffer.below // dtype.itemsize)
             for start, length, wide in live:
@@ -352,7 +352,7 @@ def gapped_strides(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def stretched_nbytes(shape: tuple[int, ...], axis: int, itemsize: int) -> int:
-    """Of addresses at most, for such a tensor and what lies below."""
+    """Most addresses for such a tensor and the gap below it."""
     return (span(shape, stretched_strides(shape, axis, least=_WIDE)) + _LARGEST_SIGNED) * itemsize
 
 

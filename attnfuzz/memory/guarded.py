@@ -230,7 +230,7 @@ def _block_bytes(nbytes: int, unit: int) -> int:
 
 
 _ROOM_BYTES = 1 << 16
-"""Of a block on a GPU beyond its tensor, to tell one edge of the tensor from the other."""
+"""Room in a block on a GPU beyond its tensor, to tell one edge of the tensor from the other."""
 
 
 class CudaGuardedMemory:

@@ -81,7 +81,7 @@ def pinned(nbytes: int) -> UInt8[Tensor, " nbytes"]:
 
 
 RUNS: tuple[Fill, Fill] = ("nan", "finite")
-"""What poison and pre-fill are in the first and in the second run."""
+"""Poison and pre-fill of the first and of the second run."""
 
 _MARGIN = 1 << 14
 """Bytes between two cases, beyond their red zones, that count as the surroundings of both."""
@@ -157,7 +157,7 @@ class _Area:
         return rows.tensor(slot, self.starts[case])
 
     def changes(self, rows: _Rows, expected: _Rows) -> list[tuple[bool, bool]] | None:
-        """Of each case, whether its two ``rows`` are not as ``expected``; None if they are for all cases."""
+        """Whether the two ``rows`` of each case are not as ``expected``; None if they are for all cases."""
         if _equal(rows.bytes, expected.bytes):
             return None
         parts = [self.around(case) for case in range(len(self.starts) - 1)]
@@ -241,7 +241,7 @@ class Image:
         fetch.start_buffer(self._others.memory.bytes.view(-1))
 
     def arena(self, case: int, run: int, fetch: Fetch) -> Arena:
-        """What came back of one run beside what was sent: all but the inputs that `input_damage` looks at."""
+        """The part of one run's memory that came back: all but the inputs that `input_damage` looks at."""
         memory = _Rows(fetch.at_home(self._others.memory.bytes))
         regions = [
             Region(name, slot.role, 0, *slot.place, self._others.tensor(memory, case, slot)[run])
@@ -270,7 +270,7 @@ class Image:
         return self._any([area.changes(area.memory, area.sent) for area in self._inputs])
 
     def _any(self, found: Sequence[list[tuple[bool, bool]] | None]) -> list[tuple[bool, bool]]:
-        """Of each case, what is true in any of ``found``."""
+        """Whether any of ``found`` is true, for each case."""
         of_cases = zip(*(changes for changes in found if changes is not None), strict=True)
         together = [(any(first), any(second)) for first, second in (zip(*of_case, strict=True) for of_case in of_cases)]
         return together or [(False, False)] * len(self._plans)
@@ -301,7 +301,7 @@ def _equal(one: UInt8[Tensor, "..."], other: UInt8[Tensor, "..."]) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _prefill_of_runs(dtype: torch.dtype, num_dims: int, device: torch.device) -> Shaped[Tensor, "runs ..."]:
-    """What each run's elements of an output hold before they are written, as bits."""
+    """The bits of each run's elements of an output before they are written."""
     column = torch.empty((len(RUNS), *[1] * num_dims), dtype=dtype, device=device)
     for row, fill in zip(column, RUNS, strict=True):
         prefill_(row, fill)

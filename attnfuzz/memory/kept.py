@@ -34,7 +34,7 @@ UNINITIALISED = {
 """Operations whose result holds what its memory held before."""
 
 _MOST_NBYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
-"""Of buffers that are looked at before a run: on a CPU some milliseconds for each MiB."""
+"""Most bytes of buffers that are looked at before a run: on a CPU some milliseconds for each MiB."""
 _MOST_BUFFERS = 64
 """A kernel that keeps more of them leaks, and is told so by others."""
 _RUNS_BETWEEN_LOOKS = 8
@@ -52,7 +52,7 @@ class _Buffer:
 
 
 class KeptBuffers:
-    """What kernels were given uninitialised, for as long as they hold on to it, or to a view of it."""
+    """Uninitialised memory that kernels were given, for as long as they hold on to it, or to a view of it."""
 
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []
@@ -109,7 +109,7 @@ KEPT = KeptBuffers()
 
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
-    """What sees a kernel's operations and changes nothing about how they are compiled."""
+    """A mode that sees a kernel's operations and changes nothing about how they are compiled."""
 
     supports_higher_order_operators = True
     """FlexAttention is one where it is not compiled; torch refuses to call it in a mode that does not say so."""

@@ -55,7 +55,7 @@ _PREFILL_BYTES: dict[Fill, int] = {"nan": 0x7F, "finite": 0x01, "low": 0x81, "hi
 
 
 def bits(tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """The same memory as integers: NaNs with equal payloads compare equal, 0.0 and -0.0 do not.
+    """This memory as integers: NaNs with equal payloads compare equal, 0.0 and -0.0 do not.
 
     Raises `ValueError` for complex128, the one dtype wider than any integer.
     """

@@ -80,7 +80,7 @@ _PIECES = (64, 16, 4, 1)
 
 Each mapping takes the driver's lock, for which all processes on all GPUs of a machine wait."""
 _MOST_MAPPINGS = 4096
-"""Of one buffer: each takes microseconds, here and once more when it is undone."""
+"""Most mappings of one buffer: each takes microseconds, here and once more when it is undone."""
 _MOST_LIVE = 32
 """Granules of one buffer that hold something."""
 _MOST_SPARE = 64
@@ -88,7 +88,7 @@ _MOST_SPARE = 64
 _MOST_IDLE = 24
 """Buffers: to map one takes far longer than a run."""
 _MOST_BYTES = 1 << 40
-"""Of addresses, for one buffer."""
+"""Most addresses for one buffer."""
 
 
 class CudaSparseMemory:
@@ -193,7 +193,7 @@ class CudaSparseMemory:
 
 
 class _Kind(NamedTuple):
-    """What buffers have in common that can take each other's place; sizes in bytes, ``readable`` in granules."""
+    """The properties that buffers share which can take each other's place; sizes in bytes, ``readable`` in granules."""
 
     below: int
     size: int
@@ -247,7 +247,7 @@ class _Background:
         self._all.copy_(self._content.expand_as(self._all))
 
     def pieces(self, ranges: Ranges) -> Iterator[tuple[int, int, int]]:
-        """What to map in place of these granules."""
+        """The memory to map in place of these granules."""
         for low, high in ranges:
             for size, handle in self._handles.items():
                 while high - low >= size:

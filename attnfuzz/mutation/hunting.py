@@ -40,7 +40,7 @@ _CONFIRMATION_LIMIT = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hunter:
-    """What all hunts of a measurement have in common. ``hang_s``: what a case that hangs does not end within."""
+    """The settings of all hunts of a measurement. ``hang_s``: a case that takes longer hangs."""
 
     zygote: Zygote
     device: str
@@ -66,7 +66,7 @@ class Hunter:
 
 @dataclass(frozen=True, slots=True)
 class Hunted:
-    """What a hunt came to: without a kill the mutant survived ``cases`` cases. ``slowest_s``: no case took longer."""
+    """The outcome of a hunt: without a kill the mutant survived ``cases`` cases. ``slowest_s``: no case took longer."""
 
     kill: Kill | None
     cases: int

@@ -1,4 +1,4 @@
-"""What a mutant is put to: attnfuzz's own search, or a command of the user's with the mutant laid over the sources."""
+"""Killers of mutants: attnfuzz's own search, or a command of the user's with the mutant laid over the sources."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
 
 
 def never_runs(runner: Runner, hunter: Hunter, kernels: Sequence[Declaration]) -> str | None:
-    """What every kernel raises in every case of a sample; None if one does not.
+    """The exception that every kernel raises in every case of a sample; None if one does not.
 
     Nor does one that leaves a process in which attnfuzz fails: it has written where nothing was its own.
     """
@@ -206,14 +206,14 @@ class Command:
         return CommandRun(ended, time.monotonic() - started, _tail(output))
 
     def _ended(self, status: int) -> Literal["passed", "failed", "error"]:
-        """Of pytest's exit statuses only 1 says that a test has failed (pytest documentation, "Exit codes")."""
+        """How the command ended. Of pytest's exit statuses only 1 says that a test has failed (its documentation)."""
         if status == 0:
             return "passed"
         return "failed" if status == _TESTS_FAILED or status < 0 or not self._is_pytest else "error"
 
 
 def _unseen(wanted: Mapping[str, str], seen: Sequence[str]) -> str:
-    """What to say of a command that loads none of the files ``wanted``, which have names, but possibly others."""
+    """A sentence on a command that loads none of the files ``wanted``, which have names, but possibly others."""
     for other in seen:
         if original := namesake(other, wanted):
             return (

@@ -36,7 +36,7 @@ _LEAST_HANG_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantsRequest:
-    """What to measure. ``jobs``: None for one per CPU core. ``operators``, ``ids`` of mutants: all if empty.
+    """The mutants to measure. ``jobs``: None for one per CPU core. ``operators``, ``ids`` of mutants: all if empty.
 
     ``command`` takes the place of attnfuzz's search. ``check_equivalents``: also hunt the mutants that are listed as
     equivalent, to see that none is killed.
@@ -66,8 +66,8 @@ class MutantsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMutants:
-    """What became of each mutant; of ``left`` nothing is known yet. Of all mutants, and only then, ``stale`` are the
-    equivalents that match none, and ``without_code`` the kernels none of whose code is Triton's."""
+    """The outcome of each mutant; ``left`` have none yet. Of all mutants, and only then, ``stale`` are the equivalents
+    that match none, and ``without_code`` the kernels none of whose code is Triton's."""
 
     request: MutantsRequest
     device: str
@@ -192,7 +192,7 @@ def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int
 
 
 def _settled(mutant: Mutant, request: MutantsRequest, equivalents: Equivalents) -> MutantOutcome | None:
-    """What becomes of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
+    """The outcome of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
     reason, known = equivalents.reason(mutant), request.known.get(mutant.id)
     if reason is not None and not request.check_equivalents:
         return MutantOutcome(status="equivalent", detail=reason)
@@ -200,7 +200,7 @@ def _settled(mutant: Mutant, request: MutantsRequest, equivalents: Equivalents) 
 
 
 def _as_listed(outcome: MutantOutcome, reason: str | None) -> MutantOutcome:
-    """Of a mutant that is listed as equivalent for a ``reason``, what the killer's ``outcome`` says of the list."""
+    """The outcome of a mutant that is listed as equivalent for a ``reason``, once the killer has tried it."""
     if reason is None:
         return outcome
     if outcome.status == "killed":

@@ -89,7 +89,7 @@ def _mutants(function: Function, kernels: tuple[Declaration, ...]) -> Iterator[M
 
 
 def _meaning(data: bytes) -> object:
-    """What a parser makes of a file, its comments and spaces aside; a mutant that is not Python keeps its text."""
+    """The syntax tree of a file, without comments and spaces; a mutant that is not Python keeps its text."""
     try:
         return hash(ast.dump(ast.parse(data)))
     except SyntaxError:
@@ -148,7 +148,7 @@ class Reach:
 
 
 class _Imports:
-    """What a file's imports mean: for a name of its own the names in other files, or other files themselves."""
+    """The meaning of a file's imports: for a name of its own the names in other files, or other files themselves."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[tuple[Path, str]]] = {}

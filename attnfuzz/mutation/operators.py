@@ -1,4 +1,4 @@
-"""What may go wrong in an attention kernel: each operator makes one change at a time at every place that it fits.
+"""Mistakes that are made in attention kernels: each operator makes one change at a time at every place that it fits.
 
 An operator is a function from a `Function` to the changes that it makes there. They stand here in the order of masks,
 addresses, the online softmax, what runs at all, and the code that launches kernels; below them, all by name.
@@ -57,7 +57,7 @@ def bound(function: Function) -> Iterator[Change]:
 
 
 def other(function: Function) -> Iterator[Change]:
-    """What masked elements load as: NaN for a number, 0 for an infinite one, entry 1 of a table.
+    """Another value for masked elements: NaN for a number, 0 for an infinite one, entry 1 of a table.
 
     Leaving out a zero is no mutant. The documentation calls the elements undefined then (NaN, at worst), but every
     backend fills them with zeros (triton-lang/triton#10119, pytorch/pytorch#127311).
@@ -231,7 +231,7 @@ def _grid_axes(function: Function) -> Iterator[ast.Constant]:
 
 
 def _origins(function: Function) -> dict[str, list[str]]:
-    """What an index was computed from: the token for its page, the entry's number for the entry of a table."""
+    """Expressions that an index was computed from: the token for its page, the number of a table's entry for it."""
     found: dict[str, list[str]] = {}
     for name, value in _assignments(function):
         sources: list[str] = []

@@ -1,4 +1,4 @@
-"""What became of mutants, as it is measured, written as JSON and shown, and figures over many of them."""
+"""Outcomes of mutants, as they are measured, written as JSON and shown, and figures over many of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MutantOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one mutant.
+    """The outcome of one mutant.
 
     ``detail`` says why it is equivalent, stillborn or an error. ``cases`` were judged in ``seconds``. ``wrongly`` is
     set on a kill of a mutant that is listed as equivalent.
@@ -52,7 +52,7 @@ Pair = tuple[Mutant, MutantOutcome]
 
 
 class Score:
-    """Of mutants with what became of them."""
+    """Figures over mutants and their outcomes."""
 
     def __init__(self, outcomes: Iterable[Pair]) -> None:
         self.outcomes: Sequence[Pair] = tuple(outcomes)

@@ -58,7 +58,7 @@ class Source:
 
     @cached_property
     def language_names(self) -> frozenset[str]:
-        """What the file calls ``triton.language``."""
+        """Names of ``triton.language`` in the file."""
         found = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -105,11 +105,11 @@ class Function:
         return (node for node in self.nodes if isinstance(node, kind))
 
     def parent(self, node: ast.AST) -> ast.AST:
-        """What ``node`` is part of."""
+        """The node that ``node`` is part of."""
         return self._parents[node]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What ``node`` is part of, from the inside out, up to the function."""
+        """The nodes that ``node`` is part of, from the inside out, up to the function."""
         while node is not self.node:
             node = self._parents[node]
             yield node

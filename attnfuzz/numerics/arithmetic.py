@@ -52,7 +52,7 @@ a library's, 2 ulp = 4u |t|; (E - 1) / (E + 1) and 1 - 2 / (E + 1) with E = exp(
 3u (1 - t^2) + u + 5u (1 - t) + u |t| < 12u."""
 
 APPROXIMATE_TANH_ERROR = 2.0**-11
-"""Of the instruction `tanh.approx.f32`, relative, as the PTX manual has it (what is measured is 2^-16.5)."""
+"""Relative error of the instruction `tanh.approx.f32`, as the PTX manual has it (what is measured is 2^-16.5)."""
 
 TF32_ROUNDOFF = 2.0**-10
 """TF32 keeps 10 fraction bits. `cvt.rna.tf32` rounds (2^-11), but operands that reach the tensor core unconverted, as
@@ -183,7 +183,7 @@ class Arithmetic(NamedTuple):
 
 
 def side_by_side(rows: list[Arithmetic]) -> Arithmetic:
-    """The same for many rows: float64 tensors on the CPU."""
+    """The arithmetic of many rows: float64 tensors on the CPU."""
     return Arithmetic(*torch.tensor(rows, dtype=torch.float64, device="cpu").unbind(1))
 
 
@@ -285,7 +285,7 @@ def _weights(numerics: Numerics, in_dtype: torch.dtype) -> tuple[float, float]:
 def _in_short_numbers(
     arithmetic: Arithmetic, numerics: Numerics, unit: float, absolute: float, limit: float
 ) -> Arithmetic:
-    """What is declared to be kept in the 16-bit dtype of q, of which `unit` and `absolute` are the roundings.
+    """Roundings that are declared to be to the 16-bit dtype of q, of which `unit` and `absolute` are the roundings.
 
     `limit` is its largest number.
     """
@@ -316,7 +316,7 @@ _ROUNDINGS_OF_TILE = {"float32": 0, "rounded": 1, "input": 4}
 
 
 def _dequantising(numerics: Numerics, in_dtype: torch.dtype, smallest: float) -> float:
-    """Of a number of the cache times its scale."""
+    """The rounding of a number of the cache times its scale."""
     if numerics.dequantised == "float32" or in_dtype == torch.float32:
         return FLOAT32_ROUNDOFF
     relative, absolute = _rounding_to(in_dtype)

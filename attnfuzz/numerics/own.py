@@ -55,7 +55,7 @@ def attention(
 
 
 def _expected(value: Float64[Tensor, "*shape"], bound: Float64[Tensor, "*shape"]) -> Expected:
-    """Of elements that are NaN nothing is promised."""
+    """The expected result; of elements that are NaN nothing is promised."""
     is_promised = ~value.isnan()
     if bool(is_promised.all()):
         return Expected(value, bound=bound)

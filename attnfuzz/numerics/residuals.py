@@ -77,7 +77,7 @@ rises log n times on average. Five times (1 + log n) are exceeded with a probabi
 
 @dataclass(frozen=True)
 class Spread:
-    """What errors of query tokens' results may be together.
+    """The spread that errors of query tokens' results may have together.
 
     `out`, `lse`, `factor`: S + D; `out_fixed`, `lse_fixed`, `factor_fixed`: D alone. `is_telling`: heads whose
     roundings go either way.
@@ -203,7 +203,7 @@ def residuals(
     *,
     most_sharing: int,
 ) -> Residuals:
-    """Of at least one row; at most `most_sharing` of them read the same V, or 0 of a result that has none.
+    """Sum up the errors of at least one row; at most `most_sharing` of them read the same V, or 0 without V.
 
     `errors` are positive away from what `lean` is about; `spread` and `fixed` as in `Spread`.
     """

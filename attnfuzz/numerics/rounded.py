@@ -19,9 +19,9 @@ from attnfuzz.numerics.own import rounding
 
 _U = FLOAT32_ROUNDOFF
 _QUOTIENT = 4 * _U
-"""Of a division, 2 ulp."""
+"""Error of a division, 2 ulp."""
 _ROOT = 8 * _U
-"""Of 1 / sqrt(x): 2 ulp of `rsqrt.approx`, or 1 of a root and 2 of a division."""
+"""Error of 1 / sqrt(x): 2 ulp of `rsqrt.approx`, or 1 of a root and 2 of a division."""
 
 
 class Rounded(NamedTuple):
@@ -55,7 +55,7 @@ class Rounded(NamedTuple):
         return _rounded(value, value * torch.expm1(argument), EXP_ERROR)
 
     def log(self) -> Rounded:
-        """Of 0, minus infinity without an error. Raises ValueError where the number may be 0, or not."""
+        """The natural logarithm; minus infinity without an error for 0. Raises ValueError if it may be 0, or not."""
         least = self.value - self.error
         if bool(((least <= 0) & ((self.value != 0) | (self.error != 0))).any()):
             raise ValueError("a number may be 0: nothing bounds its logarithm")
@@ -74,7 +74,7 @@ class Rounded(NamedTuple):
         return Rounded(self.value.sum(dim), error)
 
     def dot(self, other: Rounded) -> Rounded:
-        """Of the last dimension; shapes are broadcast. A product may be rounded before it is added, or not."""
+        """The dot product over the last dimension, broadcast. A product may be rounded before it is added, or not."""
         value, error = self._product(other)
         error = error.sum(-1) + float(gamma(value.shape[-1] + 1, _U)) * (value.abs() + error).sum(-1)
         return Rounded(value.sum(-1), error + value.shape[-1] * SMALLEST_NORMAL_FLOAT32)
@@ -84,7 +84,7 @@ class Rounded(NamedTuple):
         return Rounded(self.value, self.error + rounding(self.value.abs() + self.error, dtype))
 
     def map(self, of_value: Callable[[Tensor], Tensor], of_error: Callable[[Tensor], Tensor] | None = None) -> Rounded:
-        """What takes places to others: an index, a view. ``of_error``: what the error becomes, if that is another."""
+        """Apply a function that takes places to others: an index, a view. ``of_error``: another one for the error."""
         return Rounded(of_value(self.value), (of_error or of_value)(self.error))
 
     def _product(self, other: Rounded) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class Rounded(NamedTuple):
 
 
 def exactly(value: Tensor | float) -> Rounded:
-    """What a kernel is given, as it is given."""
+    """A number that a kernel is given, as it is given."""
     number = torch.as_tensor(value, dtype=torch.float64, device="cpu")
     return Rounded(number, torch.zeros_like(number))
 

@@ -107,7 +107,7 @@ class RowUnits:
 
     @classmethod
     def of_columns(cls, columns: Float64[Tensor, "units rows"]) -> RowUnits:
-        """What `attention_units` and `merge_units` give, on any device, one column for each row."""
+        """The units that `attention_units` and `merge_units` give, on any device, one column for each row."""
         columns = columns[:, :, None, None]
         of_scores, others = columns.tensor_split([len(fields(ScoreError)) * _SCORE_ERRORS])
         variant = None

@@ -95,7 +95,7 @@ def exponent_error(*, of_score: int, of_difference: int) -> ScoreError:
 
 
 def declared_exponent_error(scale: Float64[Tensor, " rows"], arithmetic: Arithmetic) -> ScoreError:
-    """What a kernel declares of its exponentials, and of scores that are stored before and after they are scaled."""
+    """The error that a kernel declares of its exponentials, and of scores stored before and after they are scaled."""
     of_small_scores = (1 + scale.abs()) * arithmetic.score_absolute
     return ScoreError(per_distance=arithmetic.exponent, constant=arithmetic.exponential + of_small_scores)
 
@@ -126,7 +126,7 @@ def score_copies_error(head_size: Number, log_num_tokens: Number, arithmetic: Ar
 
 
 def _copy_exponent_error(arithmetic: Arithmetic) -> ScoreError:
-    """What comes after a score is summed, for one copy; nothing where `normaliser_error` has it for both."""
+    """The error after a score is summed, for one copy; 0 where `normaliser_error` has it for both."""
     return exponent_error(of_score=2, of_difference=3) * (1 - arithmetic.by_lse)
 
 
@@ -138,7 +138,7 @@ def dot_copy_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
 
 
 def normaliser_error(log_num_tokens: Number, arithmetic: Arithmetic) -> ScoreError:
-    """What a weight exp(s_i - lse) of the numerator may differ by from those that the float32 lse has summed.
+    """The most by which a weight exp(s_i - lse) of the numerator differs from those that the float32 lse has summed.
 
     Nothing divides by the sum then, so that no error of exponents is common to both: FlashAttention 2 combines splits
     with the weights exp(lse_s - lse) (`combine_attn_seqk_parallel`), vLLM the ranks of its decode context parallelism,
@@ -164,13 +164,13 @@ def normaliser_error(log_num_tokens: Number, arithmetic: Arithmetic) -> ScoreErr
 
 
 def _per_exponent(*, of_score: int, of_difference: int, constant: Number) -> ScoreError:
-    """Of two exponents, each with an exp of its own."""
+    """The error of two exponents, each with an exp of its own."""
     error = exponent_error(of_score=of_score, of_difference=of_difference)
     return error + ScoreError(constant=EXP_ERROR + constant)
 
 
 def split_exponent_error(log_num_tokens: Number) -> ScoreError:
-    """What a token's weight loses when its split is weighted by exp(lse_split - lse), lse_split kept in float32.
+    """The error of a token's weight when its split is weighted by exp(lse_split - lse), lse_split kept in float32.
 
     |lse_split| <= |s_i| + |s_i - max s| + log n, and it is rounded up to five times: the sum max + log(l), to natural
     logarithms for storing (2) and back to base 2 (2). Then one subtraction and two roundings of the exponent's base
@@ -233,7 +233,7 @@ class VariantUnits:
 
     @classmethod
     def of_columns(cls, columns: Float64[Tensor, "6 rows 1 1"]) -> VariantUnits:
-        """The same as one tensor, in the order of the fields."""
+        """The fields as one tensor, in their order."""
         return cls(columns[:3], *columns[3:].unbind())
 
     def __getitem__(self, rows: slice) -> VariantUnits:
@@ -242,7 +242,7 @@ class VariantUnits:
 
 @dataclass(frozen=True)
 class VariantRows:
-    """What the variants of some rows come to. `slope`, `sink`: of each query head, 0 where there is none.
+    """The variants of some rows. `slope`, `sink`: of each query head, 0 where there is none.
 
     `distance`: key position minus query position, at most 0. `is_sink`: tokens from the sink on, which has no key.
     """

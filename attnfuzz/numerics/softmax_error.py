@@ -38,7 +38,7 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class LogTotals:
-    """Of softmax weights p whose scores move by d_i: log sum_i p_i exp(-d_i), log sum_i p_i exp(d_i), log p_i + d_i."""
+    """Totals of weights p whose scores move by d_i: log sum_i p_i exp(-d_i), log sum_i p_i exp(d_i), log p_i + d_i."""
 
     lowest: Float64[Tensor, "*rows 1"]
     highest: Float64[Tensor, "*rows 1"]
@@ -169,12 +169,12 @@ def normalised_by_lse(
 _NEGLIGIBLE_WEIGHT = 1e-8
 
 _MOST_OF_SUM = 0.99
-"""Of a sum of weights: what is left of it has a logarithm."""
+"""Largest part of a sum of weights that is taken away: what is left of it has a logarithm."""
 
 
 @dataclass(frozen=True)
 class WeightedAverage:
-    """What is averaged, and the exact `average` o.
+    """The terms that are averaged, and the exact `average` o.
 
     `num_rescales[row, head, i]`: how many times an accumulator that holds token i can be multiplied by a factor other
     than 1. `copies_apart`: by how much, relatively, a token's weight in the numerator may differ from that in the

@@ -9,7 +9,7 @@ from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import Failure
 
 _OF_ATTENTION = ("out", "lse")
-"""What is compared beside these are parts of partial results, whose other parts nobody knows."""
+"""Results that are compared; others are parts of partial results, whose other parts nobody knows."""
 
 
 def check(oracles: Sequence[OwnOracle], trial: Trial) -> Failure | None:

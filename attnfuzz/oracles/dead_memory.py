@@ -50,7 +50,7 @@ def _is_contiguous(case: Case) -> bool:
 
 
 def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) -> Diagnosis | None:
-    """What the run with finite numbers points to: it tells what was read, where NaN only tells that something was.
+    """The cause that the run with finite numbers points to: NaN only tells that something was read, numbers tell what.
 
     Nothing that a kernel does with scores by themselves makes it read dead memory.
     """

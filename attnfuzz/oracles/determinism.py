@@ -1,4 +1,4 @@
-"""The same run twice, the same bits: for kernels that promise it."""
+"""Runs a case twice and compares bits, for kernels that promise the same ones."""
 
 from attnfuzz.oracles import registry
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent

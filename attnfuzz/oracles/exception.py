@@ -11,7 +11,7 @@ from attnfuzz.oracles import registry
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.trials.observation import KernelRaised, ResultError, TransposedError
 from attnfuzz.triton_compat.interpreter_limits import interpreter_limit_of
-from attnfuzz.untrusted_text import Frame, cause_of, gpu_error_in, kernel_frames, places, text_of, type_name
+from attnfuzz.untrusted_text import Frame, cause_of, code_line, gpu_error_in, kernel_frames, places, text_of, type_name
 from attnfuzz.verdict import LSE_TRANSPOSED, RESULT, Cause, Failure, Verdict
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
@@ -28,7 +28,7 @@ class EnvironmentProblem(RuntimeError):  # noqa: N818 - a condition with a remed
 
 
 def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
-    """What an exception means. A lost CUDA context is a crash, whatever the kernel raised.
+    """The verdict on an exception. A lost CUDA context is a crash, whatever the kernel raised.
 
     What only Triton's interpreter cannot do is nobody's failure: the case is then ``not_runnable``.
 
@@ -51,7 +51,7 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
 
 
 def raised_outside(error: BaseException) -> Failure | None:
-    """What code under test raised that had not been called: a signal handler or a hook; None if it was not its code."""
+    """The exception of code under test that was not called: a signal handler or a hook; None if it was not its."""
     if not _kernel_frames(error):
         return None
     failure = _failure(error)
@@ -70,7 +70,7 @@ def _raise_if_environment(error: BaseException) -> None:
 
 
 def interpreter_limit(error: BaseException) -> str:
-    """What Triton's interpreter cannot do that kernels may ask of it, in words; empty if that is not why it raised."""
+    """The limit of Triton's interpreter that made the kernel raise, in words; empty if there is another reason."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return ""
     *_, cause = _chain(error)
@@ -84,6 +84,8 @@ def _failure(error: BaseException) -> Failure:
     frames = _kernel_frames(error)
     said = text_of(cause)
     first = _first_line(said)
+    if not first and frames and issubclass(type(cause), AssertionError):
+        first = code_line(frames[-1].path, frames[-1].line)
     message = f"the kernel raised {name}" + (f": {first}" if first else "")
     kind = name
     if frames:
@@ -134,12 +136,12 @@ def _first_line(said: str) -> str:
 
 
 def _cuda_error(error: BaseException) -> str:
-    """What CUDA says in a few words: "illegal memory access"; empty if it is no error of CUDA's."""
+    """The CUDA error in a few words: "illegal memory access"; empty if it is no error of CUDA's."""
     return gpu_error_in(text_of(error)) if issubclass(type(error), RuntimeError) else ""
 
 
 def context_lost(error: BaseException) -> str | None:
-    """What CUDA says after an error that outlives the call; None if the context is intact, one launch merely refused.
+    """The CUDA error that outlives the call; None if the context is intact, one launch merely refused.
 
     What was raised does not tell: a kernel may wrap CUDA's error, or raise while a faulty launch is still under way.
     """

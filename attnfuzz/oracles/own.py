@@ -55,7 +55,7 @@ class OwnOracle:
         self.description = (function.__doc__ or "").strip().partition("\n")[0]
 
     def __call__(self, run: Run) -> str | None:
-        """What is wrong with ``run``, in one sentence; None if nothing is. Or an AssertionError says it."""
+        """A sentence on what is wrong with ``run``; None if nothing is. Or an AssertionError says it."""
         return self.function(run)
 
 

@@ -15,11 +15,11 @@ import msgspec
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z"
 OracleName = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
-"""What a file may hold: the name of one of `KNOWN`, or of an oracle that a kernel's file defines."""
+"""The name of one of `KNOWN`, or of an oracle that a kernel's file defines: what a file may hold."""
 
 
 class Severity(IntEnum):
-    """What a finding does, by what whoever maintains a kernel minds, the worst first."""
+    """The harm that a finding does, the worst for whoever maintains a kernel first."""
 
     WRONG = 0
     OUT_OF_BOUNDS = 1
@@ -46,7 +46,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """What is known of an oracle by all who have not loaded its code.
+    """The facts about an oracle for all who have not loaded its code.
 
     - ``description``: what it objects to, in one line.
     - ``severity``: of its findings, unless a finding's own circumstances say more.
@@ -92,7 +92,7 @@ class Oracle:
 
     @property
     def relations(self) -> tuple[OracleName, ...]:
-        """What has to be asked for, beside the usual oracles, to see its objection again: itself, if a relation."""
+        """Relations to ask for, beside the usual oracles, to see its objection again: itself, if it is a relation."""
         return (self.name,) if self.is_relation else ()
 
     @property
@@ -330,5 +330,5 @@ DEFAULT_ORACLES: tuple[OracleName, ...] = tuple(name for name in ORACLES if KNOW
 
 
 def oracle_of(name: str) -> Oracle:
-    """What is known of the oracle that somebody calls ``name``: one of `KNOWN`, or else a user's."""
+    """The oracle called ``name``: one of `KNOWN`, or else a user's."""
     return KNOWN.get(name) or replace(OWN, name=name)

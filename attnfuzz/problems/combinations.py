@@ -220,7 +220,7 @@ def _check_values(place: str, name: str, values: tuple[OptionValue, ...], proble
 # Functions
 
 
-class _Asked:
+class _CaseProxy:
     """A case as a function of it sees it: each field that is looked at is given a value, which is noted."""
 
     def __init__(self, path: list[tuple[str, int]], choices: Mapping[str, _Choices]) -> None:
@@ -327,7 +327,7 @@ def _leaves(function: Callable[[Any], bool], choices: Mapping[str, _Choices]) ->
     """
     path: list[tuple[str, int]] = []
     while True:
-        read, said = _ask(function, _Asked(path, choices), choices)
+        read, said = _ask(function, _CaseProxy(path, choices), choices)
         if [(name, number) for name, (number, _) in read.items()][: len(path)] != path:
             raise ValueError(
                 f"Supports(where=a function): asked twice about the same {', '.join(name for name, _ in path)}, it "
@@ -343,7 +343,7 @@ def _leaves(function: Callable[[Any], bool], choices: Mapping[str, _Choices]) ->
         path.append((name, number + 1))
 
 
-def _ask(function: Callable[[Any], bool], case: _Asked, choices: Mapping[str, _Choices]) -> Leaf:
+def _ask(function: Callable[[Any], bool], case: _CaseProxy, choices: Mapping[str, _Choices]) -> Leaf:
     own = vars(case)
     raised = ""
     said: object = None

@@ -1,4 +1,4 @@
-"""What ``attnfuzz bench`` prints."""
+"""Output of ``attnfuzz bench``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFERENCES = {
     "flashinfer:merge_state": "FlashInfer",
     "vllm:merge_attn_states": "vLLM",
 }
-"""What the others are set against, with a short name."""
+"""Contenders that the others are set against, with a short name."""
 
 
 def print_machine(
@@ -95,7 +95,7 @@ def _ratio_to(report: Report, result: Result, reference: str, state: State) -> f
 
 
 def _varied_options(report: Report) -> dict[str, frozenset[str]]:
-    """Of each contender, the options of which several values were tried: the others say nothing about a time."""
+    """Options of each contender of which several values were tried: the others say nothing about a time."""
     values: dict[str, dict[str, set[OptionValue]]] = defaultdict(lambda: defaultdict(set))
     for result in report.results:
         for name, value in result.options.items():

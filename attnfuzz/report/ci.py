@@ -1,4 +1,4 @@
-"""What a CI shows of a run of ``attnfuzz ci``: Markdown for a job or a build, and GitHub's annotations.
+"""Output of ``attnfuzz ci`` for a CI: Markdown for a job or a build, and GitHub's annotations.
 
 Both are made of the JSON files that the commands wrote.
 """
@@ -20,7 +20,7 @@ _MEANINGS = {0: "nothing new found", 1: "new findings", 2: "not everything could
 
 
 def summary_in_markdown(folder: Path, status: int, *, title: str) -> str:
-    """What the commands found whose results lie in ``folder``, and what they came to. Raises OSError."""
+    """The findings of the commands whose results lie in ``folder``, and their outcomes. Raises OSError."""
     return "\n".join([*_lines(folder, status, title), ""])
 
 
@@ -73,7 +73,7 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a command has written; None where it did not come to that."""
+    """The results of a command; None where it did not come to writing them."""
     try:
         document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What ``attnfuzz conformance`` found: lines for a terminal, JSON, and a page of kernels and features of inputs."""
+"""Results of ``attnfuzz conformance``: lines for a terminal, JSON, and a page of kernels and features of inputs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def print_examined(console: Console, kernel: Examined) -> None:
 
 
 def print_causes(console: Console, conformance: Conformance) -> None:
-    """What each kernel fails with: its smallest case, and the features of inputs in which it shows."""
+    """Print each kernel's failures: its smallest case, and the features of inputs in which it shows."""
     for one in _causes(conformance):
         console.print()
         console.print(Text(f"{one.number}. {one.kernel}  {one.name}", style="bold"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What kernels declare: ``attnfuzz list`` prints it, and ``attnfuzz declare`` what was found out."""
+"""Declarations of kernels: ``attnfuzz list`` prints them, and ``attnfuzz declare`` what was found out."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ MARKS: dict[Mark, str] = {
     "token": "token",
     "dead": "no token (filled with NaN)",
 }
-"""What a slot can be, the most important first, and what that means."""
+"""Marks of a slot, the most important first, and their meaning."""
 
 _MAX_PAGES = 12
 _MAX_SEQS = 16

@@ -1,4 +1,4 @@
-"""What ``attnfuzz explain`` found out: for a terminal, as JSON, and as a drawing of the weights, SVG or PNG."""
+"""Explanations of ``attnfuzz explain``: for a terminal, as JSON, and as a drawing of the weights, SVG or PNG."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_explained(path: Path, explained: Explained) -> None:
 
 
 def print_explained(console: Console, explained: Explained) -> None:
-    """What failed, why, and the weights."""
+    """Print the failure, its causes, and the weights."""
     failure = explained.failure
     console.print(Text(f"{explained.path}  {explained.kernel.target}", "bold"), soft_wrap=True)
     console.print(Text(one_line(explained.regression.case), "dim"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What all reports say of a finding, a case in one line, and the order in which findings are told."""
+"""Texts about a finding for all reports, a case in one line, and the order in which findings are told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import listed
 from attnfuzz.corpus import FindingRecord, encode_regression
-from attnfuzz.identity.features import aspects, telling
+from attnfuzz.identity.features import kernel_parts, most_specific
 from attnfuzz.mistake import mistake_of
 from attnfuzz.oracles.registry import Severity, oracle_of
 from attnfuzz.problems.cases import (
@@ -71,7 +71,7 @@ def _(case: PagedDecodeCase) -> list[str]:
 
 
 def one_line(case: Case) -> str:
-    """What the case is in plain characters, with the lengths of its sequences, variants and options."""
+    """The case in one line of plain characters, with the lengths of its sequences, variants and options."""
     told = (words for facet in facets_of(type(case)) for words in facet.told(case))
     return ", ".join([headline(case).replace(" · ", ", "), *told])
 
@@ -114,7 +114,7 @@ def found_so_far(statistics: Statistics) -> str:
 
 
 def what_was_found(result: CampaignResult) -> str:
-    """The same at the end; "nothing found" if nothing was."""
+    """The counts at the end of a campaign; "nothing found" if there are none."""
     statistics = result.statistics
     counts, *others = _dispositions(entries_of(result.findings, statistics), statistics, "not told apart")
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
@@ -156,7 +156,7 @@ def _dispositions(
 
 @dataclass(frozen=True, slots=True)
 class ToldFinding:
-    """What every report says of ``finding``, each in its own form; texts are empty where there is nothing to say.
+    """The texts of every report about ``finding``, each in its own form; empty where there is nothing to say.
 
     ``number``: its place among those of the campaign. ``title``: see `title_of`. ``disposition``: what it amounts to.
     ``status``: whether it is new, where that was asked for. ``case`` is its case in one line, ``lines`` what is said
@@ -190,12 +190,12 @@ class ToldFinding:
 
     @property
     def message(self) -> str:
-        """What an oracle says of it."""
+        """The message of the oracle."""
         return self.finding.failure.message
 
     @property
     def severity(self) -> Severity:
-        """What it does."""
+        """The harm that it does."""
         return _severity(self.finding)
 
     @property
@@ -217,7 +217,7 @@ def _in_common(sets: Iterable[frozenset[_One]]) -> frozenset[_One]:
 
 
 def title_of(found: Finding | FindingRecord) -> str:
-    """What a finding is called, and in brackets what its smallest case is beside the simplest one.
+    """The name of a finding, and in brackets how its smallest case differs from the simplest one.
 
     What a case needs that was not shrunk is not known, and where nothing is in brackets, no more is said than that
     the simplest values of all fields show it.
@@ -226,7 +226,7 @@ def title_of(found: Finding | FindingRecord) -> str:
         name, needs = found.name, found.features
     else:
         name = found.failure.name
-        needs = () if found.shrunk_s is None else tuple(words_of(telling(found.signature.features)))
+        needs = () if found.shrunk_s is None else tuple(words_of(most_specific(found.signature.features)))
     return f"{name} [{', '.join(needs)}]" if needs else name
 
 
@@ -272,8 +272,8 @@ def _told(number: int, finding: Finding, statistics: Statistics) -> ToldFinding:
 
 
 def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
-    """What there is to say of ``finding`` beside its message: which lines to look at, details, what declares it away,
-    how else it shows."""
+    """Lines about ``finding`` beside its message: code to look at, details, a declaration that excludes it, other
+    signs."""
     remedy = () if finding.remedy is None else remedy_lines(finding.remedy.declared(), case)
     also = [
         f"also shows as: {one.name}"
@@ -314,7 +314,7 @@ _TENSORS = {
 
 
 def _words(case: Case, limits: Mapping[str, Any]) -> str:
-    """What a kernel that declares ``limits`` is, seen from ``case``."""
+    """A kernel that declares ``limits``, in words, seen from ``case``."""
     places = []
     if "strides" in limits:
         places.append(_TENSORS[limits["strides"]])
@@ -348,7 +348,7 @@ _JUST_ABOVE = 10.0
 def severity_of(
     failure: Failure, needs: frozenset[Feature] = frozenset(), *, is_flaky: bool = False, is_declarable: bool = False
 ) -> Severity:
-    """What ``failure`` does, for all that was seen.
+    """The harm that ``failure`` does, for all that was seen.
 
     ``needs``: features of its smallest case. ``is_declarable``: a declaration says that the kernel is not meant to do
     better.
@@ -377,7 +377,7 @@ def _severity(finding: Finding) -> Severity:
 
 def _is_of_empties(features: frozenset[Feature]) -> bool:
     """Whether it is about nothing but what results hold where there are no keys: kernels differ in that."""
-    about = aspects(features)
+    about = kernel_parts(features)
     return bool(about) and all(one.role == "empty" for one in about)
 
 
@@ -387,8 +387,8 @@ def in_order(result: CampaignResult) -> list[Finding]:
 
 
 def _entries_in_order(result: CampaignResult) -> list[list[Finding]]:
-    """What is in the contract, the most severe first; then what only the author can say; then what is not in the
-    contract. Of equals, the kernel with the worst comes first."""
+    """Findings in the contract, the most severe first; then those that only the author can judge; then those outside of
+    the contract. Of equals, the kernel with the worst comes first."""
     parts: dict[Disposition, list[Finding]] = {"counts": [], "question": [], "outside": []}
     for finding in result.findings:
         disposition = result.statistics.disposition(finding)
@@ -398,7 +398,7 @@ def _entries_in_order(result: CampaignResult) -> list[list[Finding]]:
 
 
 def _by_severity(findings: list[Finding]) -> list[Finding]:
-    """Of equals, those whose line is known first, which say the most where several are one."""
+    """Findings by severity; of equals, those whose line is known first, which say the most where several are one."""
     ordered = sorted(findings, key=lambda one: (_severity(one), not one.failure.sources))
     kernels = list(dict.fromkeys(one.declaration.target for one in ordered))
     return sorted(ordered, key=lambda one: (_severity(one), kernels.index(one.declaration.target)))
@@ -452,7 +452,7 @@ def kernels_in_order(result: CampaignResult) -> list[str]:
 
 
 def heading_of(finding: Finding, statistics: Statistics) -> str:
-    """What to say before the first of its kind; empty for what is certain to be a bug."""
+    """The heading before the first finding of its kind; empty for one that is certain to be a bug."""
     disposition = statistics.disposition(finding)
     headings = {"question": QUESTIONS, "outside": OUT_OF_CONTRACT}
     if disposition in headings:

@@ -45,7 +45,7 @@ from attnfuzz.verdict import ends_process
 _SCRIPTS_S = 60.0
 """For all of them together."""
 _MOST_CHARACTERS, _MOST_CHARACTERS_IN_ALL = 200_000, 4_000_000
-"""Of scripts: a page of a hundred megabytes opens nowhere."""
+"""Most characters of scripts: a page of a hundred megabytes opens nowhere."""
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -117,7 +117,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
 
 
 def scripts_of(result: CampaignResult) -> list[Script]:
-    """Of each of `told_findings` its script, or the sentence that stands in its place.
+    """The script of each of `told_findings`, or the sentence that stands in its place.
 
     They are made when the search is over: that imports torch, which workers would have inherited.
     """
@@ -161,7 +161,7 @@ def _script(finding: Finding, result: CampaignResult, following: Following) -> S
 
 
 def _versions(result: CampaignResult) -> dict[str, str]:
-    """Of the environment that kernels ran in; where there were several, what each is called."""
+    """Versions of the environment that kernels ran in; where there were several, the name of each."""
     statistics = result.statistics
     if result.pythons:
         return {f"environment {n}": name_of(python) for n, python in enumerate(result.pythons, start=1)}
@@ -195,7 +195,7 @@ def _anchors(told: Sequence[ToldFinding]) -> list[str]:
 
 
 def _weigh_command(told: ToldFinding) -> str:
-    """What measures and draws the weights of a case; empty where that has been done, or cannot be.
+    """The command that measures and draws the weights of a case; empty where that has been done, or cannot be.
 
     A merge has no weights, nor do users' problems; a case that hangs, or needs others before it, is not weighed.
     """

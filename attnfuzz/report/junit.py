@@ -115,7 +115,7 @@ def _finding(suite: Element, told: ToldFinding, result: CampaignResult, *, besid
 
 
 def _report(case: Element, failure: Failure, why_skipped: str) -> Element:
-    """What became of ``case``: an error or a failure, unless there is a reason why that does not count."""
+    """The report on ``case``: an error or a failure, unless there is a reason why that does not count."""
     if why_skipped:
         return ElementTree.SubElement(case, "skipped", message=_clean(f"{why_skipped}: {failure.message}"))
     has_no_result = oracle_of(failure.oracle).ends_process or failure.oracle == EXCEPTION.name

@@ -1,4 +1,4 @@
-"""What ``attnfuzz mutants`` tells: lines and tables, ``attnfuzz.mutants/1`` as JSON, and a page in Markdown."""
+"""Output of ``attnfuzz mutants``: lines and tables, ``attnfuzz.mutants/1`` as JSON, and a page in Markdown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,19 @@ from attnfuzz.own_files import write_file
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count
 
+_INTRODUCTION = (
+    "How many small bugs in these kernels are found, and how soon. `attnfuzz mutants` makes one change at a time in "
+    "a kernel's Triton code and searches it, or runs your tests on it. A mutant is *killed* where that reports a "
+    "failure, and *survived* where it does not; these two make the score. An *equivalent* mutant is listed with the "
+    "reason why nothing can find it, and a *stillborn* one does not run. An operator is a kind of change: two "
+    "strides swapped, a mask dropped. Of the survivors, the diffs are at the end: each is a change that no case "
+    "told from the kernel."
+)
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def print_mutants(console: Console, mutants: Sequence[Mutant]) -> None:
-    """What would be put to the killer, as diffs."""
+    """Print the mutants that would be put to the killer, as diffs."""
     for mutant in mutants:
         kernels = ", ".join(kernel.name for kernel in mutant.kernels)
         console.print(Text.assemble((mutant.id, "bold"), f"  runs in {kernels}"))
@@ -45,11 +53,11 @@ class MutantsProgress:
         self._done = 0
 
     def note(self, text: str) -> None:
-        """What is being done before the first mutant."""
+        """Say what is being done before the first mutant."""
         self._print(Text(text))
 
     def on_outcome(self, mutant: Mutant, outcome: MutantOutcome) -> None:
-        """What became of one."""
+        """Say what became of a mutant."""
         self._done += 1
         what: str = outcome.status
         if outcome.kill is not None:
@@ -101,7 +109,7 @@ def headline(measured: MeasuredMutants) -> str:
 
 
 def notes(measured: MeasuredMutants) -> Iterator[str]:
-    """What is worth knowing beside the score."""
+    """Remarks beside the score."""
     if measured.without_code:
         names = ", ".join(kernel.name for kernel in measured.without_code)
         yield f"no Triton code beside these kernels' own file, so nothing to change: {names}"
@@ -204,7 +212,7 @@ class Checkpoints:
 
 
 def read_mutants_json(path: Path) -> MutantsFile:
-    """What ``write_mutants_json`` wrote. Raises OSError, and ValueError with one sentence for anything else."""
+    """The contents of a file of ``write_mutants_json``. Raises OSError, and ValueError with one sentence."""
     try:
         found = msgspec.json.decode(read_data_file(path, MOST_RESULT_BYTES), type=MutantsFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -215,7 +223,7 @@ def read_mutants_json(path: Path) -> MutantsFile:
 
 
 def known_outcomes(earlier: MutantsFile) -> Mapping[str, MutantOutcome]:
-    """What the killer came to, by id of the mutant: one that is listed as equivalent survived if it was hunted."""
+    """Outcomes by id of the mutant: one that is listed as equivalent survived if it was hunted."""
     found: dict[str, MutantOutcome] = {}
     for one in earlier.mutants:
         if one.status == "error" or (one.status == "equivalent" and not one.cases):
@@ -237,7 +245,7 @@ def write_mutants_json(measured: MeasuredMutants, path: Path) -> None:
 
 
 def as_data(measured: MeasuredMutants) -> MutantsFile:
-    """What the JSON file says."""
+    """The contents of the JSON file."""
     score, request = Score(measured.outcomes), measured.request
     return MutantsFile(
         format=FORMAT,
@@ -279,8 +287,7 @@ def _result(mutant: Mutant, outcome: MutantOutcome) -> MutantResult:
 
 def _page(measured: MeasuredMutants) -> Iterator[str]:
     score, request = Score(measured.outcomes), measured.request
-    yield "# Mutants"
-    yield ""
+    yield from ("# Mutants", "", _INTRODUCTION, "")
     killer = f"`{request.command}`" if request.command else f"attnfuzz's search, {request.budget_s:g} s for each mutant"
     yield (
         f"Measured {datetime.date.today().isoformat()} with `{_command(measured)}` on {measured.device_name}: "

@@ -1,4 +1,4 @@
-"""What a campaign prints while it runs: plain lines for logs and pipes, or a panel that a terminal redraws in place."""
+"""Output of a campaign while it runs: plain lines for logs and pipes, or a panel that a terminal redraws in place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _facts(statistics: Statistics) -> Iterator[str]:
 
 
 def _waited_for(statistics: Statistics) -> Iterator[str]:
-    """What keeps some workers, or some kernels, from having cases."""
+    """The reason why some workers, or some kernels, have no cases yet."""
     if statistics.asking:
         takes = "it takes" if statistics.asking == 1 else "they take"
         yield f"asking {count(statistics.asking, 'kernel')} what {takes}"

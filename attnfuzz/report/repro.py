@@ -42,9 +42,9 @@ from attnfuzz.verdict import where_to_look
 
 _WIDTH = 116
 _MOST_LINES = 40
-"""Of an engine's kernel, whose source is not in the script; the tensors of longer ones are packed."""
+"""Most lines of a script of an engine's kernel, whose source is not in it; the tensors of longer ones are packed."""
 _FEW_ELEMENTS = 64
-"""Of a result that is compared whole; of a larger one, the rows that an oracle pointed to."""
+"""Most elements of a result that is compared whole; of a larger one, the rows that an oracle pointed to."""
 _MOST_SAID = 3
 """Lines of what the oracle said; the saved case has all of it."""
 _HANGS_S = 120
@@ -121,7 +121,7 @@ def _followed(
 
 
 def _of_engine(regression: Regression, told: Sequence[ScriptPart]) -> _Runs:
-    """What calls an engine's functions."""
+    """Lines that call an engine's functions."""
     return _Runs(
         kernel=list(dict.fromkeys(line for one in told for line in one.imports)),
         each=list(map(_run_of, told)),

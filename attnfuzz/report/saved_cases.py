@@ -1,4 +1,4 @@
-"""What ``attnfuzz replay``, ``merge`` and ``bisect`` tell of saved cases, for people and for programs."""
+"""Results of ``attnfuzz replay``, ``merge`` and ``bisect`` on saved cases, for people and for programs."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class Merged:
         return self.checked.outcome == "fails" or (self.checked.outcome == "unverified" and not self.is_fixed)
 
     def outcome(self) -> str:
-        """What came of running the case."""
+        """The outcome of running the case."""
         names = {"fails": "fails again" if self.is_fixed else "fails", "passes": "passes", "unverified": "not verified"}
         return names[self.checked.outcome]
 

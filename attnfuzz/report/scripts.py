@@ -15,7 +15,7 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.trials.script_part import ScriptPart
 
 Follow = Callable[[Case, bool], ScriptPart | None]
-"""What a script holds of a case, see `Runner.script_part`."""
+"""A function that makes a script's part about a case, see `Runner.script_part`."""
 
 
 def why_no_script(oracle: str) -> str:
@@ -42,7 +42,7 @@ class Following:
         self._started: Runner | None = None
 
     def of(self, declaration: Declaration) -> Follow | None:
-        """What tells what a script holds of a case; None where the driver knows that, or nothing can be run."""
+        """The function that makes a script's part; None where the driver knows that, or nothing can be run."""
         if not declaration.calls and not isinstance(declaration.problem, OpenProblem):
             return None
         try:

@@ -58,7 +58,7 @@ class InlineSource:
 
 
 def inlined(sources: KernelSources) -> InlineSource | None:
-    """What the kernel needs of its file, without its declaration; None where that takes other files, or attnfuzz."""
+    """The parts of its file that the kernel needs, without its declaration; None where it needs other files."""
     if len(sources.files) > 1:
         return None
     (text,) = sources.files.values()
@@ -220,7 +220,7 @@ def definition_of(source: str, name: str) -> str:
 
 
 def declared_names(function: ast.FunctionDef | ast.ClassDef) -> Iterator[object]:
-    """What decorators call it with ``name=``."""
+    """Names that decorators give it with ``name=``."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             named = (keyword.value for keyword in decorator.keywords if keyword.arg == "name")

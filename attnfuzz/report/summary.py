@@ -71,8 +71,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class QuestionSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What only the author of a kernel can say: it is silently wrong in the case at ``path`` (null where that could not
-    be saved), and if it was never meant for that, ``declaration``, of ``field``, says so."""
+    """A question to the author of a kernel: it is silently wrong in the case at ``path`` (null where that could not be
+    saved), and if it was never meant for that, ``declaration``, of ``field``, says so."""
 
     field: str
     declaration: str
@@ -232,7 +232,7 @@ class EnvironmentSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class OutcomeSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a case came to in the environment ``python``; ``message`` says of a failure or a case not judged more.
+    """The outcome of a case in the environment ``python``; ``message`` says of a failure or a case not judged more.
 
     It failed in ``failed`` of ``runs`` runs.
     """

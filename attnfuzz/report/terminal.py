@@ -1,4 +1,4 @@
-"""What a campaign prints: at its end the table of kernels, each finding and the verdict; a reporter for before."""
+"""Output of a campaign: at its end the table of kernels, each finding and the verdict; a reporter for before."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
 
 
 def _next_step(result: CampaignResult) -> str | None:
-    """What to do where nothing at all was found; None where there is something to look at, or to mend first."""
+    """The next step where nothing at all was found; None where there is something to look at, or to mend first."""
     is_over = result.stop_reason == "budget" and result.statistics.cases
     if not is_over or result.findings or result.unconfirmed or any(_unjudged(result)):
         return None
@@ -129,7 +129,7 @@ def _costs(statistics: Statistics) -> str:
 
 
 def _unjudged(result: CampaignResult) -> Iterator[str]:
-    """What nothing is known of."""
+    """Kernels that were not judged."""
     yield from (f"{target} {why}" for target, why in result.never_returned.items())
     if result.statistics.cases and (unreached := [one for one in result.unreached if one not in result.never_returned]):
         yield _unreached(result, unreached)
@@ -164,7 +164,7 @@ def _more_time(result: CampaignResult) -> str:
 
 
 def verdict_sentence(result: CampaignResult) -> str:
-    """What a campaign amounts to, with the effort behind it."""
+    """The verdict of a campaign in one sentence, with the effort behind it."""
     statistics = result.statistics
     rate = statistics.cases / max(result.elapsed_s, 1e-9)
     effort = (
@@ -224,7 +224,7 @@ def _doubt(finding: Finding) -> str:
 
 
 def _remarks_on(result: CampaignResult) -> Iterator[Text]:
-    """What else there is to know, a paragraph each."""
+    """Further remarks, a paragraph each."""
     kernels = result.statistics.kernels
     for finding in result.unconfirmed:
         title = f"not confirmed: {finding.declaration.target} {title_of(finding)}; {_doubt(finding)}"

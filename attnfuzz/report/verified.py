@@ -1,4 +1,4 @@
-"""What ``attnfuzz verify`` tells of a kernel: pass or fail, in lines and as the document ``attnfuzz.verify/1``."""
+"""Output of ``attnfuzz verify`` about a kernel: pass or fail, in lines and as the document ``attnfuzz.verify/1``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 def verification_of(
     result: CampaignResult, kernel: str, *, regression: Path | None = None, script: Path | None = None
 ) -> Verification:
-    """Of a campaign about one kernel that was judged, which is called ``kernel``."""
+    """The document of a campaign about one kernel that was judged, which is called ``kernel``."""
     statistics = result.statistics
     (searched,) = statistics.kernels.values()
     found = counting(result)
@@ -113,7 +113,7 @@ def verification_of(
 
 
 def failed_to_verify(kernel: str, error: str, elapsed_s: float) -> Verification:
-    """Of a kernel that could not be judged."""
+    """The document about a kernel that could not be judged."""
     return Verification(
         verdict="error",
         kernel=kernel,
@@ -169,7 +169,7 @@ def _counterexample(told: ToldFinding, regression: Path | None, script: Path | N
 
 
 def _answer(finding: Finding) -> tuple[str, ...]:
-    """What a kernel declares that is not meant to take sequences without keys, if the finding needs one.
+    """The declaration of a kernel that is not meant to take sequences without keys, if the finding needs one.
 
     To its author that is a question; whoever verifies a kernel has none, and is told what was ordered or not.
     """
@@ -210,7 +210,7 @@ def _outside(result: CampaignResult) -> Iterator[Limit]:
 
 
 def _declared(declaration: Declaration) -> str:
-    """What of ``declaration`` its file says itself."""
+    """The part of ``declaration`` that its file says itself."""
     parts = {"Supports": declaration.supports.declared(), "Numerics": declaration.numerics.declared()}
     own = {
         name: {field: value for field, value in fields.items() if field not in declaration.assumed}

@@ -26,7 +26,7 @@ _WHERE_TO_LOOK = {
 def judge_sanitized(
     sanitizer: Sanitizer, declaration: Declaration, case: Case, preceding: Sequence[Case] = ()
 ) -> Failure | None:
-    """What the tool objects to in `case`, or in those of `preceding`, which run before it."""
+    """The tool's objections to `case`, or to those of `preceding`, which run before it."""
     return failure_of(sanitizer.run(declaration, [*preceding, case]), sanitizer.tool)
 
 

@@ -1,4 +1,4 @@
-"""What compute-sanitizer writes, read: each report with the kernel, the source line, the thread and the address.
+"""Reads the output of compute-sanitizer: each report with the kernel, the source line, the thread and the address.
 
 The format is that of NVIDIA's "Compute Sanitizer User Manual", Understanding Memcheck Errors and the chapters on the
 other tools; the lines that say where, and at which address, have had three forms each since CUDA 11.

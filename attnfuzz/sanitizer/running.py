@@ -53,7 +53,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def read_notes(path: Path) -> list[Note]:
-    """What has been written; a last line that was cut off with its process is left out."""
+    """The notes that have been written; a last line that was cut off with its process is left out."""
     if not path.exists():
         return []
     complete = path.read_bytes().split(b"\n")[:-1]
@@ -62,7 +62,7 @@ def read_notes(path: Path) -> list[Note]:
 
 START_S = 240.0
 CASE_S = 120.0
-"""What a process may take to start, and a case more: compiled kernels run about 65 times slower under memcheck."""
+"""Seconds that a process may take to start, and a case more: memcheck slows compiled kernels down 65 times."""
 
 _ENVIRONMENT = {
     # The allocator of torch takes large blocks from CUDA and gives out parts of them: all of a block is memory that
@@ -76,7 +76,7 @@ _TAIL_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a process left. `status` is its exit code, None if it was ended for taking too long.
+    """The files and the exit code that a process left; `status` is None if it was ended for taking too long.
 
     `unread`: first lines of reports of an unknown form, if the tool says that it has found something.
     """

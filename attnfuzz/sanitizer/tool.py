@@ -12,7 +12,7 @@ Tool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 
 ERROR_EXIT_CODE = 86
-"""Of compute-sanitizer if it has found something and the command itself has succeeded."""
+"""Exit code of compute-sanitizer if it has found something and the command itself has succeeded."""
 
 _NAME = "compute-sanitizer"
 _CUDA = Path("/usr/local/cuda")
@@ -47,7 +47,7 @@ def find_executable() -> Path:
 
 
 def command_line(executable: Path, tool: Tool, log: Path, command: Sequence[str]) -> list[str]:
-    """What runs `command` under `tool`, with the report in `log`."""
+    """The command that runs `command` under `tool`, with the report in `log`."""
     options = ["--tool", tool, *_OPTIONS[tool], "--log-file", str(log), "--error-exitcode", str(ERROR_EXIT_CODE)]
     # The command itself uses CUDA; Triton's compilers, which it starts, do not.
     return [str(executable), *options, "--target-processes", "application-only", "--launch-timeout", "120", *command]

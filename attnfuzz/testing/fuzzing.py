@@ -89,7 +89,7 @@ class _CheckedTest:
         raise failure  # the smallest case no longer fails: show the one that was drawn
 
     def cases(self) -> SearchStrategy[Case]:
-        """What the kernel supports. A kernel known by name is loaded at the first draw, not when a test is defined."""
+        """A strategy for cases that the kernel supports. A kernel known by name is loaded at the first draw."""
         from hypothesis import strategies as st
 
         from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, cases

@@ -1,4 +1,4 @@
-"""What a test sees when a kernel fails a case."""
+"""The exception that a test sees when a kernel fails a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fixed tolerance lets through, and how often a right kernel fails it, beside the derived bound."""
+"""How many mistakes a fixed tolerance lets through, and how often a right kernel fails it, beside the derived bound."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SUITES = (
 
 @dataclass(frozen=True)
 class Weighed:
-    """Of so many draws: in how many a right kernel fails, and in how many each mistake passes."""
+    """Counts of draws: in how many a right kernel fails, and in how many each mistake passes."""
 
     name: str
     right_fails: int

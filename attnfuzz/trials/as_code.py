@@ -21,7 +21,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 NAMES = ("inf", "nan", "unpack")
-"""What lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
+"""Names that lines may use beside ``torch``: the numbers, from ``math``, and the function that `UNPACK` defines."""
 UNPACK = (
     "def unpack(text, dtype, *shape):  # a tensor of these bytes",
     "    data = bytearray(zlib.decompress(base64.b64decode(text)))",
@@ -32,11 +32,11 @@ UNPACK = (
 _MOST_NUMBERS = 128
 """That are written out."""
 _MOST_LINES = (4, 2, 1)
-"""Of numbers of a tensor, whose bytes are packed if they take more; fewer where all tensors take too many."""
+"""Most lines of numbers of a tensor, whose bytes are packed if they take more; fewer where all tensors take many."""
 _ROOM = 11
 """Lines for all tensors of a case."""
 _FEW_LINES = 3
-"""Of numbers to compare with; more are packed."""
+"""Lines of numbers to compare with; more are packed."""
 _SHORT = 8
 """Elements that are as short as a name."""
 _WIDTH = 116
@@ -160,7 +160,7 @@ def _memory_of(tensor: Tensor) -> Tensor:
 
 
 def _defined(name: str, tensor: Tensor, most: int) -> list[str]:
-    """Of all ways to write a dense tensor, the one with the fewest lines, and of these the shortest.
+    """The way to write a dense tensor that takes the fewest lines, and of several the shortest.
 
     Its bytes are packed only where numbers take too many.
     """

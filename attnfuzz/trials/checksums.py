@@ -22,7 +22,7 @@ CHANGED = (
 
 
 def checksum(things: Iterable[Any]) -> int:
-    """Of all tensors in ``things``: in dataclasses, mappings and sequences too. Waits for the device that they are on.
+    """Checksum of all tensors in ``things``, also in dataclasses, mappings and sequences. Waits for their device.
 
     A sum of their bits as integers, each tensor's times its place, in 64 bits.
     """

@@ -72,7 +72,7 @@ def differing(
 
 
 _LAUNCH_IN_ELEMENTS = 100_000
-"""What a CPU core processes in the time in which a GPU is told what to do."""
+"""Elements that a CPU core processes in the time in which a GPU is told what to do."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Reference:
         return values_on(self.values, device)
 
     def checksum(self) -> int:
-        """Of all tensors that have been computed so far."""
+        """Checksum of all tensors that have been computed so far."""
         return checksum(vars(self).get(name) for name in ("values", "values_on_cpu", "expectation"))
 
     @property
@@ -167,7 +167,7 @@ def compare(reference: Reference, seen: Observation) -> list[Comparison]:
 
 
 def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """What a kernel returned, in natural logarithms."""
+    """The LSE that a kernel returned, in natural logarithms."""
     return lse.double() * (math.log(2) if declaration.supports.lse == "base2" else 1.0)
 
 

@@ -27,7 +27,7 @@ from attnfuzz.trials.script_part import ScriptPart
 
 
 class NotFollowed(Exception):  # noqa: N818 - says what happened
-    """What the adapter does cannot be said as calls of its engine; the message is a sentence."""
+    """The adapter cannot be written as calls of its engine; the message is a sentence."""
 
 
 def engine_calls(kernel: Kernel, case: Case, *, device: str, launches: bool) -> ScriptPart:
@@ -54,7 +54,7 @@ def engine_calls(kernel: Kernel, case: Case, *, device: str, launches: bool) -> 
 
 
 def _results(returned: Any, outputs: list[Tensor]) -> list[Any]:
-    """What the kernel ``returned``; where that is nothing, the ``outputs`` that it was given."""
+    """The results that the kernel ``returned``; where that is nothing, the ``outputs`` that it was given."""
     parts = list(returned) if isinstance(returned, tuple | list) else [returned]
     return [given if one is None else one for one, given in zip(parts, outputs, strict=False)]
 
@@ -80,7 +80,7 @@ def _tensors_of(inputs: Any) -> dict[str, Tensor]:
 
 
 class _Notes:
-    """What has been called, and the tensors that were given, as they were at their first call."""
+    """The calls so far, and the tensors that were given, as they were at their first call."""
 
     def __init__(self, plan: EnginePlan, inputs: Mapping[str, Tensor], *, launches: bool) -> None:
         self.is_planned = False
@@ -96,7 +96,7 @@ class _Notes:
         self.parts = {name: self._part(place, value) for name, (place, value) in plan.needs.items()}
 
     def _part(self, place: str, value: Any) -> Any:
-        """What stands in for a part of the engine."""
+        """The stand-in for a part of the engine."""
         if callable(value) and not isinstance(value, type):
             return _Function(self, place, value)
         if isinstance(value, type) and not issubclass(value, enum.Enum) and not hasattr(value, "__enter__"):
@@ -125,13 +125,13 @@ class _Notes:
         return told
 
     def _check_that_only_calls_write(self) -> None:
-        """What an adapter does itself with tensors that the engine has got is no call of it."""
+        """Raise where an adapter itself writes to tensors that the engine has got: that is no call of the engine."""
         for name, after in self._after.items():
             if not torch.equal(_bytes_of(after), _bytes_of(_copy_of(self._known[name]))):
                 raise NotFollowed(f"the adapter itself changes {name} after a call")
 
     def _named(self, result: Any) -> tuple[str, Any]:
-        """What a result is called, and what stands in for it."""
+        """The name of a result, and what stands in for it."""
         if result is None:
             return "", None
         if isinstance(result, Tensor):
@@ -298,5 +298,5 @@ def _copy_of(tensor: Tensor) -> Tensor:
 
 
 def _bytes_of(copy: Tensor) -> Tensor:
-    """Of a tensor that `_copy_of` made, with what lies between its elements."""
+    """Bytes of a tensor that `_copy_of` made, with what lies between its elements."""
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy.untyped_storage())

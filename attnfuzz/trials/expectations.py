@@ -51,7 +51,7 @@ class Expect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a case's logical result should be, and how far each element may be off: float64, axes of the reference."""
+    """The right logical result of a case, and how far each element may be off: float64, axes of the reference."""
 
     expected: ExactResult
     bound: Bound
@@ -104,7 +104,7 @@ def _expectation(results: Results, place: Place) -> Expectation:
 
 
 def on_device(expectation: Expectation, device: str) -> Expectation:
-    """The same in the memory of `device`."""
+    """This expectation in the memory of `device`."""
     expected, bound = expectation.expected, expectation.bound
     return Expectation(
         ExactResult(expected.out.to(device), expected.lse.to(device)), Bound(bound.out.to(device), bound.lse.to(device))

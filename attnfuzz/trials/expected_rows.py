@@ -176,7 +176,7 @@ def _units(
 
 
 def _variant_columns(cases: Sequence[AttentionCase]) -> Sequence[Tensor]:
-    """Of the case of each block: soft cap, whether it has ALiBi, its longest reach, whether it has sinks above -inf."""
+    """Variants of the case of each block: soft cap, whether it has ALiBi, longest reach, whether it has sinks."""
     variants = [case.variant for case in cases]
     rows = [
         (variant.soft_cap or 0.0, variant.alibi is not None, max(case.seq_lens) - 1, variant.has_weighty_sinks)

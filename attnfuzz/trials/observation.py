@@ -63,7 +63,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class ResultError(Exception):
-    """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
+    """The kernel returned something that cannot be a result; the message names what is wrong and what was expected."""
 
 
 class TransposedError(ResultError):
@@ -251,7 +251,7 @@ class Observation:
     kernel_s: float = 0.0
 
     def on_host(self) -> "Observation":
-        """The same in host memory; itself if it is there."""
+        """This observation in host memory; itself if it is there."""
         results = {name: result.cpu() for name, result in self.results.items()}
         return replace(self, given=self.given.on_host(), allocated=self.allocated.on_host(), results=results)
 
@@ -389,7 +389,7 @@ def _after_waiting(kernel: Kernel, case: Case, inputs: Any, returned: object) ->
 
 
 def results_of_call(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:
-    """What a call `returned` or changed, by name, without what nobody looks at. Raises `ResultError`."""
+    """The results that a call `returned` or changed, by name, without unobserved elements. Raises `ResultError`."""
     problem, supports = problem_of(case), kernel.declaration.supports
     wanted = problem.returned_names(case, supports)
     found = named_results(returned, inputs, problem.results or wanted, wanted)

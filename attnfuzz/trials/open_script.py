@@ -1,4 +1,4 @@
-"""What a script holds of a case of a user's problem: its tensors, the call, and what is to come of it."""
+"""The part of a script about a case of a user's problem: its tensors, the call, and the right results."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Bucket:
 
     @property
     def row_elements(self) -> int:
-        """Of one padded row."""
+        """Elements of one padded row."""
         return self.num_tokens * self.head_size * self.group
 
 

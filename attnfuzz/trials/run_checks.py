@@ -30,7 +30,7 @@ from attnfuzz.trials.expectations import Expectation
 
 @dataclass(frozen=True, slots=True)
 class RunChecks:
-    """What is wrong with the first two runs, before any cause is looked for.
+    """Checks of the first two runs, made before any cause is looked for.
 
     `damaged`: per run, whether memory changed that may not. `unwritten`: an element still holds pre-fill. `differs`:
     the runs disagree. `error_ratio`: the largest error over bound of the first run.
@@ -66,7 +66,7 @@ class HostResults:
 
 
 def look(declaration: Declaration, seen: Sequence[HostResults]) -> list[RunChecks]:
-    """What is wrong with the runs of each case; all results are on the host."""
+    """Check the runs of each case; all results are on the host."""
     unwritten, differs = _look_at_bits(declaration, seen)
     ratios = _compare(declaration, seen)
     damaged = (one.damaged for one in seen)
@@ -74,7 +74,7 @@ def look(declaration: Declaration, seen: Sequence[HostResults]) -> list[RunCheck
 
 
 def _look_at_bits(declaration: Declaration, seen: Sequence[HostResults]) -> tuple[list[bool], list[bool]]:
-    """Of each case, whether elements were not written, and whether any differ between runs."""
+    """Whether, in each case, elements were not written, and whether any differ between runs."""
     unwritten, differs = [False] * len(seen), [False] * len(seen)
     for group in _groups(seen, lambda one: tuple(tuple(part.dtype for part in run) for run in one.runs)):
         first, *second = zip(*(seen[i].runs for i in group), strict=True)
@@ -104,7 +104,7 @@ def _compare(declaration: Declaration, seen: Sequence[HostResults]) -> list[floa
 
 
 def _kind(one: HostResults) -> tuple[Any, ...]:
-    """What cases have in common whose results can be joined."""
+    """A key that cases share whose results can be joined."""
     out, *rest = one.runs[0]
     splits = tuple(out.shape[2:]) if one.case.partial_states else ()
     return out.dtype, len(rest), splits

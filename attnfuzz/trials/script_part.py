@@ -1,11 +1,11 @@
-"""What a script holds of one case, in lines of Python, as the process says that runs it. Torch-free."""
+"""The part of a script about one case, in lines of Python, made by the process that runs it. Torch-free."""
 
 from __future__ import annotations
 
 import msgspec
 
 MAX_TENSOR_BYTES = 4 << 20
-"""Of a case's tensors; a larger script could not be pasted anywhere."""
+"""Most bytes of a case's tensors; a larger script could not be pasted anywhere."""
 
 
 class ScriptPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,7 +105,7 @@ class Trial:
 
     @cached_property
     def difference(self) -> "Difference | None":
-        """What makes the first and the second run differ; None if they agree.
+        """The difference between the first and the second run; None if they agree.
 
         A kernel that counts its calls may give the same bits in any two runs of a few, so what differed with other
         memory is made twice more, and the first run after it: of what comes with every so many calls, up to five, some
@@ -141,7 +141,7 @@ class Trial:
             self.__dict__.pop(cached, None)
 
     def without_lse(self) -> "Trial":
-        """The same runs as those of a kernel that returns the output alone."""
+        """These runs as those of a kernel that returns the output alone."""
         found = copy(self)
         found.kernel, found.guard = self.kernel.without_lse(), None
         for name, member in vars(Trial).items():
@@ -188,14 +188,14 @@ class Trial:
 
     @cached_property
     def alone(self) -> RunChecks:
-        """What is wrong with the first run by itself, after a wait for the device."""
+        """Checks of the first run by itself, after a wait for the device."""
         flags = _damaged(self.first), _unwritten(self.first), worst_ratio(self.comparison)
         damaged, unwritten, error_ratio = torch.stack(flags).tolist()
         return RunChecks((bool(damaged),), bool(unwritten), differs=False, error_ratio=error_ratio)
 
     @cached_property
     def checks(self) -> RunChecks:
-        """What is wrong with both runs, after a wait for the device."""
+        """Checks of both runs, after a wait for the device."""
         if self.guard is None:
             return RunChecks.read(self.flags.tolist(), runs=len(self.runs))
         first, second = self.runs

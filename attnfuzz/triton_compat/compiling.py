@@ -1,4 +1,4 @@
-"""What Triton's compiler does in this process: seconds spent compiling, the hash of its own files, and its launcher."""
+"""Triton's compiler in this process: seconds spent compiling, the hash of its own files, and its launcher."""
 
 import contextlib
 import importlib
@@ -42,7 +42,7 @@ class CompileTimes:
     def __call__(
         self, *, times: Any = None, cache_hit: bool = False, metadata_group: Any = None, **others: Any
     ) -> None:
-        """What Triton calls after each compilation. `metadata_group`: paths of files in its cache, by their names."""
+        """Called by Triton after each compilation. `metadata_group`: paths of files in its cache, by their names."""
         files = metadata_group if isinstance(metadata_group, dict) else {}
         self.ttir_files += [str(path) for name, path in files.items() if str(name).endswith(".ttir")]
         if cache_hit:
@@ -79,7 +79,7 @@ def compute_compiler_key() -> bool:
 
 _NVIDIA = "triton.backends.nvidia.driver"
 _FIRST_LAUNCH = "triton.experimental.gluon.nvidia.hopper"
-"""What Triton imports when a process launches its first kernel, in a tenth of a second."""
+"""Modules that Triton imports when a process launches its first kernel, in a tenth of a second."""
 
 
 def build_launcher() -> bool:

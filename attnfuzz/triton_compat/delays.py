@@ -88,7 +88,7 @@ def with_delays(ptx: str) -> str:
 
 @contextlib.contextmanager
 def delayed() -> Iterator[Delayed]:
-    """What is launched meanwhile waits at random; nothing does with a Triton that is not known, or without one."""
+    """Let launches within wait at random; none waits with a Triton that is not known, or without one."""
     seen = Delayed()
     compiled = _compiled_kernels()
     if compiled is None:
@@ -97,7 +97,7 @@ def delayed() -> Iterator[Delayed]:
     run = vars(compiled)["run"]
 
     def waiting_run(self: Any) -> Callable[..., Any]:
-        """What launches a compiled kernel, given the grid, the stream, what was loaded, and the arguments."""
+        """A function that launches a compiled kernel, given the grid, the stream, its binary, and the arguments."""
         launch = run.fget(self)
         function = _waiting_function(self)
         if function is None:

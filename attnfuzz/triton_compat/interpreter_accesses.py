@@ -22,7 +22,7 @@ from attnfuzz.explaining.operations import SourcePlace, first_of_users
 
 _CREATE = "create_"
 _WRAPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "shl": np.left_shift}
-"""What may come to more than 32 bits, by the name of the builder's method."""
+"""Operations that may exceed 32 bits, by the name of the builder's method."""
 _CAST = "int_cast"
 ACCESSES = {"masked_load": "load", "masked_store": "store", "atomic_rmw": "store", "atomic_cas": "store"}
 """Methods that all others which touch memory call, with what they do."""

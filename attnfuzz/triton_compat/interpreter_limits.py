@@ -34,7 +34,7 @@ _LAUNCH = "__call__"
 _LOOP = "counted"
 """The function of ours that makes the numbers of a kernel's loop."""
 _OF_ANY_CODE = (IndexError, MemoryError, RecursionError)
-"""What the numbers of a kernel can lead to anywhere."""
+"""Errors that the numbers of a kernel can lead to anywhere."""
 _NO_METHOD = "'InterpreterBuilder' object has no attribute "
 _LACKS = re.compile(r"'(?:bool|float|int|str|tuple)' object has no attribute '(\w+)'")
 _OF_CONSTANTS = re.compile(r"'constexpr'")
@@ -49,7 +49,7 @@ class _Frame(NamedTuple):
 
 
 def interpreter_limit_of(error: BaseException) -> str:
-    """What the interpreter cannot do, in words; empty if that is not why ``error`` was raised.
+    """The limit of the interpreter that ``error`` comes from, in words; empty if there is none.
 
     ``error``: as it was raised first, without what Triton wraps around it.
     """
@@ -97,6 +97,6 @@ def _places(error: BaseException) -> list[_Frame]:
 
 @functools.cache
 def _attributes() -> frozenset[str]:
-    """Of what stands in a compiled kernel where the interpreter may have a number of Python's."""
+    """Attributes of a compiled kernel's value where the interpreter may have a number of Python's."""
     language = importlib.import_module("triton.language")
     return frozenset({*dir(language.tensor), *dir(language.constexpr), "value"})

@@ -1,4 +1,4 @@
-"""What kernels, and the code that launches them, find on Triton's objects where kernels are interpreted.
+"""Attributes of Triton's objects that kernels, and the code that launches them, find where they are interpreted.
 
 A compiled kernel and an interpreted one are objects of other classes, and a constant is another thing in each. Without
 what is added here, kernels that are right on a GPU raise on a CPU (Triton 3.6 to 3.9):
@@ -106,7 +106,7 @@ def _launching(method: Method) -> Method:
 
 
 class _Launched:
-    """What a launch of a compiled kernel returns: it can be launched again."""
+    """The result of a launch of a compiled kernel: it can be launched again."""
 
     def __init__(self, function: Any, constants: Mapping[str, Any]) -> None:
         self._function = function

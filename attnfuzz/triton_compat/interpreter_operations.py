@@ -158,7 +158,7 @@ class _Recorder:
         return self.recording.add(kind, dtype, operands, calls=calls, place=place, launch=self._launches)
 
     def _maker_of(self, handle: Any) -> Operation:
-        """What a handle came of; else it is a number that a kernel was called with, or a constant."""
+        """The operation that made a handle; else it is a number of the kernel's call, or a constant."""
         made: Operation | None = getattr(handle, _OPERATION, None)
         return self.recording.add("argument", self._format_of(handle)) if made is None else made
 

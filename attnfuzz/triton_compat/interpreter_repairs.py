@@ -261,7 +261,7 @@ class _Repairs:
 
 
 def _numbers_of_float8(exponent_bits: int, fraction_bits: int, *, has_infinity: bool) -> np.ndarray[Any, Any]:
-    """What each of the 256 bit patterns stands for, as float32.
+    """The number of each of the 256 bit patterns, as float32.
 
     Without infinity only the pattern of all ones is NaN; else the largest exponent is for these, as in IEEE 754.
     """

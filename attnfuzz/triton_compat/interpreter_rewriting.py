@@ -1,4 +1,4 @@
-"""What Python means by a line of a kernel, and Triton's compiler by the same line: rewritten before it is interpreted.
+"""Rewrites lines of a kernel that Python means otherwise than Triton's compiler, before they are interpreted.
 
 The interpreter runs a kernel as the Python that it is written in. Where the compiler gives a line another meaning,
 kernels that are right on a GPU look wrong on a CPU (Triton 3.6 to 3.9):
@@ -90,7 +90,7 @@ def _last_name(called: ast.expr) -> str:
 
 
 class _Meanings:
-    """What kernels call in place of Python's operators and loops."""
+    """Functions that kernels call in place of Python's operators and loops."""
 
     def __init__(self, interpreter: ModuleType) -> None:
         language = importlib.import_module("triton.language")

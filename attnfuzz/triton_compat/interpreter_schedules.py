@@ -77,7 +77,7 @@ class Scheduled:
 
 @contextlib.contextmanager
 def scheduled(schedule: Schedule) -> Iterator[Scheduled]:
-    """What is interpreted meanwhile runs as ``schedule`` says; as ever, and never counted, for an unknown Triton."""
+    """Run kernels within as ``schedule`` says; as ever, and never counted, for an unknown Triton."""
     seen = Scheduled()
     interpreter = importlib.import_module("triton.runtime.interpreter")
     if not _is_known(interpreter):

@@ -19,7 +19,7 @@ Method = Callable[..., Any]
 
 _ADDED = "attnfuzz_types"
 _OF_TENSORS = "attnfuzz_of_tensors"
-"""What a type holds for the tensors of it: their shape and number of elements."""
+"""Attribute of a type for its tensors: their shape and number of elements."""
 _OF_TYPE = {"element_ty", "shape", "numel", "name"}
 _OF_TENSOR = {"handle", "shape", "numel", "type", "dtype"}
 _PARAMETERS = {

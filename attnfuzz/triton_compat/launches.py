@@ -1,4 +1,4 @@
-"""What Triton launches on a GPU: the TTIR of each kernel, and the tensors that it is launched with."""
+"""Launches of Triton on a GPU: the TTIR of each kernel, and the tensors that it is launched with."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _LARGER: dict[ValueRecipe, int] = {"positions": 6, "integers": 0, "normal": 0, "
 
 @dataclass(frozen=True, slots=True)
 class LogicalAttention:
-    """What attention is computed from, without any cache: the tokens of all sequences, one sequence after another.
+    """The inputs of attention without any cache: the tokens of all sequences, one sequence after another.
 
     q has a row for each query token: in the decode problems, one for each sequence.
     ``starts[i]`` is the first token of sequence ``i``; ``starts[num_seqs]`` is ``total_tokens``.
@@ -67,7 +67,7 @@ class LogicalAttention:
     kv_scales: Float64[Tensor, "2 num_kv_heads"] | None = None
 
     def dequantised(self) -> LogicalAttention:
-        """The same with K and V for which the cache's numbers stand, exact in float64; itself without scales."""
+        """These values with the K and V that the cache's numbers stand for, exact in float64; itself without scales."""
         if self.kv_scales is None:
             return self
         k_scale, v_scale = self.kv_scales[..., None]
@@ -317,8 +317,7 @@ def _rounded(numbers: Float[Tensor, "*shape"], case: AttentionCase) -> Float[Ten
 
 
 def _numbers(cached: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """What a format of 8 bits holds, in ``dtype``. A CPU looks that up in a fifth of the time
-    that torch takes for float8_e4m3fn."""
+    """All numbers of an 8-bit format, in ``dtype``. Looking them up takes a CPU a fifth of torch's time."""
     if cached.is_cuda:
         return cached.to(dtype)
     codes = cached.contiguous().view(torch.uint8)
@@ -340,7 +339,7 @@ def _scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tenso
 
 
 def _of_bits(drawn: Float[Tensor, "*shape"], dtype: KvDtype, mask: int) -> Float[Tensor, "*shape"]:
-    """What the lowest 8 bits of these integers are in ``dtype``."""
+    """The numbers in ``dtype`` whose bits are the lowest 8 of these integers."""
     codes = (drawn.to(torch.int16) & mask).to(torch.uint8)
     found = _numbers(codes.view(getattr(torch, dtype)), torch.float32)
     return found.where(found.isfinite(), 0.0).to(drawn.dtype)

@@ -31,10 +31,10 @@ DrawnRecipe = Literal["integers", "normal", "large", "small", "fine8", "fine11",
 """Recipes that draw every element on its own; "fine" with so many bits."""
 
 _SUBNORMAL_EXPONENT = {torch.float16: -24, torch.bfloat16: -133}
-"""Of the smallest number above 0. Float32 has smaller ones still, but none that is normal is below 2^-126 either."""
+"""Exponent of the smallest number above 0; for float32, of the smallest normal one."""
 
 _FINE_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""Of the significand of each dtype (IEEE 754; bfloat16 is the upper half of float32)."""
+"""Bits of the significand of each dtype (IEEE 754; bfloat16 is the upper half of float32)."""
 
 
 class Stream(IntEnum):
@@ -66,7 +66,7 @@ def element_words(
 
 
 def drawn_as(recipe: KeyRecipe | ValueRecipe, dtype: torch.dtype) -> tuple[DrawnRecipe, int]:
-    """What to draw for ``recipe``, and the power of 2 to multiply it with."""
+    """The kind of draw for ``recipe``, and the power of 2 to multiply it with."""
     if recipe == "fine":
         bits = _FINE_BITS[dtype]
         return cast(DrawnRecipe, f"fine{bits}"), 2 - bits
@@ -189,7 +189,7 @@ def _mix(x: _Words) -> _Words:
 
 @functools.lru_cache(maxsize=64)
 def _columns(num_heads: int, head_size: int) -> _Words:
-    """What is hashed into a row's state for each of its elements."""
+    """The numbers that are hashed into a row's state, one for each of its elements."""
     heads = np.arange(num_heads, dtype=np.uint32) * np.uint32(MAX_HEAD_SIZE)
     columns: _Words = np.add(heads[:, None], np.arange(head_size, dtype=np.uint32), dtype=np.uint32)
     return columns
@@ -202,7 +202,7 @@ _HOST_CHUNK_ELEMENTS = 1 << 16
 
 
 class _Kind(NamedTuple):
-    """What fillings have in common that are filled together."""
+    """The properties that fillings must share to be filled together."""
 
     recipe: Recipe
     num_heads: int
@@ -231,7 +231,7 @@ class Filling:
 
     @property
     def kind(self) -> _Kind:
-        """What it has in common with others."""
+        """The properties that decide what it can be filled together with."""
         return _Kind(self.recipe, self.num_heads, self.head_size, str(self.dtype), self.exponent)
 
 

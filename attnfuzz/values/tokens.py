@@ -37,7 +37,7 @@ def all_on_device(hosts: Sequence[Shaped[Tensor, "..."]], device: torch.device |
 
 
 def values_on(values: _Values, device: torch.device | str) -> _Values:
-    """The same logical values, a dataclass of tensors and numbers, in the memory of `device`."""
+    """These logical values, a dataclass of tensors and numbers, in the memory of `device`."""
     parts = {field.name: getattr(values, field.name) for field in fields(values)}
     moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
     return replace(values, **moved)

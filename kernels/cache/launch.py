@@ -12,7 +12,7 @@ from attnfuzz.kernels.common.device import on_device_of
 __all__ = ["LARGEST", "cache_write"]
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""What the largest number of a row becomes, by the format of a cache."""
+"""Value that the largest number of a row becomes, by the format of a cache."""
 
 
 def cache_write(new: Tensor, cache: Tensor, slot_mapping: Tensor, scale: Tensor | None = None) -> None:

@@ -1,1 +1,1 @@
-"""What kernels share: checks of arguments, strides of the cache's layouts, parts of device code."""
+"""Parts that kernels share: checks of arguments, strides of the cache's layouts, parts of device code."""

@@ -1,4 +1,4 @@
-"""What strides have in common, so that a compiler can prove that 16 bytes may be read at once.
+"""Divisors of strides, by which a compiler can prove that 16 bytes may be read at once.
 
 A kernel that gets strides in units of several elements, and multiplies them by that constant itself, lets the compiler
 see that rows begin at multiples of it. Triton looks for multiples of 16 elements only, and a hint in its place may be

@@ -146,7 +146,7 @@ MERGE_MANY: dict[str, Specs] = {
 """By the axis order of the LSEs."""
 
 _PASSED: dict[Hashable, tuple[Specs, dict[str, int]]] = {}
-"""What has passed, with its sizes: a model repeats its calls, and the host must keep up with a GPU."""
+"""Calls that have passed, with their sizes: a model repeats its calls, and the host must keep up with a GPU."""
 _MOST_PASSED = 4096
 
 

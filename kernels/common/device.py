@@ -14,7 +14,7 @@ __all__ = ["GpuLimits", "count_sms", "gpu_at", "on_device_of"]
 _AS_IT_IS = nullcontext()
 _HOPPER = (9, 0)
 _KEPT_BYTES = 1 << 10
-"""Of a multiprocessor's shared memory, for each program on it."""
+"""Shared memory of a multiprocessor that is kept back for each program on it."""
 
 
 class GpuLimits(NamedTuple):

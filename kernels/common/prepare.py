@@ -1,4 +1,4 @@
-"""What every wrapper does first: allocate the results it was not given, and check all tensors. Raises ValueError.
+"""The first step of every wrapper: allocate the results it was not given, and check all tensors. Raises ValueError.
 
 On a paged cache that gives a ``PagedCall``, which has all that a kernel is launched with; otherwise the two results and
 the size of every axis.
@@ -50,7 +50,7 @@ Prepared = tuple[Tensor, Tensor, dict[str, int]]
 def prepare_dense(
     q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, out: Tensor | None, lse: Tensor | None
 ) -> Prepared:
-    """Of ``dense_decode``."""
+    """Prepare a call of ``dense_decode``."""
     out, lse = _results_unless_given(out, lse, q, v.shape[-1] if v.dim() else 0)
     sizes = check_tensors({"q": q, "k": k, "v": v, "seq_lens": seq_lens, "out": out, "lse": lse}, DENSE)
     return out, lse, {**sizes, "group_size": group_size_of(sizes["num_q_heads"], sizes["num_kv_heads"])}
@@ -63,17 +63,17 @@ class PagedCall(NamedTuple):
     lse: Tensor
     variant: Variant
     sizes: dict[str, int]
-    """Of every axis, and ``group_size``: query heads per KV head."""
+    """Sizes of every axis, and ``group_size``: query heads per KV head."""
     strides: CacheStrides
 
     @property
     def results(self) -> tuple[Tensor, Tensor]:
-        """What the wrapper returns."""
+        """Results that the wrapper returns."""
         return self.out, self.lse
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """Of q and K, and of V."""
+        """Head sizes of q and K, and of V."""
         return self.sizes["head_size"], self.sizes["v_head_size"]
 
     @property
@@ -98,7 +98,7 @@ def prepare_paged(
     cu_seqlens_q: Tensor | None = None,
     masks: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> PagedCall:
-    """Of ``paged_decode``; with ``cu_seqlens_q`` of ``paged_attention``, and of ``masked_attention`` with ``masks``."""
+    """Prepare ``paged_decode``; with ``cu_seqlens_q`` ``paged_attention``, with ``masks`` ``masked_attention``."""
     variant = Variant(**variants)
     check_variant(variant)
     v_head_size = size_of_values(v_cache, layout)
@@ -128,7 +128,7 @@ def prepare_split(
     partial_lse: Tensor | None,
     variants: Variants,
 ) -> PagedCall:
-    """Of ``split_decode``, whose results are those of splits."""
+    """Prepare a call of ``split_decode``, whose results are those of splits."""
     variant = Variant(**variants)
     check_variant(variant)
     if variant.sinks is not None:
@@ -157,7 +157,7 @@ def empty_partials(q: Tensor, num_splits: int, dtype: str, v_head_size: int) -> 
 def prepare_reduce(
     partial_out: Tensor, partial_lse: Tensor, out: Tensor | None, lse: Tensor | None, sinks: Tensor | None = None
 ) -> Prepared:
-    """Of ``reduce_splits``."""
+    """Prepare a call of ``reduce_splits``."""
     shape = partial_out.shape[:2]
     out = _empty_unless_given(out, (*shape, *partial_out.shape[-1:]), partial_out.dtype, partial_out)
     lse = _empty_unless_given(lse, shape, torch.float32, partial_out)
@@ -175,7 +175,7 @@ PreparedMerge = tuple[Tensor, Tensor | None, dict[str, int]]
 def prepare_merge(
     inputs: dict[str, Tensor], lse_layout: str, output: Tensor | None, output_lse: Wanted
 ) -> PreparedMerge:
-    """Of ``merge_states``; ``inputs`` are prefix_output, prefix_lse, suffix_output and suffix_lse."""
+    """Prepare ``merge_states``; ``inputs`` are prefix_output, prefix_lse, suffix_output and suffix_lse."""
     check_choice("lse_layout", lse_layout, MERGE)
     prefix, lse = inputs["prefix_output"], inputs["prefix_lse"]
     return _prepare_merge(inputs, MERGE[lse_layout], output, prefix.shape, output_lse, lse.shape)
@@ -184,7 +184,7 @@ def prepare_merge(
 def prepare_merge_many(
     outputs: Tensor, lses: Tensor, lse_layout: str, output: Tensor | None, output_lse: Wanted
 ) -> PreparedMerge:
-    """Of ``merge_many``."""
+    """Prepare a call of ``merge_many``."""
     check_choice("lse_layout", lse_layout, MERGE_MANY)
     inputs = {"outputs": outputs, "lses": lses}
     return _prepare_merge(inputs, MERGE_MANY[lse_layout], output, outputs.shape[1:], output_lse, lses.shape[1:])

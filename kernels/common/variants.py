@@ -80,11 +80,11 @@ class Variant(NamedTuple):
 
     @property
     def of_rows(self) -> dict[str, Any]:
-        """The same of a kernel that finishes its rows, which also adds the sinks."""
+        """Arguments of a kernel that finishes its rows, which also adds the sinks."""
         return {**self.of_scores, **sink_arguments(self.sinks)}
 
     def kv_scales_of_heads(self, num_kv_heads: int) -> tuple[Tensor, Tensor] | None:
-        """Of K and of V, ``[num_kv_heads]``, without copying."""
+        """Scales of K and of V, ``[num_kv_heads]``, without copying."""
         if self.k_scale is None or self.v_scale is None:
             return None
         return self.k_scale.expand(num_kv_heads), self.v_scale.expand(num_kv_heads)

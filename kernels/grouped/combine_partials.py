@@ -158,7 +158,7 @@ def combine_heads(
     BLOCK_DV: tl.constexpr,
     CHUNK: tl.constexpr,  # splits per step, a power of two
 ):  # fmt: skip
-    """The same for several heads at once, by the last of the programs that have just stored the states."""
+    """Combine several heads at once, by the last of the programs that have just stored the states."""
     o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)

@@ -29,15 +29,15 @@ _MOST_ELEMENTS = 16384
 _WIDE = 512
 """Columns beyond which a program reads so much for each token that more heads of a group are worth twice the warps."""
 _ENOUGH_PROGRAMS = 0.1
-"""Of the processors, before sequences are split, so that such heads need not be shared out."""
+"""Share of the processors before sequences are split, so that such heads need not be shared out."""
 _ENOUGH_TOKENS = 16384
-"""Of all sequences likewise: 16 of 512 tokens take twice as long with 64 heads in a program as with 16."""
+"""Tokens of all sequences likewise: 16 of 512 take twice as long with 64 heads in a program as with 16."""
 _CHUNK_ELEMENTS = 8192
-"""Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
+"""Partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
 _WARPS_OF_COMBINATION = 2
 """64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
 _SHARED_BYTES = 160 << 10
-"""Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
+"""Bytes of the tiles on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _SHORT = 2048
 """Tokens of the longest sequence."""
 _MANY_TILES = 20
@@ -206,7 +206,7 @@ def grouped_decode(
 
 
 class _Launch(NamedTuple):
-    """What follows from shapes and options.
+    """Arguments that follow from shapes and options.
 
     ``head_blocks``: programs that share the query heads of a KV head.
     ``of_splits``, ``of_combination``: constants of the two kernels. ``of_last``: of the first without the second. The

@@ -1,4 +1,4 @@
-"""What the wrappers of merge kernels work out on the host: blocks, and results in place."""
+"""Work of the merge kernels' wrappers on the host: blocks, and results in place."""
 
 from __future__ import annotations
 

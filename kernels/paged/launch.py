@@ -27,7 +27,7 @@ __all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"
 _SPLITS_PER_STEP = 4
 """At least. Fewer than a kernel is declared to be tried with, so that more than one step is."""
 _ELEMENTS_PER_STEP = 8192
-"""Of partial outputs, at most: 64 registers of each of 128 threads."""
+"""Partial outputs in a step, at most: 64 registers of each of 128 threads."""
 
 
 def paged_decode(

@@ -45,7 +45,7 @@ def _weights_and_values(
     MASKED: tl.constexpr,  # whether the tile may reach beyond ``end``
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of tokens, in float32: ``[TILE]`` and ``[TILE, BLOCK_DV]``.
+    """Weights and values of a tile of tokens, in float32: ``[TILE]`` and ``[TILE, BLOCK_DV]``.
 
     Without a mask over tokens the compiler may load as many at once as lie side by side in a page.
     """

@@ -19,9 +19,9 @@ __all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
 
 MAX_SEGMENTS = 64
 _SHARED_BYTES = 220 * 1024
-"""Of a program at most: a little less than an H100 has. GPUs may have less."""
+"""Most shared memory of a program: a little less than an H100 has. GPUs may have less."""
 _ROW_REGISTERS = 64
-"""Of 255 that a thread has, for the output; with twice as many it spills."""
+"""Registers for the output, of 255 that a thread has; with twice as many it spills."""
 _FEWEST_TILES = 4
 _MEASURED_ITEMSIZE = 2
 
@@ -152,5 +152,5 @@ def _segments(
 
 
 def _power_of_two(least: int) -> int:
-    """Of at least ``least``, and of at least 16, as tl.dot wants it."""
+    """The power of two of at least ``least``, and of at least 16, as tl.dot wants it."""
     return max(16, 1 << (least - 1).bit_length())

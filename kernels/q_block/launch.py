@@ -26,7 +26,7 @@ __all__ = ["q_block_attention"]
 _SMS_OF_A_CPU = 2
 """In the interpreter, programs run one after the other."""
 _ELEMENTS_PER_STEP = 8192
-"""Of the segments' outputs, that a program combines at most in one step: 64 registers of each of 128 threads."""
+"""Segments' outputs that a program combines in one step, at most: 64 registers of each of 128 threads."""
 
 
 def q_block_attention(
@@ -189,7 +189,7 @@ def _empty_states(out: Tensor, num_segments: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _widest(sizes: Mapping[str, int]) -> int:
-    """What registers and shared memory are counted for: the larger heads of K and V."""
+    """The larger heads of K and V: registers and shared memory are counted for these."""
     return max(sizes["head_size"], sizes["v_head_size"])
 
 
@@ -203,7 +203,7 @@ def _launch(
     gpu: GpuLimits | None,
     tuned: bool,
 ) -> Launch:
-    """What is given, and for the rest what the heuristics choose. Raises ValueError."""
+    """The options that are given, and for the rest those that the heuristics choose. Raises ValueError."""
     wanted = {name: value for name, value in given.items() if value is not None}
     _check_given(wanted)
     return choose(

@@ -34,7 +34,7 @@ _TREES = [cast("Tree", importlib.import_module(f"{__name__}.{found.name}")) for 
 
 @lru_cache
 def tree_for(kernel: str, gpu: GpuLimits) -> Tree | None:
-    """What was measured on a GPU of this name, or else on one of its capability with as many multiprocessors.
+    """The tree that was measured on a GPU of this name, or else on one of its capability and size.
 
     An H200, for example, computes as an H100 does, and has more memory.
     """

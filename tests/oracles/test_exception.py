@@ -28,6 +28,13 @@ def test_exception_is_named_with_its_place(plant: Any, dense: Case, failure_of: 
     assert any("and more lines" in detail for detail in failure.details)
 
 
+def test_an_assertion_without_words_is_told_by_its_line(plant: Any, dense: Case, failure_of: Any) -> None:
+    """Of an assertion about a dtype, an engineer would read "AssertionError" and nothing else."""
+
+    message = failure_of(plant(before=limited_kernels.expect_int64), dense).message
+    assert message.startswith("the kernel raised AssertionError: assert inputs.seq_lens.dtype == torch.int64 (")
+
+
 @pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt])
 def test_attempts_to_end_the_process_are_exceptions(stop: type[BaseException], plant: Any, dense: Case) -> None:
     """A kernel that calls sys.exit would end the service in silence."""

@@ -20,7 +20,7 @@ from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.oracles.relations import relation as transformed
-from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, other_calls_of
 from attnfuzz.oracles.relations.catalogue import RELATIONS, applicable
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
@@ -283,7 +283,7 @@ def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_call() -> None:
 
 def test_what_is_wrong_by_itself_hides_no_other_leftover(plant: Any, dense: Case) -> None:
     """A kernel with a bug in longer sequences could remember what it likes."""
-    calls = len(relatives_of(plant().declaration, dense))
+    calls = len(other_calls_of(plant().declaration, dense))
     kernel = plant(length=lambda n: n - 1 if n > 30 else n, after=at_call(2 + calls, nudge))
     (verdict,) = judge_batch(kernel, [dense], device="cpu", relations=("call_sequence",))
     assert verdict.failure is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from attnfuzz.cases.features import departures, features, general_features
+from attnfuzz.cases.features import features, general_features, unusual_values
 from attnfuzz.identity.features import NEEDS_PRECEDING
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.feature import Feature
@@ -36,7 +36,7 @@ def named(*words: str) -> frozenset[Feature]:
 def _made() -> Mapping[str, Feature]:
     found: set[Feature] = {NEEDS_PRECEDING, Feature("pages moved", role="place")}
     for case in _specimens():
-        found |= features(case) | general_features(case, supports=SUPPORTS) | departures(case, supports=SUPPORTS)
+        found |= features(case) | general_features(case, supports=SUPPORTS) | unusual_values(case, supports=SUPPORTS)
     return {str(one): one for one in found}
 
 

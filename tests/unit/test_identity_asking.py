@@ -1,4 +1,4 @@
-"""attnfuzz.identity.asking: relatives of a failing case tell which bug it is, and what that needs."""
+"""attnfuzz.identity.asking: cases near a failing one tell which bug it is, and what that needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
-from attnfuzz.identity.features import certain, telling
+from attnfuzz.identity.features import most_specific, unconditional
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
@@ -114,8 +114,8 @@ def test_a_length_that_fills_its_pages_is_told_as_that(fails: Fails, told: set[s
     kernel = Declaration(name="k", problem="paged_decode", target="k", supports=Supports(block_sizes=(16,)))
     case = msgspec.structs.replace(simplest_case("paged_decode", kernel.supports, {}), seq_lens=(16,))
     found = FailingCase(kernel, case, WRONG)
-    needed = needs_of(found, certain(found.features), KnownBugs(), Runs(fails, kernel=kernel))
-    assert words(telling(needed)) == told
+    needed = needs_of(found, unconditional(found.features), KnownBugs(), Runs(fails, kernel=kernel))
+    assert words(most_specific(needed)) == told
 
 
 @pytest.mark.parametrize("matters", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.identity.features import aspects, has_essentials, needs, telling
+from attnfuzz.identity.features import has_essentials, kernel_parts, most_specific, needs
 from tests.unit.named_features import named
 
 
@@ -24,7 +24,7 @@ from tests.unit.named_features import named
 )
 def test_sizes_say_nothing_of_what_a_bug_is_about(features: set[str], expected: set[str]) -> None:
     """Bugs would be merged because both need two tokens, or kept apart because one needs three."""
-    assert aspects(named(*features)) == named(*expected)
+    assert kernel_parts(named(*features)) == named(*expected)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_sizes_say_nothing_of_what_a_bug_is_about(features: set[str], expected: 
 )  # fmt: skip
 def test_a_general_feature_is_not_shown_beside_what_implies_it(features: set[str], expected: set[str]) -> None:
     """A signature that says one thing three times is not read."""
-    assert telling(named(*features)) == named(*expected)
+    assert most_specific(named(*features)) == named(*expected)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
 from attnfuzz.trials.observation import named_results
 
 _TIMES_L2 = 4
-"""Of the L2 cache's size all sets together should have: its replacement does not simply drop the oldest."""
+"""Size of all sets together, in L2 caches: the cache's replacement does not simply drop the oldest."""
 
 _MOST_SETS = 2048
 _BYTES_OF_A_VECTOR = 16
@@ -174,12 +174,12 @@ class Unsupported(Exception):  # noqa: N818 - says what the shape is, not that a
 
 
 class NotMeasured(Exception):  # noqa: N818 - says what happened to the measurement
-    """What attnfuzz does before or after a contender's call went wrong: nothing is known of the contender."""
+    """Attnfuzz itself failed before or after a contender's call: nothing is known of the contender."""
 
 
 @contextmanager
 def as_not_measured() -> Iterator[None]:
-    """What is raised within is not the contender's doing, and becomes a NotMeasured with its cause."""
+    """Turn an exception within, which is not the contender's doing, into a NotMeasured with its cause."""
     try:
         yield
     except Unsupported:
@@ -261,7 +261,7 @@ def _natural(declaration: Declaration, lse: Tensor) -> Tensor:
 
 
 def _together(declaration: Declaration, shape: Shape, options: dict[str, OptionValue]) -> Supports | None:
-    """What the kernel declares of the layouts that go with all else here; None if nothing does."""
+    """The declared layouts that go with all else here; None if none does."""
     known: dict[str, OptionValue] = {
         "dtype": shape.dtype,
         "head_size": shape.head_size,
@@ -278,7 +278,7 @@ def _together(declaration: Declaration, shape: Shape, options: dict[str, OptionV
 
 
 def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, OptionValue]) -> tuple[Any, tuple[str, str]]:
-    """What the kernel gets, and the names of its two results."""
+    """The kernel's inputs, and the names of its two results."""
     shape = tensors.shape
     if isinstance(tensors, MergeTensors):
         return _merge_inputs(declaration, tensors)
@@ -496,7 +496,7 @@ def _in_graph(
 
 
 def _set_lengths(calls: Sequence[Prepared], sets: Sequence[Tensors], room: int) -> None:
-    """What the lengths on the device say: ``room`` for all sequences, or those of the shape if that is 0."""
+    """Set the lengths on the device: ``room`` for all sequences, or those of the shape if that is 0."""
     for one, tensors in zip(calls, sets, strict=False):
         if one.set_lengths is not None and isinstance(tensors, AttentionTensors):
             lens = tensors.seq_lens

@@ -49,7 +49,7 @@ class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CopyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of copies among buffers that the L2 cache cannot hold together."""
+    """Times of copies among buffers that the L2 cache cannot hold together."""
 
     time: Timed
 
@@ -108,7 +108,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     chosen: bool = False
 
     def time(self, mode: Mode, l2: L2State) -> Timed | None:
-        """Of one of the measurements; None if it was not made."""
+        """The time of one of the measurements; None if it was not made."""
         return next((one for one in self.times if one.mode == mode and one.l2 == l2), None)
 
     def share_of_copy(self, mode: Mode, l2: L2State) -> float | None:

@@ -40,14 +40,14 @@ from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.problems.supports import OptionValue
 
 _PEAK_COPY_BYTES = (1 << 30, 3 << 29)
-"""Of copies that are long enough to tell the bandwidth; the fastest counts."""
+"""Sizes of copies that are long enough to tell the bandwidth; the fastest counts."""
 
 _SMALL_COPY_BYTES = (16 << 20,)
 """Where there is no GPU."""
 
 
 class Measures(Protocol):
-    """What is needed of a ``TimingProcess``."""
+    """The methods of a ``TimingProcess`` that are needed."""
 
     machine: MachineReply
 
@@ -148,7 +148,7 @@ class _Run:
 
 
 def _key(request: MeasureRequest) -> str:
-    """What is the same for shapes that differ in nothing but their labels."""
+    """A key that shapes share which differ in nothing but their labels."""
     return repr(replace(request, shape=replace(request.shape, label="")))
 
 

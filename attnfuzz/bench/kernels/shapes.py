@@ -1,4 +1,4 @@
-"""What kernels are timed on: lengths, heads and pages of one batch, and the suites that have names. Torch-free."""
+"""Shapes that kernels are timed on: lengths, heads and pages of one batch, and suites with names. Torch-free."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def kind(self) -> Kind:
-        """What is to be computed."""
+        """The kind of computation."""
         if self.num_tokens:
             return "merge"
         return "mixed" if any(length != 1 for length in self.query_lens) else "decode"
@@ -75,7 +75,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return max(self.seq_lens, default=self.num_tokens)
 
     def in_pages_of(self, block_size: int) -> Shape:
-        """The same in other pages, which make no difference to a kernel on dense K and V."""
+        """This shape in other pages, which make no difference to a kernel on dense K and V."""
         return replace(self, block_size=block_size)
 
     def first_seen(self, position: int) -> int:
@@ -156,7 +156,7 @@ def _graph() -> list[Shape]:
 
 
 _SPREAD = 0.6
-"""Of the logarithm of lengths: the longest of 64 sequences is about four times the median."""
+"""Spread of the logarithm of lengths: the longest of 64 sequences is about four times the median."""
 
 
 def ragged_lengths(rng: random.Random, batch: int, median: int) -> list[int]:
@@ -197,7 +197,8 @@ def _padded() -> list[Shape]:
 
 
 def _variety() -> list[Shape]:
-    """What servers run beside `_decode`: other dtypes, caches and heads, windows, and one long sequence among short."""
+    """Shapes that servers run beside `_decode`: other dtypes, caches and heads, windows, one long sequence among
+    short."""
     even = {(batch, n): _attention(f"{batch}x{n}", 32, 8, (n,) * batch) for batch, n in DECODE_POINTS}
     usual, small = even[8, 4096], even[64, 512]
     return [
@@ -215,7 +216,7 @@ def _variety() -> list[Shape]:
 
 
 def smoke_suite() -> list[Shape]:
-    """What Triton's interpreter gets through: it shows that everything runs, and nothing else."""
+    """Shapes that Triton's interpreter gets through: they show that everything runs, and nothing else."""
     return [
         _attention("smoke 2x40", 4, 2, (40, 40), head_size=32),
         _attention("smoke mixed", 4, 2, (20, 33), head_size=32, query_lens=(20, 1)),

@@ -1,1 +1,1 @@
-"""What is drawn next: cases, formats, and turns of the kernels."""
+"""Decides what is drawn next: cases, formats, and turns of the kernels."""

@@ -16,12 +16,12 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.verdict import Drawn, Relations
 
 _SHARES = ((1, 0.3), (3, 0.1))
-"""Of a kernel's time, until so many rounds of turns are over: a kernel that is searched for seconds has one."""
+"""Shares of a kernel's time, until so many rounds of turns are over: a kernel that is searched for seconds has one."""
 _SHARE = 0.05
 _FIRST_AFTER_S = 3.0
-"""Of all workers' time with a kernel: what ordinary cases of its first formats show is found by then."""
+"""Seconds of all workers with a kernel before its first turn: by then ordinary cases of its first formats have run."""
 _EXPECTED_S = 0.25
-"""What one takes, before any has been seen: 0.1 s on an H200 alone, 0.4 to 0.9 s on a GPU that many share."""
+"""Seconds of a turn before any has been seen: 0.1 s on an H200 alone, 0.4 to 0.9 s on a GPU that many share."""
 _COMPILED = 4
 """Times that it compiles the kernel besides: wide strides do not fit into the integers of the formats that are known.
 Of those that compile for seconds workers would else all have begun with one, when none of them knew what it takes."""
@@ -41,7 +41,6 @@ class _Spent:
 
     @property
     def expected_s(self) -> float:
-        """What a turn takes."""
         if self.turns:
             return self.costly_s / self.turns
         return _EXPECTED_S + _COMPILED * self.compiled_s / max(1, self.num_compiled)
@@ -64,7 +63,7 @@ class CostlyRelations:
         costly = tuple(name for name in oracles if device in oracle_of(name).costly_on)
         self._costly = len(costly)
         self.usual: Relations = Drawn(without=costly) if costly else None
-        """What judges a case along with others."""
+        """Relations that judge a case along with others."""
         self._worker = worker
         self._num_workers = num_workers
         self._head_start = (worker + 1) / (num_workers + 1)
@@ -79,7 +78,7 @@ class CostlyRelations:
         spent.passed = case if passed else spent.passed
 
     def due(self, target: str) -> Due | None:
-        """What is to be done now, if it is time for a turn."""
+        """The turn that is due now, if any."""
         spent = self._spent[target]
         if not self._costly or spent.passed is None or spent.usual_s * self._num_workers < _FIRST_AFTER_S:
             return None

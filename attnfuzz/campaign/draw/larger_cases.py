@@ -35,9 +35,9 @@ _ROOMY_HEADS = 8
 """With more, that would go into heads."""
 
 _USUAL_TOKENS = 150
-"""Of a usual case, roughly: by it the time of a long one is estimated before any has been run."""
+"""Tokens of a usual case, roughly: by it the time of a long one is estimated before any has been run."""
 _LONGEST_S = 2.0
-"""What a long case may be expected to take."""
+"""Seconds that a long case may be expected to take."""
 _LONGEST_ASKED_S = 8.0
 """And one that a user asks for: with more, it would be taken for one that hangs."""
 _LONGEST_ROOMY_S = 0.25
@@ -46,7 +46,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.1, 0.3
 """Parts of a kernel's time that may go into a rung: the most where its cases cost no more than usual ones."""
 _AT_ONCE, _MOST_AT_ONCE = 2, 16
 _FORGETTING = 0.8
-"""What a slow case says of those to come, after each one that was faster: the machine may have been busy."""
+"""Factor by which a slow case counts less after each one that was faster: the machine may have been busy."""
 SourceOf = Callable[[Sizes], CaseSource]
 
 
@@ -134,7 +134,7 @@ class LargerCases:
         self._climbs: defaultdict[str, _Climb] = defaultdict(lambda: _Climb(()))
 
     def roomy(self, declaration: Declaration) -> CaseSource | None:
-        """What the next round draws from, if it is time for larger cases in batches."""
+        """The sizes that the next round draws from, if it is time for larger cases in batches."""
         climb = self._climb(declaration)
         cases, seconds = climb.usual
         if not cases:

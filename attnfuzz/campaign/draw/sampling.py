@@ -191,7 +191,7 @@ _KEPT = 32
 _SCOUTED_AT_ONCE = 4
 """But the first of a kernel alone: until it is compiled there are no cases, and other kernels wait for their turn."""
 _MOST_JOINING = 8
-"""Of what others have published, at one turn of a kernel."""
+"""Most cases of other workers that join at one turn of a kernel."""
 _VERY_FEW, _FEW = 3, 8
 _SHARE_AT_FIRST, _SHARE_WHILE_FEW, _SHARE_OF_COMPILING = 0.9, 0.5, 0.1
 _SHARE_OF_JOINING = 0.05
@@ -203,9 +203,9 @@ FormatSource = Callable[[Declaration], Iterator[Format]]
 
 @dataclass(slots=True)
 class _Formats:
-    """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere; ``before``: so many
-    of them when it became known what the kernel takes. Seconds are those since. ``has_more``: whether any was new of
-    those that came last from ``source``.
+    """The formats of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere;
+    ``before``: so many of them when it became known what the kernel takes. Seconds are those since. ``has_more``:
+    whether any was new of those that came last from ``source``.
 
     ``costs_s``: what so many of these took (``num_costs``). ``turn``: see `WorkingSets`.
     """
@@ -415,7 +415,7 @@ class CaseSource:
         return drawn
 
     def _next_seed(self, declaration: Declaration) -> int:
-        """Of the kernel's name, not of its path: elsewhere the same seeds draw the same cases."""
+        """The next seed, made from the kernel's name, not of its path: elsewhere the same seeds draw the same cases."""
         self._rounds[declaration.target] += 1
         return derive_seed(*self._seeds, declaration.name, self._rounds[declaration.target])
 

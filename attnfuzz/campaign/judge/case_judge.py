@@ -76,8 +76,7 @@ class AdaptiveTimeout:
 
     @property
     def certain_s(self) -> float:
-        """What a case that hangs for certain does not end within, in a fresh process too: ``longest_s``, or less if
-        others end much sooner."""
+        """Seconds after which a case hangs for certain: ``longest_s``, or less if others end much sooner."""
         if self._all.passed < _ENOUGH_CASES:
             return self.longest_s
         return self._limit_s(_CERTAIN_S, _SLOWER_THAN_EVER * self._all.slowest_s)
@@ -95,16 +94,16 @@ Patience = Literal["learned", "short", "longest"]
 _MAX_COMPLAINTS = 5
 """Errors of the framework that are lived with, each on its own case, before one ends the worker."""
 _FORMATS_KEPT = 1 << 14
-"""Of those that a process has run: on a CPU nearly every case has one of its own."""
+"""Formats that are remembered of a process: on a CPU nearly every case has one of its own."""
 _EXPLAINING_S = 3.0
-"""What has to be left of the campaign for a finding to be explained."""
+"""Seconds of the campaign that must be left for a finding to be explained."""
 GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
 _WAIT_FOR_BATCH_S = 0.5
 _COSTLY_S = 0.25
-"""Of a compiler, for a format: as long as many runs in the interpreter take."""
+"""Seconds of a compiler for a format from which on it is costly: as long as many runs in the interpreter take."""
 _LEAST_FOR_INTERPRETER_S = 5.0
-"""Of the campaign: the interpreter's processes take seconds to start."""
+"""Seconds of the campaign that must be left for the interpreter, whose processes take seconds to start."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -310,7 +309,7 @@ class CaseJudge:
         return self._interpreter if is_ready else None
 
     def find_leak(self, declaration: Declaration, case: Case) -> Failure | None:
-        """What there is to say of a kernel that keeps more memory with every call on ``case``; None if it does not.
+        """The failure of a kernel that keeps more memory with every call on ``case``; None if it does not.
 
         Raises OutOfTime if the deadline has passed before or on the way, and Unjudged where the framework fails on it.
         """
@@ -347,7 +346,7 @@ class CaseJudge:
             self._memory.leaks(target)
 
     def explain(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
-        """What is wrong with a case that failed, in a few lines; nothing without the time for it.
+        """Explain a case that failed, in a few lines; empty without the time for it.
 
         Raises Unjudged where the framework fails on it.
         """
@@ -465,7 +464,7 @@ def _format_hash(declaration: Declaration, case: Case) -> int:
 
 
 def _slowest_s(verdicts: Sequence[Verdict], batch_s: float) -> float:
-    """What one of the cases may have taken at most: compilations follow each other, the rest is shared."""
+    """The most that one of the cases may have taken: compilations follow each other, the rest is shared."""
     batch_s -= sum(verdict.timing.built_s for verdict in verdicts)
     compile_s = [verdict.timing.compile_s - verdict.timing.built_s for verdict in verdicts]
     return max(compile_s) + max(0.0, batch_s - sum(compile_s))
@@ -495,7 +494,7 @@ class JudgedBatch:
         return max(0.0, self.seconds - sum(verdict.timing.compile_s for verdict in self.verdicts or ()))
 
     def case_seconds(self, verdict: Verdict) -> float:
-        """What one of the cases took: its own compilations and an equal share of the rest."""
+        """Seconds of one of the cases: its own compilations and an equal share of the rest."""
         return verdict.timing.compile_s + self.warm_seconds / len(self.cases)
 
 

@@ -1,4 +1,4 @@
-"""What is being judged, on disk before it runs, in case the whole machine goes down with it."""
+"""Writes cases to disk before they run, in case the whole machine goes down with one."""
 
 from __future__ import annotations
 

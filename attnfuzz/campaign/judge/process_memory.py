@@ -1,4 +1,4 @@
-"""What is remembered of the process that runs cases: what has run in it, and the memory that it takes.
+"""Remembers which cases have run in the executor's process, and the memory that it takes.
 
 A kernel that leaks ends its process at the memory limit, which costs the cases that were running and tells nothing of
 the cause. So the executor is watched between cases: half way to the limit the kernel that grew it most is suspected of
@@ -56,7 +56,7 @@ _HEADROOM = {"cpu": 1 << 30, "cuda": 4 << 30}
 cases are computed there. Of what a kernel leaks, it is as much as fills up within a few hundred cases."""
 _LEAST_HEADROOM = 256 << 20
 _SHARE = 0.8
-"""Of the machine's free memory; the rest is for the workers and for others."""
+"""Share of the machine's free memory; the rest is for the workers and for others."""
 
 
 def memory_limit(resident_bytes: int, *, device: str, workers: int, available: int | None = None) -> int:
@@ -73,23 +73,23 @@ def memory_limit(resident_bytes: int, *, device: str, workers: int, available: i
 
 _TOO_FULL = 0.5
 _MOST_TO_FILL = 0.8
-"""Of the room that is left: how much a batch of a kernel that leaks may be expected to take."""
+"""Share of the room that is left which a batch of a kernel that leaks may be expected to take."""
 _CASES_WORTH_A_PROCESS = 256
 """After so many, replacing a process costs little, whatever has made it grow."""
 _MAX_CHECKS = 4
-"""Of one kernel, if it turns out not to leak, each on another case: it may leak on some only."""
+"""Most checks of a kernel that turns out not to leak, each on another case: it may leak on some only."""
 _PLACES = (0.0, 0.5, 1.0, 0.25)
-"""Of the cases that are checked one after the other among those that ran while memory grew, richest first."""
+"""Places of the cases that are checked one after the other among those that ran while memory grew, richest first."""
 _LOOKS_KEPT = 7
 _GPU_SHARE = 0.1
-"""Of a GPU's memory, to which executors are limited (see `attnfuzz.judging.service`)."""
+"""Share of a GPU's memory to which executors are limited (see `attnfuzz.judging.service`)."""
 _USABLE_GPU_SHARE = 0.8
-"""What CUDA itself needs for a process is not counted anywhere: half a gigabyte."""
+"""Usable share of that: CUDA itself needs half a gigabyte for a process, which is not counted anywhere."""
 
 
 @dataclass(slots=True)
 class _Process:
-    """What is known of the present executor. ``share`` is how much of its room it has taken."""
+    """The present executor. ``share`` is how much of its room it has taken."""
 
     key: Hashable
     began_with: int
@@ -106,7 +106,7 @@ class _Process:
         return added / cases
 
     def mean_growth(self, target: str) -> float:
-        """What each case of a kernel has added so far."""
+        """Bytes that each case of a kernel has added so far."""
         return self.grown[target] / self.cases[target]
 
 

@@ -1,1 +1,1 @@
-"""What outlives a campaign: findings, its state, journals; and saved cases run or merged later."""
+"""Files that outlive a campaign: findings, its state, journals; and saved cases run or merged later."""

@@ -18,7 +18,7 @@ from attnfuzz.campaign.saved.replay import SavedCase, load_named, replay
 from attnfuzz.corpus import Regression, regression_name, write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.identity.bug import Bug, Signature, are_one
-from attnfuzz.identity.features import aspects, named, needs
+from attnfuzz.identity.features import kernel_parts, named, needs
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import size_key
 from attnfuzz.own_files import OwnFolder
@@ -39,12 +39,11 @@ class SavedBug:
 
     @property
     def signature(self) -> Signature:
-        """What the first file says of the bug."""
+        """The signature of the bug in the first file."""
         return _signature(self.regression)
 
     @property
     def bug(self) -> Bug:
-        """What is known of it."""
         finding = self.regression.finding
         features = named(finding.features, self.regression.case)
         return Bug.shown_by(self.regression.kernel, finding, features, flaky=finding.is_flaky)
@@ -67,8 +66,8 @@ def tell_apart(saved: Iterable[SavedCase]) -> list[SavedBug]:
         if not same:
             bugs.append(case)
             continue
-        mine = aspects(case.signature.features)
-        most = max(same, key=lambda bug: len(mine & aspects(bug.signature.features)))
+        mine = kernel_parts(case.signature.features)
+        most = max(same, key=lambda bug: len(mine & kernel_parts(bug.signature.features)))
         bugs[bugs.index(most)] = SavedBug((*most.files, *case.files))
     return sorted(bugs, key=lambda bug: (bug.signature.symptom.kernel, str(bug.signature), _name(bug.files[0])))
 
@@ -114,7 +113,7 @@ def _by_name(saved: Iterable[SavedCase]) -> Iterator[SavedBug]:
 def _preference(case: SavedBug) -> tuple[Any, ...]:
     """As in a campaign: first the case that needs least, then the smallest."""
     features = case.signature.features
-    needed = len(aspects(features)), len(needs(features)), len(features)
+    needed = len(kernel_parts(features)), len(needs(features)), len(features)
     return *needed, len(case.regression.preceding), size_key(case.regression.case)
 
 
@@ -130,7 +129,7 @@ def _name(saved: SavedCase) -> str:
 Outcome = Literal["fails", "passes", "unverified"]
 _TRIES = 3
 _MAX_CASES = 8
-"""Of one bug: a hundred machines may have found it, and been right until it was repaired."""
+"""Most cases that are run of one bug: a hundred machines may have found it, and been right until it was repaired."""
 _ORDER: tuple[Outcome, ...] = ("fails", "unverified", "passes")
 
 

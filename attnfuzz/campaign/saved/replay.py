@@ -311,7 +311,7 @@ def load_named(saved: SavedCase, runner: Runner, *, trust: bool = False, start: 
 
 
 def replay_command(file: Path, target: str, python: Python | None = None) -> str:
-    """What to type to run a saved case of the kernel ``target`` again from here, in the environment ``python``."""
+    """The command to run a saved case of the kernel ``target`` again from here, in the environment ``python``."""
     place = target.rpartition(":")[0]
     try:
         is_foreign = place.endswith(".py") and why_foreign(Path(place), project_root()) is not None

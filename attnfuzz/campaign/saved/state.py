@@ -1,4 +1,4 @@
-"""What an interrupted campaign needs to be continued: ``.attnfuzz/state.json``, in the format ``attnfuzz.state/1``.
+"""The state with which an interrupted campaign continues: ``.attnfuzz/state.json``, in the format ``attnfuzz.state/1``.
 
 Findings are in their own files as well; without this one only the continuation is lost. It is read as strictly as a
 regression file: whoever hands on a folder hands on what lies in it, and this file names others that are replaced.
@@ -62,7 +62,7 @@ _FORMAT_NAME = "attnfuzz.state"
 _FORMAT = f"{_FORMAT_NAME}/1"
 _MAX_BYTES = 32 << 20
 _SHOWN_BYTES = 1 << 20
-"""Of a larger file the value that is wrong is not shown: that takes the whole of it as objects."""
+"""Largest file of which a wrong value is shown: that takes the whole of it as objects."""
 _REMEDY = "remove it and start without --resume"
 _YEARS_S = 1e9
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -80,7 +80,7 @@ _Span = Annotated[float, msgspec.Meta(ge=0, le=_YEARS_S)]
 
 
 class AskedOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the campaign was asked to do, as `CampaignRequest` has it.
+    """The request of the campaign, as `CampaignRequest` has it.
 
     ``python`` is only told: no file has a say in which program runs.
     """
@@ -136,7 +136,7 @@ class SavedFinding(WrittenFailure, frozen=True, forbid_unknown_fields=True, kw_o
 
     @classmethod
     def of(cls, finding: Finding) -> SavedFinding:
-        """What is kept of ``finding``."""
+        """The part of ``finding`` that is kept."""
         paths: dict[str, Any] = {
             name: None if (path := getattr(finding, name)) is None else str(path) for name in _PATHS
         }
@@ -186,7 +186,7 @@ class CampaignState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def remaining_s(self) -> float:
-        """What is left of the budget."""
+        """Seconds that are left of the budget."""
         return max(0.0, self.asked.budget_s - self.elapsed_s)
 
     def check_kernels(self, declarations: Iterable[Declaration]) -> None:
@@ -207,7 +207,7 @@ class CampaignState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def problems(self) -> dict[str, Problem]:
-        """What each kernel that was searched computes, by target."""
+        """Problems of the kernels that were searched, by target."""
         return {kernel.declaration.target: kernel.declaration.problem for kernel in self.kernels}
 
     def fill(self, statistics: Statistics) -> None:

@@ -1,1 +1,1 @@
-"""What is done with a case that fails: passed over, put off, or confirmed, shrunk and explained."""
+"""Failing cases: each is passed over, put off, or confirmed, shrunk and explained."""

@@ -43,7 +43,7 @@ _OF_WHAT_IS_REMEMBERED: Relations = (CALL_SEQUENCE.name,)
 
 
 class Retries:
-    """What runs of a case alone show is told to ``deaths`` as well.
+    """Runs a case again; ``deaths`` is told what runs of a case alone show.
 
     ``relations`` judge each case that passes otherwise; without any, the oracles that it takes two runs to ask. About
     what a kernel remembers of other calls, only a process that has run nothing before can tell: a plan that has grown
@@ -61,7 +61,7 @@ class Retries:
     def alone(
         self, case: Case, *, patience: Patience = "learned", afresh: bool = False, relations: Relations = ()
     ) -> Failure | None:
-        """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime.
+        """The oracle's objection to the case; ``afresh`` in a process that has run nothing before. Raises OutOfTime.
 
         ``relations``, if there are any, in place of those that judge as a rule.
         """
@@ -74,7 +74,7 @@ class Retries:
     def after(
         self, preceding: Sequence[Case], case: Case, *, patience: Patience = "learned", afresh: bool = False
     ) -> Failure | None:
-        """What an oracle objects to in ``case`` once ``preceding`` have run in the same fresh process.
+        """The oracle's objection to ``case`` once ``preceding`` have run in the same fresh process.
 
         Without any, the case runs alone, ``afresh`` or not. None also where one of those ends the process. Raises
         OutOfTime.
@@ -119,7 +119,7 @@ class LeakRetries(Retries):
     def alone(
         self, case: Case, *, patience: Patience = "learned", afresh: bool = False, relations: Relations = ()
     ) -> Failure | None:
-        """What there is to say of a kernel that leaks on ``case``. Raises OutOfTime."""
+        """The failure of a kernel that leaks on ``case``. Raises OutOfTime."""
         return self._find_leak(self._declaration, case)
 
     def after(
@@ -273,7 +273,7 @@ MAX_RUNS = 20
 _FRESH_RUNS = 4
 _LAST_RUNS = 4
 _SEQUENCE_RUNS = 400
-"""Of cases, to find out which of those before it a case needs."""
+"""Most cases that are run to find out which earlier ones a case needs."""
 _MOST_LIKE_IT = 12
 """Calls that differ from a failing one in one respect, which are made before it."""
 
@@ -290,7 +290,7 @@ class Confirmation:
     def is_flaky(self) -> bool:
         """Whether some runs showed something else, or nothing."""
         symptom = self.failing.symptom
-        alike = [one for one in self.failures if self.failing.as_(self.failing.case, one).symptom == symptom]
+        alike = [one for one in self.failures if self.failing.with_case(self.failing.case, one).symptom == symptom]
         return len(alike) < self.runs
 
 
@@ -323,7 +323,7 @@ def _in_a_relation(failing: FailingCase, retries: Retries) -> Failure | None:
 
 
 def _death_in(relations: Relations, failing: FailingCase, retries: Retries) -> Failure | None:
-    """What the case dies of in a fresh process where ``relations`` judge it, as they do in later retries."""
+    """The failure with which the case ends a fresh process where ``relations`` judge it, as later retries do."""
     retries.relations = relations
     failure = retries.alone(failing.case, patience="longest", afresh=True)
     return failure if ends_process(failure) else None
@@ -366,7 +366,7 @@ def still_fails_afresh(failing: FailingCase, retries: Retries) -> bool:
     """
     for afresh in (True, *(False,) * (_LAST_RUNS - 1)):
         failure = _run(failing, retries, afresh=afresh)
-        if failure is None or failing.as_(failing.case, failure).symptom != failing.symptom:
+        if failure is None or failing.with_case(failing.case, failure).symptom != failing.symptom:
             return False
     return True
 
@@ -408,13 +408,13 @@ def _after_one_like_it(failing: FailingCase, retries: Retries) -> FailingCase | 
     others = others_like(case, supports=declaration.supports, options=declaration.options)
     for one in (case, *itertools.islice(others, _MOST_LIKE_IT)):
         seen = retries.after((one,), case, afresh=True)
-        if seen is None or failing.as_(case, seen).symptom.sort != failing.symptom.sort:
+        if seen is None or failing.with_case(case, seen).symptom.sort != failing.symptom.sort:
             continue
         found = FailingCase(declaration, case, seen, (one,))
         again = [retries.after((one,), case, afresh=True) for _ in range(_VERIFICATIONS - 1)]
         alone = [retries.alone(case, afresh=True) for _ in range(_VERIFICATIONS)]
         if not any(alone) and all(
-            other is not None and found.as_(case, other).symptom == found.symptom for other in again
+            other is not None and found.with_case(case, other).symptom == found.symptom for other in again
         ):
             return found
     return None
@@ -423,7 +423,7 @@ def _after_one_like_it(failing: FailingCase, retries: Retries) -> FailingCase | 
 def _only_needed(failing: FailingCase, retries: Retries) -> FailingCase:
     def fails(preceding: Sequence[Case]) -> bool:
         failure = retries.after(preceding, failing.case)
-        return failure is not None and failing.as_(failing.case, failure).symptom == failing.symptom
+        return failure is not None and failing.with_case(failing.case, failure).symptom == failing.symptom
 
     kept = fewer(failing.preceding, Allowance(_SEQUENCE_RUNS).limited(fails))
     return FailingCase(failing.declaration, failing.case, failing.failure, kept)

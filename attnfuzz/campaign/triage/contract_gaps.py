@@ -150,7 +150,7 @@ def _of_places(declaration: Declaration, case: Any, features: frozenset[Feature]
 
 
 def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
-    """What else would be seen of it: a bug of addresses shows with any tensor that lies otherwise."""
+    """Limits for the other tensors: a bug of addresses shows with any tensor that lies otherwise."""
     features = frozenset().union(*finding.sights())
     has_strides = any(map(strided_tensor, features))
     has_layouts = any(one.field == "layout" and one.value for one in features)
@@ -163,7 +163,7 @@ def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
 
 
 def _of_refusals(case: Any, features: frozenset[Feature]) -> Limits:
-    """What a kernel raises an exception for."""
+    """Limits that exclude what the kernel raises for."""
     found: Limits = {}
     if any(one.role == "empty" for one in features - {PADDING_TOKENS}):
         found["empty_sequences"] = False
@@ -192,7 +192,6 @@ def _kept(powers: tuple[int, ...], passed: Sequence[int], refused: int) -> tuple
 
 
 def _stricter(one: Limits, other: Limits) -> Limits:
-    """What both permit."""
     merged = dict(one)
     for name, value in other.items():
         mine: Any = merged.get(name, value)

@@ -1,4 +1,4 @@
-"""What is wrong with a case that failed: measured weights, replayed roundings, and changes that make it pass."""
+"""Explains a failed case: measures weights, replays roundings, and looks for changes that make it pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["explain_failure", "explain_in_short", "shortened"]
 
 _WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0
-"""Of each finding of a campaign, once; the explain command takes its time."""
+"""Seconds for each finding of a campaign, once; the explain command takes its time."""
 _MOST_BESIDE = 8
 """Cases beside one with an access outside."""
 _MOST_LINES = 4
@@ -40,7 +40,7 @@ def explain_failure(
     total_s: float,
     measures_faults: bool = True,
 ) -> Explanation:
-    """What is wrong with ``case``, which ``failure`` is about.
+    """Explain the ``failure`` of ``case``.
 
     ``measures_faults``: of an access outside on a GPU it is told how far that is, for which several processes end.
 
@@ -148,7 +148,7 @@ def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failu
 
 
 def shortened(explanation: Explanation) -> Explanation:
-    """What goes into the details of a finding."""
+    """The lines of an explanation that go into the details of a finding."""
     lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
     short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
     return msgspec.structs.replace(explanation, lines=short, changes=(), runs=0)

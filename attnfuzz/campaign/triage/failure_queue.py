@@ -1,4 +1,4 @@
-"""What becomes of the failures that a worker meets: known ones pass, the others wait until they are investigated."""
+"""Failures that a worker meets: known ones pass, the others wait until they are investigated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with a failing case: report it at once, confirm it, shrink it, say which bug it is."""
+"""Investigates a failing case: reports it at once, confirms it, shrinks it, finds out which bug it is."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs, bugs_shown, is_alike, is_leak, is_refusal, tag_of
 from attnfuzz.identity.differences import differing, with_fields_of
-from attnfuzz.identity.features import NEEDS_PRECEDING, aspects, certain
-from attnfuzz.identity.relatives import in_other_formats, nearest_permitted, with_other_numbers
+from attnfuzz.identity.features import NEEDS_PRECEDING, kernel_parts, unconditional
+from attnfuzz.identity.nearby_cases import in_other_formats, nearest_permitted, with_other_numbers
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.registry import ACCURACY, DETERMINISM, EXCEPTION, HANG, RESIDUALS, UNWRITTEN
 from attnfuzz.problems.cases import Case, encode_case
@@ -63,9 +63,9 @@ _SHRINKING_DEATHS = 60
 """Runs of which each costs a process."""
 _SEQUENCE_RUNS = 400
 _CASES_TRIED = 12
-"""Of the campaign, under a declaration that would end a finding."""
+"""Most cases of the campaign that are run under a declaration that would exclude a finding."""
 _SHARE_FOR_COMPILERS = 0.25
-"""Of what is left of the campaign: how long shrinking may wait for formats that the interpreter cannot decide about."""
+"""Share of the remaining time for which shrinking may wait for formats that the interpreter cannot decide about."""
 _HANG_GUARD_S = 300.0
 """No shrinking takes that long but where runs hang."""
 _PLACING_S = 4.0
@@ -194,7 +194,7 @@ class Investigation:
         return True
 
     def _designs(self) -> Iterator[Numerics]:
-        """What the kernel has turned out to round on purpose, if that is all the case shows; else what replays name.
+        """The intended roundings that the kernel was found to have, if they explain the case; else those of replays.
 
         Where a known bug spoils the log-sum-exp alone, replays are of the output. Raises OutOfTime.
         """
@@ -257,7 +257,7 @@ class Investigation:
             beside = self._failure_of(declared, other)
             if beside is None:
                 continue
-            twin = failing.as_(other, beside)
+            twin = failing.with_case(other, beside)
             if twin.symptom == failing.symptom and self._known.predicting(twin) is not None:
                 return True
         return False
@@ -328,7 +328,7 @@ class Investigation:
             raise _SameBug(bug)
         named = next((failure for failure in confirmation.failures if failure.oracle == DETERMINISM.name), None)
         if named is not None:
-            self._step_to(self._first.as_(self._first.case, named))
+            self._step_to(self._first.with_case(self._first.case, named))
 
     def _recognise(self) -> None:
         """Ask whether a known bug is behind it that shows in another way here.
@@ -361,7 +361,7 @@ class Investigation:
             except OutOfTime:
                 return
             if failure is not None and failure.oracle == ACCURACY.name:
-                self._step_to(now.as_(case, failure))
+                self._step_to(now.with_case(case, failure))
                 self._retries = retries_of(self._now, self._judge, self._deaths)
                 self._recognise()
                 return
@@ -375,15 +375,15 @@ class Investigation:
             failure = self._retries.alone(case, patience="short", afresh=self._afresh, relations=relations)
         except OutOfTime as cut:
             raise Unanswered from cut
-        return None if failure is None else self._now.as_(case, failure)
+        return None if failure is None else self._now.with_case(case, failure)
 
     def _needs(self) -> frozenset[Feature]:
-        """What all cases on the way had that showed what the last one shows, as far as its neighbours need that too."""
+        """Features of all cases on the way that failed as the last one, as far as its neighbours need them too."""
         now = self._now
         alike = [one for one in self._shown if one.symptom == now.symptom] or [now]
-        needed = certain(frozenset.intersection(*(one.features for one in alike)))
-        if not aspects(needed) and aspects(certain(now.features)):
-            needed = certain(now.features)  # it slipped from one bug to another, which must not explain both
+        needed = unconditional(frozenset.intersection(*(one.features for one in alike)))
+        if not kernel_parts(needed) and kernel_parts(unconditional(now.features)):
+            needed = unconditional(now.features)  # it slipped from one bug to another, which must not explain both
         if not self._is_flaky and not now.preceding and now.failure.oracle != HANG.name:
             needed = needs_of(now, needed, self._known, self._run_relative)
         return needed | {NEEDS_PRECEDING} if now.preceding else needed
@@ -429,7 +429,7 @@ class Investigation:
         )
 
     def _minimise_cheaply(self) -> None:
-        """Of a kernel that compiles for long: in formats that are compiled, then in the interpreter, if it fails there.
+        """Shrink a case of a kernel that compiles for long: in compiled formats, then in the interpreter.
 
         What that comes to counts if the GPU shows it, too.
         """
@@ -463,13 +463,13 @@ class Investigation:
         return failing is not None and self._is_alike(failing)
 
     def _interpreted(self, case: Case, relations: Relations, *, patience: Patience = "short") -> FailingCase | None:
-        """What the interpreter shows of a case, if anything. Raises OutOfTime."""
+        """The failure that the interpreter shows of a case, if any. Raises OutOfTime."""
         asked = encode_case(case), relations
         if asked not in self._in_interpreter:
             declaration = self._now.declaration
             verdict = self._judge.in_interpreter(declaration, case, patience=patience, relations=relations)
             failure = None if verdict is None else verdict.failure
-            self._in_interpreter[asked] = None if failure is None else self._now.as_(case, failure)
+            self._in_interpreter[asked] = None if failure is None else self._now.with_case(case, failure)
         return self._in_interpreter[asked]
 
     def _shrink_preceding(self) -> None:
@@ -487,13 +487,13 @@ class Investigation:
         if self._is_over():
             raise _CutOff
         failure = self._retries.after(preceding, self._now.case, patience="short")
-        return failure is not None and self._now.as_(self._now.case, failure).symptom == self._now.symptom
+        return failure is not None and self._now.with_case(self._now.case, failure).symptom == self._now.symptom
 
     def _look_again(self, before: FailingCase) -> None:
-        """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
+        """Make sure that the case to be saved fails in a process of its own, or with a known rate; else go back."""
         if not self._is_flaky and not self._now.preceding:
             failure = self._retries.alone(self._now.case, afresh=True)
-            shown = None if failure is None else self._now.as_(self._now.case, failure)
+            shown = None if failure is None else self._now.with_case(self._now.case, failure)
             if shown is not None and shown.symptom != self._now.symptom and self._is_alike(shown):
                 self._step_to(shown)  # what other calls had left hid it, as numbers do in what nobody has written
                 if still_fails_afresh(shown, self._retries):
@@ -588,7 +588,7 @@ class Investigation:
         failure = self._retries.after(self._now.preceding, self._now.case, patience="longest")
         if failure is None or failure.oracle != HANG.name:
             return False
-        self._step_to(self._now.as_(self._now.case, failure))
+        self._step_to(self._now.with_case(self._now.case, failure))
         return True
 
     def _step_to(self, failing: FailingCase) -> None:
@@ -616,7 +616,7 @@ class Investigation:
         explanation = self._explanation()
         told = explanation.told or (self._now.failure if self._now.preceding else self._now.failure.undecided)
         if told != self._now.failure:
-            self._step_to(self._now.as_(self._now.case, told))
+            self._step_to(self._now.with_case(self._now.case, told))
         is_declarable = self._passes_as_declared(needed)  # what is told may name a declaration
         self._send(
             Minimised(
@@ -634,7 +634,7 @@ class Investigation:
         )
 
     def _of_strides(self, needed: frozenset[Feature]) -> tuple[str, ...]:
-        """What runs without ``needed`` have told of the strides of K and V."""
+        """A line on the strides of K and V, if the case needs them to differ."""
         if KV_STRIDES_DIFFER not in needed:
             return ()
         case: Any = self._now.case
@@ -643,7 +643,7 @@ class Investigation:
         return (f"it passes where K and V have the same strides{which}: is one addressed with the other's?",)
 
     def _explanation(self) -> Explanation:
-        """What is wrong with the case, if it always fails; nothing of one that needs others before it."""
+        """The explanation of a case that always fails; empty for one that needs others before it."""
         now = self._now
         if self._is_flaky or now.preceding or is_leak(now.failure):
             return Explanation()
@@ -677,7 +677,7 @@ class Investigation:
             return False
         try:
             failure = retries_of(declared, self._judge, self._deaths).alone(case, patience="short")
-            if failure is not None and declared.as_(case, failure).symptom == now.symptom:
+            if failure is not None and declared.with_case(case, failure).symptom == now.symptom:
                 return False
             return self._bears_out(declared.declaration, limits)
         except OutOfTime:

@@ -102,7 +102,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Lesson:
-    """What is known of one kernel."""
+    """The deaths known of one kernel, and what their cases have in common."""
 
     bugs: list[Bug] = field(default_factory=list)
     deaths: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
@@ -223,7 +223,6 @@ class KnownDeaths:
         return self._lessons.setdefault(target, _Lesson())
 
     def _traits(self, case: Case) -> Traits:
-        """Of the same case a moment ago, as a rule."""
         if self._latest[0] is not case:
             self._latest = case, traits(case)
         return self._latest[1]

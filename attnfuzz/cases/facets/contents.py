@@ -1,4 +1,4 @@
-"""What the tensors hold, and what is done to the scores: recipes for numbers, variants, 8-bit caches. Torch-free."""
+"""Facets of contents: recipes for numbers, variants of scores, 8-bit caches. Torch-free."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _logit_scale(case: AttentionCase) -> Levels:
 
 
 class Scale(Facet[AttentionCase]):
-    """What scores are multiplied with."""
+    """The factor that scores are multiplied with."""
 
     fields = ("scale",)
     jumps_with = "numbers"

@@ -23,7 +23,7 @@ C = TypeVar("C", bound=msgspec.Struct)
 Changes = Mapping[str, Any]
 """Other values of fields, by name."""
 Change = tuple[str, Changes]
-"""What differs, in words, and how."""
+"""A difference in words, and the change that makes it."""
 Options = Mapping[str, tuple[OptionValue, ...]]
 Levels = tuple[str, ...]
 
@@ -84,7 +84,7 @@ class Part:
 
     ``feature``: what any other value than the simplest is, with ``{}`` for it; as its kind has it if None.
     ``words``: what is told of a change to the value ``{}``. ``axis``: the name of an axis with a level for each value.
-    ``telling``: whether another value in place of this one, and not only the simplest, says what a bug needs.
+    ``tries_others``: whether another value in place of this one, and not only the simplest, says what a bug needs.
     ``supports``: the field of `Supports` that limits it.
     """
 
@@ -94,7 +94,7 @@ class Part:
     feature: Feature | None = None
     words: str = ""
     axis: str = ""
-    telling: bool = False
+    tries_others: bool = False
     supports: str = ""
 
     def value_in(self, case: Any) -> Any:
@@ -103,7 +103,7 @@ class Part:
         return case
 
     def put(self, case: Any, value: Any) -> Changes:
-        """What another value changes."""
+        """The changes that another value makes."""
         field, _, inner = self.path.partition(".")
         return {field: msgspec.structs.replace(getattr(case, field), **{inner: value}) if inner else value}
 
@@ -122,7 +122,7 @@ class Part:
 
     def changes(self, case: Any) -> Iterator[Change]:
         now = self.value_in(case)
-        others = (*self.kind.simpler(now), *self.kind.others(now)) if self.telling else (self.kind.simplest,)
+        others = (*self.kind.simpler(now), *self.kind.others(now)) if self.tries_others else (self.kind.simplest,)
         for value in dict.fromkeys(others):
             if value != now:
                 words = (self.words or f"{self.path} {{}}").format(_told(value))
@@ -130,7 +130,7 @@ class Part:
 
     def alternatives(self, case: Any, simplest: Any) -> Iterator[Changes]:
         now, plain = self.value_in(case), self.value_in(simplest)
-        if self.telling and now != plain:
+        if self.tries_others and now != plain:
             others = dict.fromkeys((*self.kind.simpler(now), *self.kind.others(now)))
             yield from (self.put(case, value) for value in others if value not in (now, plain))
 
@@ -158,29 +158,29 @@ class Facet(Generic[C]):
     """When ablation asks for its changes: 0 for what tells most, 2 for what it tries last."""
 
     def features(self, case: C) -> Iterator[Feature]:
-        """What is away from the simplest value."""
+        """Features for values that are not the simplest."""
         for part in self.parts:
             yield from part.features(case)
 
     def told(self, case: C) -> Iterator[str]:
-        """What is said of a case in the one line that names it."""
+        """Words for the one line that names a case."""
         yield from ()
 
     def general(self, case: C, domain: Domain) -> Iterator[Feature]:
-        """What cases that one mistake spoils have in common, whichever of them is met first."""
+        """Features that all cases of one mistake share, whichever of them is met first."""
         yield from ()
 
-    def departures(self, case: C, domain: Domain) -> Iterator[Feature]:
+    def unusual_values(self, case: C, domain: Domain) -> Iterator[Feature]:
         """Common values that ``case`` deviates from, as `other_than`; `without` puts them into it."""
         yield from ()
 
     def traits(self, case: C) -> Iterator[Feature]:
-        """What can be said of any value, for learning which cases kill a kernel's process."""
+        """Features of any value, from which is learned which cases kill a kernel's process."""
         for part in self.parts:
             yield from part.traits(case)
 
     def draws(self, supports: Supports) -> Mapping[str, Sequence[Any]]:
-        """What is drawn for fields that go with any others, simplest first; what is listed twice is twice as likely."""
+        """Values to draw for fields that go with any others, simplest first; one listed twice is twice as likely."""
         return {}
 
     def axes(self, domain: Domain) -> Iterator[Axis]:
@@ -193,7 +193,7 @@ class Facet(Generic[C]):
         yield from ()
 
     def rows(self, case: C) -> Iterable[Any]:
-        """What a case consists of, each by itself: its distinct sequences, or pairs of states."""
+        """The parts of a case, each by itself: its distinct sequences, or pairs of states."""
         return ()
 
     def objections(self, case: C, domain: Domain) -> Iterator[str]:
@@ -202,7 +202,7 @@ class Facet(Generic[C]):
             yield from part.objections(case, domain.supports)
 
     def size(self, case: C, options: Options) -> Iterator[tuple[SizeRank, Any]]:
-        """What is compared to tell the simpler of two cases, the smaller, with where it counts."""
+        """Sizes by rank: of two cases, the simpler has the smaller ones."""
         for part in self.parts:
             yield part.place, part.kind.rank(part.value_in(case))
 
@@ -213,7 +213,7 @@ class Facet(Generic[C]):
         return case
 
     def simplest(self, case: C, domain: Domain) -> Changes:
-        """What makes all of it simplest and leaves the rest as it is."""
+        """Changes that make all of the facet simplest and leave the rest as it is."""
         return {name: getattr(domain.simplest, name) for name in self.fields}
 
     def changes(self, case: C, domain: Domain) -> Iterator[Change]:
@@ -231,7 +231,7 @@ class Facet(Generic[C]):
         yield from ()
 
     def follow(self, case: C, changes: Changes) -> Changes:
-        """What else must change of these fields once others do."""
+        """Further changes of the facet's fields that follow when other fields change."""
         return {}
 
 
@@ -256,7 +256,7 @@ def changed(case: C, **fields: Any) -> C | None:
 
 
 _SEEDS_TRIED = 4
-"""Of a case with other numbers."""
+"""Seeds that are tried for a case with other numbers."""
 
 
 class _OpenField(Facet[OpenCase]):
@@ -264,7 +264,7 @@ class _OpenField(Facet[OpenCase]):
 
     def __init__(self, name: str, kind: Field) -> None:
         self.fields = (name,)
-        self.parts = (Part(name, kind, SizeRank.SEQUENCES, axis=name, telling=True),)
+        self.parts = (Part(name, kind, SizeRank.SEQUENCES, axis=name, tries_others=True),)
 
     def alternatives(self, case: OpenCase, domain: Domain) -> Iterator[Changes]:
         """As of any facet, and the case with what this number is above the simplest added to another one instead.

@@ -228,7 +228,7 @@ class HeadSize(Facet[CaseBase]):
         smaller = [size for size in _sizes(case, domain) if head_size_rank(size) < head_size_rank(case.head_size)]
         return (yield from first_of(case, [changed(case, head_size=size) for size in smaller]))
 
-    def departures(self, case: CaseBase, domain: Domain) -> Iterator[Feature]:
+    def unusual_values(self, case: CaseBase, domain: Domain) -> Iterator[Feature]:
         yield from (other_than("head_size", size) for size in _written_for(case, domain))
 
     def changes(self, case: CaseBase, domain: Domain) -> Iterator[Change]:

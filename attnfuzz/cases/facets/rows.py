@@ -55,7 +55,7 @@ def row_axes(domain: Domain) -> Iterator[Axis]:
 
 
 def query_phase(query_len: int, seq_len: int) -> str:
-    """What a sequence's query tokens are: all of it, the last one, a piece of a prompt, or none this step."""
+    """The kind of a sequence's query tokens: all of it, the last one, a piece of a prompt, or none this step."""
     if not query_len:
         return "no query"
     if query_len == seq_len:

@@ -113,7 +113,7 @@ class Sequences(Facet[AttentionCase]):
             yield SEVERAL_TOKENS
 
     def traits(self, case: AttentionCase) -> Iterator[Feature]:
-        """What holds for some of the lengths, for each of them, and for the longest."""
+        """Features of some of the lengths, of each of them, and of the longest."""
         yield from number_traits("num_seqs", case.num_seqs) | number_traits("sum of lengths", sum(case.seq_lens))
         steps = tuple(sorted({*steps_of(case), *DEFAULT_TILES}))
         distinct = set(case.seq_lens)
@@ -174,7 +174,7 @@ class Sequences(Facet[AttentionCase]):
                 yield f"sequence {seq} left out", _of_kept(case, kept)
 
     def alternatives(self, case: AttentionCase, domain: Domain) -> Iterator[Changes]:
-        """Of unequal lengths the smallest are 0 and 1."""
+        """Other lengths; the smallest unequal ones are 0 and 1."""
         if 0 in case.seq_lens and any(case.seq_lens):
             yield {"seq_lens": tuple(length + 1 for length in case.seq_lens)}
 
@@ -328,7 +328,7 @@ def _with_queries(seq: int) -> QueryEdit:
 
 
 def _with_context(seq: int) -> QueryEdit:
-    """The same query tokens behind another number of context tokens."""
+    """A sequence with the same query tokens behind another number of context tokens."""
 
     def edit(case: VarlenCase, context: int) -> VarlenCase | None:
         lengths = _replaced(case.seq_lens, seq, context + case.query_lens[seq])

@@ -1,4 +1,5 @@
-"""What kernels are compiled for: types, layouts, strides, sizes of pages, options; and where pages lie. Torch-free."""
+"""Facets that kernels are compiled for (types, layouts, strides, page sizes, options), and where pages lie.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ _PADDINGS = get_args(Padding)
 
 
 def strided(tensor: str, value: str = "") -> Feature:
-    """What is said of the strides of ``tensor``; without ``value`` that they are not those of the simplest case."""
+    """The feature of ``tensor``'s strides; without ``value``, that they are not those of the simplest case."""
     return Feature(f"{_STRIDES}{tensor}", value)
 
 
@@ -181,7 +182,7 @@ class Dtype(Facet[CaseBase]):
             Feature("dtype", "={}"),
             "{}",
             "dtype",
-            telling=True,
+            tries_others=True,
             supports="dtypes",
         ),
     )
@@ -200,7 +201,7 @@ class CacheLayout(Facet[PagedDecodeCase]):
             Feature("layout", "={}"),
             "layout {}",
             "layout",
-            telling=True,
+            tries_others=True,
             supports="layouts",
         ),
     )
@@ -259,7 +260,7 @@ def _orders(case: PagedDecodeCase) -> Levels:
 
 
 def _padding(case: PagedDecodeCase) -> Levels:
-    """What unused block-table entries hold, if there are any."""
+    """The contents of unused block-table entries, if there are any."""
     blocks = {-(-seq_len // case.block_size) for seq_len in case.seq_lens}
     unused = case.pages.extra_columns or len(blocks) > 1 or 0 in blocks
     return (case.pages.padding,) if unused else ("none",)
@@ -378,7 +379,7 @@ def _effective_strides(case: Case, name: str) -> tuple[int, ...]:
 
 
 def cache_names(case: CaseBase) -> tuple[str, str]:
-    """What the tensors of K and V are called; empty where there are none."""
+    """Names of the tensors of K and V; empty where there are none."""
     of_case = (names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names))
     return next(((names[0], names[-1]) for names in of_case), ("", ""))
 

@@ -40,7 +40,7 @@ _FEWEST_SEQS = 4
 _ENLARGED = 256.0
 """Times V, so that what is left of its sums is a normal number in float16."""
 _LIGHT = 2.0**-8
-"""Of the largest weight, at least: with less, a token's V would have to be far larger than others."""
+"""Least part of the largest weight: with less, a token's V would have to be far larger than others."""
 
 
 def _applies(declaration: Declaration, case: BundledCase) -> bool:

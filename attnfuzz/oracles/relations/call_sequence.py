@@ -1,4 +1,4 @@
-"""The same call again after other calls: the same bits. And the other calls in turn do not depend on this one.
+"""Calls the kernel again after other calls, and compares bits. The other calls must not depend on this one either.
 
 Kernels keep things between calls: workspaces that grow, plans and launch settings by shape, counters. One call, or the
 same call twice, tells nothing of what is left over from another one. So the other calls are on cases of the same
@@ -63,7 +63,7 @@ _SEVERAL_TILES = 32
 _ROOM = ("extra_rows", "query_slack", "seq_slack", "padding_tokens")
 
 
-class Relative(NamedTuple):
+class OtherCall(NamedTuple):
     """A case, and how its call is told: "a call with seq_lens=[10, 6]", "the same call with scale=0.5"."""
 
     case: Case
@@ -71,7 +71,7 @@ class Relative(NamedTuple):
     is_twin: bool = False
 
 
-def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
+def other_calls_of(declaration: Declaration, case: Case) -> list[OtherCall]:
     """One with more tokens, at most twice as many, then one with half as many and another number of rows.
 
     Then those of the same shapes. All are such as the kernel supports.
@@ -83,26 +83,26 @@ def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
     twins = twins_of(case, supports=supports, options=options)
     return [
         one
-        for one in (*others, *(Relative(twin.case, f"the same call {twin.words}", is_twin=True) for twin in twins))
+        for one in (*others, *(OtherCall(twin.case, f"the same call {twin.words}", is_twin=True) for twin in twins))
         if fits(one.case)
     ]
 
 
 @singledispatch
-def _made(case: Case, declaration: Declaration) -> Iterator[Relative]:
-    raise TypeError(f"no relatives are known of a case of {case.problem} in {declaration.target}")
+def _made(case: Case, declaration: Declaration) -> Iterator[OtherCall]:
+    raise TypeError(f"no other calls are known of a case of {case.problem} in {declaration.target}")
 
 
 @_made.register
-def _(case: MergeStatesCase, declaration: Declaration) -> Iterator[Relative]:
+def _(case: MergeStatesCase, declaration: Declaration) -> Iterator[OtherCall]:
     del declaration
     for num_tokens in (case.num_tokens + min(case.num_tokens, _MOST_MORE), max(1, case.num_tokens // 2)):
         other = msgspec.structs.replace(case, num_tokens=num_tokens, seed=case.seed ^ _OTHER_SEED)
-        yield Relative(other, f"a call with num_tokens={num_tokens}")
+        yield OtherCall(other, f"a call with num_tokens={num_tokens}")
 
 
 @_made.register
-def _(case: AttentionCase, declaration: Declaration) -> Iterator[Relative]:
+def _(case: AttentionCase, declaration: Declaration) -> Iterator[OtherCall]:
     longest = declaration.supports.max_seq_len or math.inf
     more = tuple(int(min(length + min(length, _MOST_MORE), longest)) for length in case.seq_lens)
     half = tuple(-(-length // 2) for length in case.seq_lens)
@@ -111,11 +111,11 @@ def _(case: AttentionCase, declaration: Declaration) -> Iterator[Relative]:
         fields = case.of_sequences(kept)
         if any(fields.get("query_lens", (1,))):  # without a query token there is no call
             seq_lens = tuple(lengths[seq] for seq in kept)
-            yield Relative(_with_lengths(case, fields, seq_lens), f"a call with seq_lens={list(seq_lens)}")
+            yield OtherCall(_with_lengths(case, fields, seq_lens), f"a call with seq_lens={list(seq_lens)}")
 
 
 @_made.register
-def _(case: OpenCase, declaration: Declaration) -> Iterator[Relative]:
+def _(case: OpenCase, declaration: Declaration) -> Iterator[OtherCall]:
     """One for each field, with another value of it: which one, that follows from the case."""
     del declaration
     shapes = _shapes_of(case)
@@ -125,7 +125,7 @@ def _(case: OpenCase, declaration: Declaration) -> Iterator[Relative]:
             value = others[(case_number(case) + number) % len(others)]
             other = msgspec.structs.replace(case, **{name: value})
             is_twin = _shapes_of(other) == shapes
-            yield Relative(other, f"{'the same call' if is_twin else 'a call'} with {name}={value}", is_twin=is_twin)
+            yield OtherCall(other, f"{'the same call' if is_twin else 'a call'} with {name}={value}", is_twin=is_twin)
 
 
 def _shapes_of(case: OpenCase) -> list[tuple[str, tuple[int, ...], str]]:
@@ -163,24 +163,24 @@ def _weight(declaration: Declaration, case: Case) -> int:
 
 
 _FEW_TWINS = 4
-"""Of the same shapes, where a case is one of many: others draw others."""
+"""Calls of the same shapes that are drawn where a case is one of many: other cases draw others."""
 
 
-def _few_of(declaration: Declaration, case: Case, *, compiles: bool) -> list[Relative]:
-    """Of `relatives_of`, those of other shapes and some of the others: for the same case the same.
+def _few_of(declaration: Declaration, case: Case, *, compiles: bool) -> list[OtherCall]:
+    """Those of `other_calls_of` that have other shapes, and some of the others, which the case alone decides.
 
     `compiles`: for a twin in another format a compiler takes longer than hundreds of cases. So all cases of a format
     have the same one of these, and another format has another.
     """
-    relatives, own = relatives_of(declaration, case), format_key(format_of(case))
-    twins = [one for one in relatives if one.is_twin]
+    other_calls, own = other_calls_of(declaration, case), format_key(format_of(case))
+    twins = [one for one in other_calls if one.is_twin]
     costly = [one for one in twins if compiles and format_key(format_of(one.case)) != own]
     others = [one for one in twins if one not in costly]
     chosen = _in_turn(others, case_number(case))[:_FEW_TWINS] + _in_turn(costly, zlib.crc32(own))[:1]
-    return [one for one in relatives if not one.is_twin or one in chosen]
+    return [one for one in other_calls if not one.is_twin or one in chosen]
 
 
-def _in_turn(twins: list[Relative], drawn_by: int) -> list[Relative]:
+def _in_turn(twins: list[OtherCall], drawn_by: int) -> list[OtherCall]:
     first = (drawn_by >> 10) % max(1, len(twins))  # lower bits say which cases draw the relation
     return twins[first:] + twins[:first]
 
@@ -190,16 +190,16 @@ def _check(trial: Trial) -> Failure | None:
 
 
 def _check_closer(trial: Trial) -> Failure | None:
-    return _checked(trial, relatives_of(trial.kernel.declaration, trial.case))
+    return _checked(trial, other_calls_of(trial.kernel.declaration, trial.case))
 
 
-def _checked(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
-    for number, relative in enumerate(relatives):
-        failure = _judged(trial, trial.kernel, relative)
-        failure = None if failure is None else _later_call(trial, relatives, number, failure)
+def _checked(trial: Trial, other_calls: Sequence[OtherCall]) -> Failure | None:
+    for number, other in enumerate(other_calls):
+        failure = _judged(trial, trial.kernel, other)
+        failure = None if failure is None else _later_call(trial, other_calls, number, failure)
         if failure is not None:
             return failure
-    return _after(trial, relatives)
+    return _after(trial, other_calls)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
@@ -207,39 +207,39 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
 
 
 def _further_closer(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
-    return _runs(relatives_of(declaration, case), case, contents)
+    return _runs(other_calls_of(declaration, case), case, contents)
 
 
-def _runs(relatives: Sequence[Relative], case: Case, contents: Contents) -> FurtherRuns:
-    again = Changed(_after_all(relatives), case, contents.values, contents.placement)
+def _runs(other_calls: Sequence[OtherCall], case: Case, contents: Contents) -> FurtherRuns:
+    again = Changed(_after_all(other_calls), case, contents.values, contents.placement)
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
         return _bits(case, one, others[-1], again.words)
 
     def refine(trial: Trial, failure: Failure) -> Failure:
-        return _after_one(trial, relatives) or failure
+        return _after_one(trial, other_calls) or failure
 
     def blame(trial: Trial, run: int, what: Failure | KernelRaised) -> Failure | None:
         failure = _raised(what) if isinstance(what, KernelRaised) else what
-        return None if failure is None else _later_call(trial, relatives, run, failure)
+        return None if failure is None else _later_call(trial, other_calls, run, failure)
 
-    return FurtherRuns([*(Changed("", one.case) for one in relatives), again], compare, refine=refine, blame=blame)
+    return FurtherRuns([*(Changed("", one.case) for one in other_calls), again], compare, refine=refine, blame=blame)
 
 
-def _later_call(trial: Trial, relatives: Sequence[Relative], number: int, failure: Failure) -> Failure | None:
-    """What it means that a relative's call failed, which was made after this one and those of relatives before it."""
-    fresh, relative = fresh_copy(trial.kernel), relatives[number]
-    if fresh is None or _judged(trial, fresh, relative) is not None:
+def _later_call(trial: Trial, other_calls: Sequence[OtherCall], number: int, failure: Failure) -> Failure | None:
+    """The failure of another call, which was made after this one and the other calls before it, in words."""
+    fresh, other = fresh_copy(trial.kernel), other_calls[number]
+    if fresh is None or _judged(trial, fresh, other) is not None:
         return None  # it is wrong by itself, or nobody can tell
-    called = [trial.case, *(one.case for one in relatives[:number])]
-    if _is_wrong_after(trial, called[:1], relative):
+    called = [trial.case, *(one.case for one in other_calls[:number])]
+    if _is_wrong_after(trial, called[:1], other):
         earlier = "this case"
-    elif (left_over := _after_one(trial, relatives[:number])) is not None:
+    elif (left_over := _after_one(trial, other_calls[:number])) is not None:
         return left_over
     else:
-        calls = (one for one in reversed(relatives[:number]) if _is_wrong_after(trial, [one.case], relative))
+        calls = (one for one in reversed(other_calls[:number]) if _is_wrong_after(trial, [one.case], other))
         blamed = next(calls, None)
-        if blamed is None and not (number and _is_wrong_after(trial, called, relative)):
+        if blamed is None and not (number and _is_wrong_after(trial, called, other)):
             return None  # nothing is left of these calls: what is read lies in memory that others have used since
         earlier = f"{len(called)} other calls" if blamed is None else blamed.words
     may_be = dict.fromkeys((*failure.maybe, *(one.mistake for one in failure.causes)))
@@ -247,7 +247,7 @@ def _later_call(trial: Trial, relatives: Sequence[Relative], number: int, failur
         failure,
         oracle=registry.CALL_SEQUENCE.name,
         kind=f"next call: {failure.kind}",
-        message=f"{relative.words} after {earlier} gives {failure.message}; before any other call it is right",
+        message=f"{other.words} after {earlier} gives {failure.message}; before any other call it is right",
         details=(*failure.details, _REASONS),
         causes=(_CAUSE,),
         maybe=tuple(may_be),
@@ -255,37 +255,37 @@ def _later_call(trial: Trial, relatives: Sequence[Relative], number: int, failur
     )
 
 
-def _is_wrong_after(trial: Trial, earlier: Sequence[Case], relative: Relative) -> bool:
-    """Whether a relative's call is wrong right after those of other cases, of a kernel not called before."""
+def _is_wrong_after(trial: Trial, earlier: Sequence[Case], other: OtherCall) -> bool:
+    """Whether another call is wrong right after those of other cases, of a kernel not called before."""
     fresh = fresh_copy(trial.kernel)
     if fresh is None:
         return False
     for case in earlier:
-        _judged(trial, fresh, Relative(case, ""))
-    return _judged(trial, fresh, relative) is not None
+        _judged(trial, fresh, OtherCall(case, ""))
+    return _judged(trial, fresh, other) is not None
 
 
-def _judged(trial: Trial, kernel: Kernel, relative: Relative) -> Failure | None:
-    other = Trial(
+def _judged(trial: Trial, kernel: Kernel, other: OtherCall) -> Failure | None:
+    later = Trial(
         kernel,
-        relative.case,
+        other.case,
         device=trial.device,
         tolerance=trial.reference.tolerance,
         twice=False,
         compile_clock=trial.compile_clock,
     )
     try:
-        failure = accuracy.check(other)
+        failure = accuracy.check(later)
     except KernelRaised as raised:
         if raised.is_a(KeyboardInterrupt):
             raise
         return _raised(raised)
-    trial.observations.extend(other.observations)
+    trial.observations.extend(later.observations)
     return failure
 
 
 def _raised(raised: KernelRaised) -> Failure | None:
-    """What a relative's call raised, in the words of a failure; None for what cannot run here at all."""
+    """The exception of another call, as a failure; None for what cannot run here at all."""
     if interpreter_limit(raised.error):
         return None
     name = type_name(raised.error)
@@ -294,34 +294,34 @@ def _raised(raised: KernelRaised) -> Failure | None:
     )
 
 
-def _after(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
+def _after(trial: Trial, other_calls: Sequence[OtherCall]) -> Failure | None:
     """The call of this case after those of all others, and then others on its tensors, which are changed in place."""
-    words = _after_all(relatives)
+    words = _after_all(other_calls)
     inputs, memory = _built(trial)
     found = _call(trial, inputs, words)
     failure = _bits(trial.case, as_it_is(trial), found, words)
     if failure is not None:
-        return _after_one(trial, relatives) or failure
+        return _after_one(trial, other_calls) or failure
     if isinstance(trial.case, OpenCase):
         return None
     return _on_the_same_tensors(trial, inputs, found) or _with_shorter_sequences(trial, inputs, memory)
 
 
-def _after_all(relatives: Sequence[Relative]) -> str:
-    return f"after {len(relatives)} other calls, of other lengths and of the same shapes" if relatives else "again"
+def _after_all(other_calls: Sequence[OtherCall]) -> str:
+    return f"after {len(other_calls)} other calls, of other lengths and of the same shapes" if other_calls else "again"
 
 
-def _after_one(trial: Trial, relatives: Sequence[Relative]) -> Failure | None:
+def _after_one(trial: Trial, other_calls: Sequence[OtherCall]) -> Failure | None:
     """The call of this case between which and the same call again a single other one changes bits."""
-    for relative in relatives:
+    for other in other_calls:
         fresh = fresh_copy(trial.kernel)
         if fresh is None:
             return None
-        words = f"after {relative.words}"
+        words = f"after {other.words}"
         alike = copy(trial)
         alike.kernel = fresh
         before = _again(alike, words)
-        _judged(trial, fresh, relative)
+        _judged(trial, fresh, other)
         failure = _bits(trial.case, before, _again(alike, words), words)
         if failure is not None:
             return failure

@@ -19,14 +19,14 @@ _ONE_IN = {"cpu": 2, "cuda": 8}
 without. On a GPU those that are not made along with a batch (see `Relation.further`) wait for the device as well."""
 
 _OF_A_USERS_ONE_IN = {"cpu": 8, "cuda": 32}
-"""The same of users' problems: nearly all that judges them is the sequence of calls, which takes as long as ten cases,
-and took half of a search's time when every second case had it."""
+"""Share of cases of users' problems that draw a relation: nearly all that judges them is the sequence of calls, which
+takes as long as ten cases, and took half of a search's time when every second case had it."""
 
 _COSTLY_ONE_IN = 32
-"""Of these, those that draw one that is costly there. Drawn as often as others, when they took 0.4 to 0.9 s on an H100
-shared by eight executors, the three that are left 287 of 2,780 cases a second. A campaign, which sees what they take,
-gives them a share of each kernel's time besides (`attnfuzz.campaign.draw.costly_relations`): a kernel that judges 800
-cases in its time draws three, of all that are costly."""
+"""Share of these that draw a costly one. Drawn as often as others, when they took 0.4 to 0.9 s on an H100 shared by
+eight executors, the three that are left 287 of 2,780 cases a second. A campaign, which sees what they take, gives them
+a share of each kernel's time besides (`attnfuzz.campaign.draw.costly_relations`): a kernel that judges 800 cases in its
+time draws three, of all that are costly."""
 
 
 def applicable(
@@ -66,7 +66,7 @@ def drawn(
 def chosen(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], relations: Relations, *, device: str
 ) -> list[Relation]:
-    """What `relations` means for `case`."""
+    """The relations that judge ``case``, as `relations` says."""
     if relations is None or isinstance(relations, Drawn):
         how = relations or Drawn()
         left = [name for name in oracles if name not in how.without]

@@ -55,12 +55,12 @@ from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
 _LOW = 2.0**15
 """An element of K that makes a score so low, in magnitude: every dtype has it."""
 _LOW_IN_8_BITS = 2.0**12
-"""The same in an 8-bit cache, whose scale, at most 8, leaves it a float16."""
+"""Low score in an 8-bit cache, whose scale, at most 8, leaves it a float16."""
 _FINITE = 3.0
 _GAP = 256.0
 """Between a score and the largest one of its row: float32's exp gives 0 from 104 on, a 16-bit one earlier."""
 _GAP_OF_SPLITS = 200.0
-"""The same between log-sum-exps of splits, of up to 2^24 tokens each."""
+"""Gap between log-sum-exps of splits, of up to 2^24 tokens each."""
 _LARGEST = 2.0**24
 """A score beside which no design overflows. Compilers make one instruction of sum x scale - maximum, which rounds once,
 while the maximum was rounded before: the exponent is positive by up to 2^-24 of the score, and exp overflows at 88."""
@@ -193,7 +193,7 @@ def _further(declaration: Declaration, case: AttentionCase, contents: Contents) 
         return None
 
     def refine(trial: Trial, failure: Failure) -> Failure:
-        """What leaks, if it is NaN and does so with a weight of 0: a number in its place makes no difference then."""
+        """Name the leak where NaN leaks with a weight of 0: a number in its place makes no difference then."""
         (law,) = objecting
         if law.finite is None or not _is_nan_only(trial, law, runs[law.after]):
             return failure
@@ -233,7 +233,7 @@ def _product_leaks(rows: int, inner: int) -> bool:
 
 
 def _numbers(case: AttentionCase) -> tuple[tuple[str, float], tuple[str, float]]:
-    """What K and V get: NaN, infinity, or the other way round."""
+    """The numbers for K and V: NaN, infinity, or the other way round."""
     if case.kv is not None and case.kv.dtype == "float8_e4m3fn":
         return ("K", math.nan), ("V", math.nan)
     one, other = (math.nan, math.inf) if case.values.seed % 2 == 0 else (math.inf, math.nan)
@@ -356,7 +356,7 @@ def _differing_states(before: Results, after: Results) -> _Masks:
 def _of_empty_rows(
     declaration: Declaration, place: _SpoiledToken, kept: Bool[Tensor, "num_rows num_q_heads"], after: int
 ) -> _Law:
-    """What a row gives in which no key has a weight. Beside the LSE of an empty partial state there may be anything."""
+    """The right results of a row in which no key has a weight; beside an empty partial LSE, anything."""
     lse, bound = _lse_of_empty_rows(declaration, place)
     if place.case.partial_states:
         lse, bound = lse[:, None], bound[:, None]

@@ -30,11 +30,11 @@ from attnfuzz.verdict import RACE, Cause, Failure
 
 _RUNS, _CLOSER_RUNS = 4, 16
 _MOST_BYTES = 4 << 20
-"""Of a case: loads of a loop wait one after the other."""
+"""Largest case: loads of a loop wait one after the other."""
 _LATE_CYCLES = 6_000_000
 """Three milliseconds, in which the inputs of a small case are built."""
 _BUSY_BYTES, _BUSY_LAUNCHES = 32 << 20, 256
-"""Of memory that is read and written, on all of the GPU; so often that it takes as long, and longer."""
+"""Bytes read and written on all of the GPU, and how often, so that it takes as long as the call, and longer."""
 
 _RULE = "no program, and no warp, may count on when another one runs"
 _DECLARED = "if its programs add to one number in any order, declare Supports(deterministic=False)"

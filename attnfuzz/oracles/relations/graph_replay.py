@@ -173,7 +173,7 @@ def waits_for_the_device(kernel: Kernel, case: Case, inputs: Any) -> bool:
 
 
 MOST_BYTES = 4 << 20
-"""Of a case's tensors. What a graph freezes shows in small ones."""
+"""Most bytes of a case's tensors. Small ones show what a graph freezes."""
 
 
 def with_room(declaration: Declaration, case: Case) -> Case:
@@ -186,7 +186,7 @@ def with_room(declaration: Declaration, case: Case) -> Case:
 
 
 def contents_of(declaration: Declaration, captured: Case) -> list[Twin]:
-    """What a call captured on `captured` is replayed on: that first, then other lengths, pages and numbers."""
+    """The contents that a captured call is replayed on: `captured`, then other lengths, pages and numbers."""
     return [Twin(captured, "with what it was captured with"), *other_contents(captured, declaration.supports)]
 
 
@@ -211,7 +211,7 @@ _REMEDY: Mapping[str, Any] = {"graph_replay": False}
 
 
 def _check(trial: Trial) -> Failure | None:
-    """Of a kernel that says nothing about graphs, an objection says how to declare that it is not meant for them."""
+    """Check the case; where the kernel says nothing about graphs, an objection names the declaration for that."""
     if trial.kernel.declaration.supports.graph_replay:
         return _objection_to_replays(trial)
     held = _HeldTensors.of(trial)
@@ -324,7 +324,7 @@ class _HeldTensors:
 
 
 def _image(trial: Trial, content: Twin) -> Memory:
-    """What the memory of a case holds, made on the host: one copy brings it to the device."""
+    """The memory of a case, made on the host: one copy brings it to the device."""
     problem = problem_of(content.case)
     (contents,) = problem.contents([content.case], "cpu", trial.kernel.declaration.supports)
     tensors, memory = _allocated(content.case, "cpu")

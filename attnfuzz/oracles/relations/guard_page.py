@@ -41,7 +41,7 @@ from attnfuzz.verdict import Drawn, Failure, Relations
 _FILL: Fill = "nan"
 
 _SMALL_NBYTES = 4 << 20
-"""Of a case that is written faster on the host than on a GPU."""
+"""Largest case that is written faster on the host than on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _ordinary(trial: Trial) -> Arena:
 
 
 _MOST_NBYTES = 1 << 26
-"""Of a case: many processes share a GPU, and each tensor has at least one granule of its memory to itself."""
+"""Largest case: many processes share a GPU, and each tensor has at least one granule of its memory to itself."""
 
 _EDGES: dict[Guard, str] = {"end": "ending", "start": "beginning"}
 

@@ -78,7 +78,7 @@ def _further(declaration: Declaration, case: MergeStatesCase, contents: Contents
 
 
 def _keeps_prefix(values: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads"]:
-    """Of each pair the state that stays: by turns the one and the other, where both hold tokens."""
+    """Whether the prefix stays, for each pair: by turns the one and the other, where both hold tokens."""
     prefix, suffix = values.prefix_live, values.suffix_live
     token = torch.arange(prefix.shape[0], device=prefix.device)[:, None]
     head = torch.arange(prefix.shape[1], device=prefix.device)

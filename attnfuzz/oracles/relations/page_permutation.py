@@ -1,4 +1,4 @@
-"""The same tokens on the same pages, and the pages at other places in the cache: the same bits.
+"""Moves the pages to other places in the cache, with the same tokens on them, and compares bits.
 
 Attention is over logical positions. Where a page lies decides which addresses are read, not which numbers, nor the
 order in which they are added. So nothing may round differently, and the bits are equal for every kernel that promises

@@ -1,4 +1,4 @@
-"""The same tokens at offsets that do not fit into 32 bits: high page ids, wide strides. The same results.
+"""Moves tokens to offsets that do not fit into 32 bits, by high page ids and wide strides, and compares results.
 
 No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests do
 not; here they are sparse (`attnfuzz.memory.far`). With other page ids the bits are the same. Other strides may mean
@@ -81,7 +81,7 @@ _MOST_IDS = 1 << 31
 _ALIGNMENT = 64
 """Bytes: libraries for CPUs may add in another order where the alignment of an operand differs."""
 _NEAR_ENTRY = 64
-"""Of a mask, where its first table begins in a run that merely has it elsewhere."""
+"""Entry at which a mask's first table begins in a run that merely has it elsewhere."""
 
 
 class Overflow(NamedTuple):
@@ -195,10 +195,10 @@ is so where sequences have many query tokens, see `_MOST_ROWS_IN_SERVING`."""
 _MOST_ELEMENTS_OF_A_TOKEN = 128 * 576
 """Heads times head size: of DeepSeek's latent attention, the most that a token has."""
 _MOST_ROWS_IN_SERVING = {"sequences": 1 << 12, "tokens": 1 << 17}
-"""Of q and out. Sequences that are decoded together: SGLang runs 4,096 at most (`max_running_requests`, where it is not
-set), vLLM 1,024 (`max_num_seqs`, likewise); with a token each that makes 2^28.2 elements. Tokens of a batch of prompts:
-vLLM's `max_num_batched_tokens` is no less than `max_model_len` where prompts are not cut into chunks, and there are
-models of 131,072 tokens; sgl-project/sglang#20389 is a fault of such a batch."""
+"""Most rows of q and out. Sequences that are decoded together: SGLang runs 4,096 at most (`max_running_requests`, where
+it is not set), vLLM 1,024 (`max_num_seqs`, likewise); with a token each that makes 2^28.2 elements. Tokens of a batch
+of prompts: vLLM's `max_num_batched_tokens` is no less than `max_model_len` where prompts are not cut into chunks, and
+there are models of 131,072 tokens; sgl-project/sglang#20389 is a fault of such a batch."""
 
 
 def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS) -> Mapping[str, int]:
@@ -282,7 +282,7 @@ def _possible(declaration: Declaration, name: str, spec: TensorSpec, order: Iter
 
 
 _ROOM_BYTES = 960 << 20
-"""What a kernel may allocate in such a run. One that copies its inputs as a whole is not told to be wrong for that.
+"""Most memory that a kernel may allocate in such a run; one that copies its inputs as a whole is not accused.
 
 Less than K's half of an interleaved cache of 2^31 elements of one byte: its copy would be taken for a leak.
 """
@@ -293,8 +293,8 @@ _OUT_OF_MEMORY = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """What lies far away: pages from id ``first_page`` on, a mask's tables from ``first_entry`` on, what a case has of
-    ``moved`` tensors, each from an entry on, and what has high indices along an axis of a tensor.
+    """Things that lie far away: pages from id ``first_page`` on, a mask's tables from ``first_entry`` on, entries of
+    ``moved`` tensors, each from an entry on, and high indices along an axis of a tensor.
 
     ``near``: of the latter, not far, but merely further away than in a contiguous tensor. ``wrapped``: all of it lies
     also where offsets of 32 bits look for it.
@@ -365,7 +365,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
 
 
 def _run(trial: Trial, far: Far, inputs: Any, memory: FarAllocator) -> Observation | None:
-    """What is returned holds on to none of the memory of the run."""
+    """Run the case; what is returned holds on to none of the memory of the run."""
     allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
     started = time.perf_counter()
     try:
@@ -447,14 +447,14 @@ def _words_of(case: Case, far: Far) -> str:
 
 
 def _words_of_moved(case: Case, moved: Mapping[str, int]) -> str:
-    """What names entries that begin further on."""
+    """Words for the tensors that name entries which begin further on."""
     specs = tensor_specs(case)
     firsts = {specs[name].named_by: first * specs[name].places for name, first in moved.items()}
     return " and ".join(f"what {name} names from {first} on" for name, first in firsts.items())
 
 
 _MOST_NBYTES = 4 << 20
-"""Of a case: decoys take several times as much again."""
+"""Largest case: decoys take several times as much again."""
 
 _RUNS = 2
 _KIND = "page ids"
@@ -764,7 +764,6 @@ def _explained_by_names(trial: Trial, far: Far) -> Failure | None:
 
 
 def _lies(spec: TensorSpec) -> tuple[tuple[int, ...], StrideKind, int]:
-    """What `strided_layout` asks for."""
     return spec.shape, spec.strides, ITEMSIZE[spec.dtype]
 
 

@@ -1,4 +1,4 @@
-"""What a relation is made of: runs of a kernel on what it makes of a case, and a comparison of their results."""
+"""A relation: runs of a kernel on changed cases, and a comparison of their results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 
 Results = Mapping[str, Tensor]
-"""What a kernel returned, by name, in host memory."""
+"""Results of a kernel by name, in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a relation makes of a case: `words` end the sentence "the kernel returns x originally and y ...".
+    """A case as a relation changes it: `words` end the sentence "the kernel returns x originally and y ...".
 
     `values`: None for those that are drawn for `case`. `placement`: where the live elements go, if not where `case`
     says.
@@ -50,7 +50,7 @@ def fits(case: Case) -> bool:
 
 
 def results_of(trial: Trial, changed: Changed) -> Results:
-    """Of a run on `changed`. Raises as `run_on` does."""
+    """The results of a run on `changed`. Raises as `run_on` does."""
     return {name: result.cpu() for name, result in run_on(trial, changed).results.items()}
 
 
@@ -79,7 +79,7 @@ def run_on(trial: Trial, changed: Changed) -> Observation:
 
 
 def as_it_is(trial: Trial) -> Results:
-    """Of the trial's first run, on the case itself."""
+    """The results of the trial's first run, on the case itself."""
     return {name: result.cpu() for name, result in trial.first.results.items()}
 
 
@@ -201,7 +201,7 @@ class Relation:
 
 
 def runs_of(relation: Relation, trial: Trial) -> Sequence[Changed]:
-    """What the relation makes of the trial's case; nothing where it makes runs of another kind."""
+    """The runs that the relation makes of the trial's case; None where it makes runs of another kind."""
     if relation.further is None:
         return ()
     contents = Contents(trial.reference.values_on(trial.device), None)

@@ -68,7 +68,7 @@ class _Token:
     factor_fixed: Float64[Tensor, " heads"]
 
     def row(self, i: int) -> AttentionRow:
-        """Of `heads[i]`, with all that went in."""
+        """The row of `heads[i]`, with all its inputs."""
         case: Any = self.reference.case
         return row_of(self.reference, case, self.comparisons, self.token, self.heads[i], 0.0)
 
@@ -109,7 +109,7 @@ def _told(trial: Trial, failure: Failure) -> Failure:
 
 
 def _inquired(trial: Trial, changed: AttentionCase) -> Failure | None:
-    """What is told of a case with other numbers where it is looked into, as of any case that is wrong by itself."""
+    """The failure of a case with other numbers, explained like that of any case that is wrong by itself."""
     if not trial.inquire:
         return None
     tolerance = trial.reference.tolerance
@@ -118,7 +118,7 @@ def _inquired(trial: Trial, changed: AttentionCase) -> Failure | None:
 
 
 def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:
-    """What is plainly wrong with other numbers is told as such, whatever the errors are together."""
+    """The failure where an error exceeds its bound with other numbers, whatever the errors are together."""
     return msgspec.structs.replace(
         wrong,
         oracle=registry.RESIDUALS.name,
@@ -131,7 +131,7 @@ def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:
 def _tokens_of(
     trial: Trial, case: AttentionCase, reference: Reference, comparisons: list[Comparison]
 ) -> Iterator[_Token]:
-    """Of one run those that tell something."""
+    """Query tokens of one run whose errors tell something."""
     declaration = trial.kernel.declaration
     got, expected = (
         torch.cat([part.double().cpu().reshape(*part.shape[:2], -1) for part in parts], -1)
@@ -257,7 +257,7 @@ def _replayed(found: Sequence[_Token]) -> Rounding | None:
 
 
 def _left(token: _Token, i: int, rounding: Rounding) -> float:
-    """Of the squares of a row's errors, what the best way of a rounding leaves."""
+    """The squares of a row's errors that the best way of a rounding leaves."""
     got = token.expected[i] + token.errors[i]
     missed = (got - rounding.beside(token.row(i)).replayed) / token.spread[i]
     return float(missed.square().sum(1).nan_to_num(torch.inf).min())

@@ -154,7 +154,7 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
 
 
 def _of_scale(one: Results, found: Results, factor: float) -> Cause | None:
-    """What the scale of V does where it has been multiplied by the size of ``factor``, if that is plain."""
+    """The mistake with V's scale, which was multiplied by the size of ``factor``, if it is plain."""
     name, out = next(iter(one.items()))
     for times, words in (
         (1.0, "the scale of V makes no difference"),

@@ -15,7 +15,7 @@ from attnfuzz.declaration import load_kernels
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import KNOWN, OracleName
-from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, other_calls_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.problems.cases import (
     Case,
@@ -182,17 +182,17 @@ def test_right_kernels_are_left_alone(kernel: str, runner: Runner) -> None:
     assert runner.judge(declaration, case, relations=("call_sequence",)).failure is None
 
 
-def test_relatives_are_bigger_and_smaller_and_supported() -> None:
+def test_other_calls_are_bigger_and_smaller_and_supported() -> None:
     """Nothing would be left over, or the kernel would be blamed for a case that it does not take."""
     (kernel,) = load_kernels(f"{KERNELS}:plan_by_batch_size")
     declaration = kernel.declaration
-    longer, shorter, *_ = relatives_of(declaration, CASE)
+    longer, shorter, *_ = other_calls_of(declaration, CASE)
     assert getattr(longer.case, "seq_lens", None) == (10, 2)
     assert getattr(shorter.case, "seq_lens", None) == (3,)
     limited = msgspec.structs.replace(
         declaration, supports=msgspec.structs.replace(declaration.supports, max_seq_len=5)
     )
-    assert [one.words for one in relatives_of(limited, CASE)] == [
+    assert [one.words for one in other_calls_of(limited, CASE)] == [
         "a call with seq_lens=[5, 2]",
         "a call with seq_lens=[3]",
         "the same call with scale=0.5",
@@ -201,7 +201,7 @@ def test_relatives_are_bigger_and_smaller_and_supported() -> None:
     ]
     merge = msgspec.structs.replace(declaration, problem="merge_states")
     case = MergeStatesCase(num_q_heads=1, num_tokens=3, head_size=16, dtype="float32")
-    assert [getattr(one.case, "num_tokens", None) for one in relatives_of(merge, case)] == [6, 1, 3]
+    assert [getattr(one.case, "num_tokens", None) for one in other_calls_of(merge, case)] == [6, 1, 3]
 
 
 def test_fresh_copy_remembers_nothing_and_leaves_the_original_alone() -> None:
@@ -232,7 +232,7 @@ def test_a_case_that_is_one_of_many_is_followed_by_a_few_calls(plant: Any) -> No
     formats, met = set[bytes](), set[str]()
     for case in (*of_one_format, *of_many):
         (in_it,) = problem_of(case).contents([case], "cpu", declaration.supports)
-        words = {encode_case(one.case): one.words for one in relatives_of(declaration, case)}
+        words = {encode_case(one.case): one.words for one in other_calls_of(declaration, case)}
         runs = further(declaration, case, in_it).runs  # type: ignore[union-attr]  # it has some of any case
         assert len(runs) == 2 + 4 + 1 + 1
         assert len(closer(declaration, case, in_it).runs) == len(words) + 1  # type: ignore[union-attr]  # as above

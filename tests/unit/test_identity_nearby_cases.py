@@ -1,4 +1,4 @@
-"""attnfuzz.identity.relatives: cases that differ from a failing one in what a bug may be about."""
+"""attnfuzz.identity.nearby_cases: cases that differ from a failing one in what a bug may be about."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.heads import RATIO_NOT_POW2
 from attnfuzz.cases.features import DEAD_ROWS
 from attnfuzz.declaration import Declaration
-from attnfuzz.identity.features import aspects, case_features
-from attnfuzz.identity.relatives import alternatives, crossed, strides_swapped, without
+from attnfuzz.identity.features import case_features, kernel_parts
+from attnfuzz.identity.nearby_cases import alternatives, crossed, strides_swapped, without
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.fields import Choice, Field, Integer
@@ -48,13 +48,13 @@ def paged(**fields: Any) -> Case:
 )
 def test_a_sibling_lacks_the_aspect_and_keeps_the_others(aspect: str, case: Case, ways: int) -> None:
     """If more is taken away, a second bug goes with it and is closed as the first."""
-    before = words(aspects(case_features(KERNEL, case)))
+    before = words(kernel_parts(case_features(KERNEL, case)))
     assert aspect in before or aspect == "cache strides"
     (taken,) = named(aspect)
     siblings = without(taken, KERNEL, case)
     assert len(siblings) == ways
     for sibling in siblings:
-        after = words(aspects(case_features(KERNEL, sibling)))
+        after = words(kernel_parts(case_features(KERNEL, sibling)))
         assert aspect not in after
         other = {one for one in before if "trides" not in one} - {aspect, "layout=HND"}
         assert other <= after | {"gqa_ratio>1", *(["v_head_size"] if aspect == "K and V strides differ" else [])}
