@@ -7,7 +7,7 @@ shows by itself.
 
 `explain` makes further runs. Attention is linear in V: with basis vectors for V, the output is the weight that each
 place of the cache was given (`weights`). That is a row as well (`measured_row`), on which the same mistakes are
-replayed, beside what only weights of places can tell (`reading`). Where a value that must not matter enters the result
+replayed, beside what only weights of places can tell. Where a value that must not matter enters the result
 is found by changing parts of memory and bisecting (`influences`). `ablation` changes the case instead. `operations`
 finds the line of the kernel that a rounding comes from. Only `explanation` and `ablation` are for the driver; the rest
 needs torch.

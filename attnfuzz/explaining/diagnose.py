@@ -6,11 +6,12 @@ kernel is run on them, and what does not give their wrong rows as well is droppe
 is the only one left and other runs have borne it out.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import torch
@@ -35,6 +36,7 @@ from attnfuzz.problems.wording import row_words
 from attnfuzz.trials.comparison import Comparison, Reference
 from attnfuzz.verdict import LSE_TRANSPOSED, PAST_THE_END, Cause
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Place = tuple[int, int]
@@ -53,33 +55,29 @@ def no_runs(cases: Iterable[Case]) -> Iterable[Compared]:
     return ()
 
 
-def _made(made: Callable[[Any], Iterator[Family]], *mistakes: str) -> Maker:
-    return Maker(frozenset(mistakes), made)
-
-
 MAKERS: tuple[Maker, ...] = (
     Maker.of("kv_scales", formulas.kv_scales),
-    _made(tokens.unscaled_tokens, "kv_scales"),
+    Maker({"kv_scales"}, tokens.unscaled_tokens),
     Maker.of("mask", formulas.masks),
-    _made(formulas.columns, "scored_dims", "score_columns", "value_columns"),
-    _made(formulas.variants, "window", "soft_cap", "alibi", "sinks"),
+    Maker({"scored_dims", "score_columns", "value_columns"}, formulas.columns),
+    Maker({"window", "soft_cap", "alibi", "sinks"}, formulas.variants),
     Maker.of("hidden_keys", formulas.hidden_keys),
     Maker.of("head_map", tokens.another_head),
     Maker.of("causal_limit", tokens.behind_the_query),
-    _made(tokens.miscounted, "tokens_dropped", "tokens_counted_twice", "values_dropped"),
-    _made(tokens.past_the_end, PAST_THE_END),
-    _made(formulas.not_rescaled, "not_rescaled"),
+    Maker({"tokens_dropped", "tokens_counted_twice", "values_dropped"}, tokens.miscounted),
+    Maker({PAST_THE_END}, tokens.past_the_end),
+    Maker({"not_rescaled"}, formulas.not_rescaled),
     Maker.of("normalisation", formulas.rescaled_output),
     Maker.of("scale", formulas.rescaled_scores),
     Maker.of("partial_lse", formulas.partial_states),
-    _made(formulas.lse_formulas, "lse_base2", "lse_natural", "lse_base10", "lse_formula"),
+    Maker({"lse_base2", "lse_natural", "lse_base10", "lse_formula"}, formulas.lse_formulas),
     Maker.of("block_table", tokens.through_the_table),
     Maker.of("another_sequence", tokens.another_sequence),
     Maker.of("another_page", tokens.another_page),
-    _made(tokens.another_token, "another_token"),
+    Maker({"another_token"}, tokens.another_token),
     Maker.of("another_tensor", tokens.another_tensor),
     Maker.of("displaced_rows", tokens.displaced),
-    _made(tokens.another_row, "another_row", "another_query", "treated_as_empty", "output_is_zero"),
+    Maker({"another_row", "another_query", "treated_as_empty", "output_is_zero"}, tokens.another_row),
     Maker.of("weights_misplaced", tokens.weights_of_another_stride),
     Maker.of("single_token", tokens.single_token),
 )
@@ -151,6 +149,20 @@ class Diagnosis:
     maybe: tuple[str, ...] = ()
 
 
+def _at_fault(diagnosed: Callable[P, Diagnosis]) -> Callable[P, Diagnosis]:
+    """A finding is not lost to a fault in here: the fault is told then."""
+
+    @functools.wraps(diagnosed)
+    def found(*args: P.args, **kwargs: P.kwargs) -> Diagnosis:
+        try:
+            return diagnosed(*args, **kwargs)
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
+
+    return found
+
+
+@_at_fault
 def diagnose(
     reference: Reference,
     poison: Fill,
@@ -165,32 +177,8 @@ def diagnose(
 
     `poison`: what dead memory held. `nearby`: makes runs on cases that tell mistakes apart; where it makes none, a
     mistake is told as what may be it. Without, nothing is told. `weighed`: measures the weights of the case's tokens,
-    which is asked for where these runs leave no single mistake. A finding is not lost to a fault in here: the fault is
-    told then.
+    which is asked for where these runs leave no single mistake.
     """
-    try:
-        return _diagnose(reference, poison, comparisons, failed, index, nearby, weighed)
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
-
-
-def _is_transposed(failed: Comparison) -> bool:
-    """Whether all of a log-sum-exp is right once its axes, of one size, change places."""
-    rows, *others = failed.got.shape
-    if failed.name != "lse" or others != [rows]:
-        return False
-    return not bool((error_ratio(failed.got.T, failed.expected, failed.bound) > 1).any())
-
-
-def _diagnose(
-    reference: Reference,
-    poison: Fill,
-    comparisons: list[Comparison],
-    failed: Comparison,
-    index: tuple[int, ...],
-    nearby: Nearby | None,
-    weighed: Callable[[], Iterable[AttentionRow]],
-) -> Diagnosis:
     run_is_over()  # what follows takes a while where much is wrong, and is not the kernel's doing
     case = reference.case
     if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
@@ -238,6 +226,14 @@ def _diagnose(
     return Diagnosis(
         "; ".join(filter(None, (beside, told))), found.believed, tuple(dict.fromkeys((*found.maybe, *found.doubted)))
     )
+
+
+def _is_transposed(failed: Comparison) -> bool:
+    """Whether all of a log-sum-exp is right once its axes, of one size, change places."""
+    rows, *others = failed.got.shape
+    if failed.name != "lse" or others != [rows]:
+        return False
+    return not bool((error_ratio(failed.got.T, failed.expected, failed.bound) > 1).any())
 
 
 class _Rows:
@@ -398,8 +394,6 @@ class Survivors:
                 self._is_general &= not any(map(_has_numbers, wrong))
                 return
             self._bear_out(rows, wrong)
-            self._is_finite |= any(map(_has_numbers, wrong))
-            self._is_nothing &= all(map(_is_zero, wrong))
         if roundings and right and all(isinstance(row, AttentionRow) for row in right):
             refuted |= _rounded(rows, [], right, self._replayed).refuted(roundings)
         self._refuted |= refuted
@@ -411,7 +405,7 @@ class Survivors:
         """Another run has shown other causes: of the first run's rows, if they are numbers, they must say as much."""
         for row in filter(_has_numbers, self._rows.wrong(_MOST_OF_NEIGHBOUR)):
             mistakes = {one.mistake for one in self.causes if not one.rounding}
-            ways = {(one.cause, way) for maker in _makers(row, mistakes) for one in maker.made(row) for way in one.ways}
+            ways = {(one.cause, way) for one in _replays(row, mistakes) for way in one.ways}
             left = _kept_by(row, map(_key, self.causes))
             self.causes = tuple(one for one in self.causes if _key(one) in left or _key(one) not in ways)
 
@@ -489,10 +483,9 @@ class Survivors:
         said = {key: match.cause for key, match in _matched(row, mistakes).items()}
         for one in list(said.values()):
             said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW))
-        for maker in _makers(row, mistakes):
-            for made in maker.made(row):
-                for i, way in enumerate(made.ways):
-                    said.setdefault((made.cause, way), made.as_cause(i))
+        for made in _replays(row, mistakes):
+            for i, way in enumerate(made.ways):
+                said.setdefault((made.cause, way), made.as_cause(i))
         self.causes = tuple(
             said.get(_key(one)) or (one if one.rounding else in_a_similar_case(one)) for one in self.causes
         )
@@ -512,6 +505,8 @@ class Survivors:
         return () if is_doubted or self._is_contradicted else self.causes
 
     def _bear_out(self, rows: _Rows, wrong: Sequence[AveragedRow]) -> None:
+        self._is_finite |= any(map(_has_numbers, wrong))
+        self._is_nothing &= all(map(_is_zero, wrong))
         self._borne_out.append(rows.shape)
         self._is_telling |= any(not isinstance(row, AttentionRow) or len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong)
 
@@ -574,18 +569,18 @@ def _rounded(
     return WrongRows(wrong, right, one_copy=is_on_cpu, beside_empty=rows.wrong_if_empty, causes=causes)
 
 
-def _makers(row: AveragedRow, mistakes: Iterable[str] | None = None) -> list[Maker]:
-    """Those that make one of these mistakes."""
-    every = MAKERS if isinstance(row, AttentionRow) else OF_MERGES
-    return [one for one in every if mistakes is None or one.mistakes & set(mistakes)]
+def _replays(row: AveragedRow, mistakes: Collection[str] | None = None) -> Iterator[Family]:
+    """What a row would be with each of these mistakes, and with those that are made with them."""
+    for one in MAKERS if isinstance(row, AttentionRow) else OF_MERGES:
+        if mistakes is None or not one.mistakes.isdisjoint(mistakes):
+            run_is_over()  # that it takes a while is not the kernel's doing
+            yield from one.made(row)
 
 
-def _matched(row: AveragedRow, mistakes: Iterable[str] | None = None) -> dict[Key, Match]:
+def _matched(row: AveragedRow, mistakes: Collection[str] | None = None) -> dict[Key, Match]:
     found: dict[Key, Match] = {}
-    for maker in _makers(row, mistakes):
-        run_is_over()  # that it takes a while is not the kernel's doing
-        for match in matches(row, maker.made(row)):
-            found.setdefault(_key(match.cause), match)
+    for match in matches(row, _replays(row, mistakes)):
+        found.setdefault(_key(match.cause), match)
     return found
 
 
@@ -636,9 +631,7 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     mistakes = {mistake for mistake, _ in wanted}
     found = set(_matched(row, mistakes))
     found |= {(mistake, _ANYHOW) for mistake, _ in found}
-    for maker in _makers(row, mistakes):
-        found |= silent(row, maker.made(row))
-    return wanted & found
+    return wanted & (found | silent(_replays(row, mistakes)))
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
@@ -646,10 +639,9 @@ def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
     wanted = set(keys)
     found: set[Key] = set()
     for row in right:
-        for maker in _makers(row, {mistake for mistake, _ in wanted}):
-            for one in maker.made(row):
-                is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
-                found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
+        for one in _replays(row, {mistake for mistake, _ in wanted}):
+            is_wrong = ((one.left_open(row) > REFUTED) & ~one.leaves_open(row)).tolist()
+            found |= {(one.cause, way) for way, wrong in zip(one.ways, is_wrong, strict=True) if wrong}
     return wanted & found
 
 

@@ -20,16 +20,15 @@ from attnfuzz.explaining.diagnose import OF_VALUES, given_by_all
 from attnfuzz.explaining.drawing import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow, in_words
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
-from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from
+from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from, read_row, split_mistakes
 from attnfuzz.explaining.merges import read_merged_row
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.explaining.own_pages import misread
 from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, written_elsewhere
 from attnfuzz.explaining.places import Places
-from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS
-from attnfuzz.explaining.row import AttentionRow, Query
+from attnfuzz.explaining.row import Query
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
@@ -145,33 +144,28 @@ class _Explaining:
         self.blamed = Blame()
         self.causes: tuple[Cause, ...] | None = None
         self._measured: dict[int, MeasuredRow] = {}
+        self._num_rows: int = reruns.case.num_rows * reruns.case.num_q_heads
 
     def explain(self) -> None:
         """All steps; where dead memory enters is found out first if that is what the failure is about."""
         if self._is_unstable():
             return
         settle_keys(self.reruns)
+        steps = [self._trace]
         if not is_measurable(self.reruns, self.places):
             self.lines.append(
                 f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to measure "
                 f"their weights (at most {MAX_PLACES} places, and {MAX_WEIGHTS} weights); shrink it first"
             )
-            self._trace()
-            return
-        if self.reruns.case.scores_read_values:
+        elif self.reruns.case.scores_read_values:
             self.lines.append(
                 "V is a part of the keys that the queries are multiplied with, so the weights of tokens cannot be read "
                 "off with unit vectors in its place"
             )
-            self._trace()
-            return
-        for step in (self._trace, self._weigh) if self.oracle == "dead_memory" else (self._weigh, self._trace):
+        else:
+            steps.insert(self.oracle == "dead_memory", self._weigh)
+        for step in steps:
             step()
-
-    @property
-    def _num_rows(self) -> int:
-        case = self.reruns.case
-        return case.num_rows * case.num_q_heads
 
     def _is_unstable(self) -> bool:
         """Whether runs of the same input disagree."""
@@ -207,22 +201,17 @@ class _Explaining:
         self.lines += self._foreign([row for row, reading in written.items() if reading.vague])
         if not readings and not self.lines:
             right = "every weight is right" + ("" if weights.lse is None else ", and so is the LSE")
-            self.lines.append(right + self._what_else())
+            beside = ": the error shows only with the numbers that the case has in place of the unit vectors"
+            self.lines.append(right + (beside if self.oracle == "accuracy" else ""))
 
     def _mistakes(self, readings: Mapping[int, Reading]) -> Iterator[str]:
         """The mistakes that give the weights of all rows that were read, if these are one or two."""
-        rows = [row for number in sorted(readings)[:MOST_ROWS] if (row := self._as_row(number)) is not None]
-        if rows:
+        measured = [self._measured[one] for one in sorted(readings)[:MOST_ROWS] if one in self._measured]
+        finite = [one for one in measured if one.num_tokens and bool(one.got.isfinite().all())]
+        if rows := [row for one in finite if (row := one.diagnosable) is not None]:
             self.causes = tuple(one for one in given_by_all(rows) if one.mistake not in OF_VALUES)
             if said := in_words(self.causes):
                 yield said
-
-    def _as_row(self, number: int) -> AttentionRow | None:
-        """A measured row as mistakes are replayed on it; None where it is too large, or has no keys."""
-        measured = self._measured.get(number)
-        if measured is None or not measured.num_tokens or not bool(measured.got.isfinite().all()):
-            return None
-        return measured.diagnosable
 
     def _suspects(self, weights: Weights) -> list[int]:
         """Rows that may be wrong."""
@@ -235,12 +224,6 @@ class _Explaining:
         if len(rows) > _MOST_ROWS:
             self.lines.append(f"{len(rows)} rows are wrong; of the first {_MOST_ROWS}:")
         return sorted(rows)
-
-    def _what_else(self) -> str:
-        """Where weights are right, what may be wrong all the same."""
-        if self.oracle != "accuracy":
-            return ""
-        return ": the error shows only with the numbers that the case has in place of the unit vectors"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.reruns.case, MergeStatesCase):

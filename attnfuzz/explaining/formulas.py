@@ -382,13 +382,9 @@ def kv_scales(row: AttentionRow) -> Iterator[Predicted]:
     for rule, head in row.other_kv_heads():
         of_k, of_v = k_scales[head] / k, v_scales[head] / v
         number_of = " (the query head's number)" if row.head == head else ""
-        for which, k_times, v_times in (
-            ("the scales", of_k, of_v),
-            ("the scale of K", of_k, 1.0),
-            ("the scale of V", 1.0, of_v),
-        ):
+        for which, a, b in (("the scales", of_k, of_v), ("the scale of K", of_k, 1.0), ("the scale of V", 1.0, of_v)):
             words = f"KV head {own} is read with {which} of KV head {head}{number_of}"
-            yield scaled(k_times, v_times, f"{which} of KV head {rule}", words)
+            yield scaled(a, b, f"{which} of KV head {rule}", words)
     yield from _another_format(row)
 
 
@@ -440,9 +436,9 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     yield Predicted(*row.averaged(plain.masked_fill(positions >= window, -torch.inf)), "from the first key", words)
     yield from _widened_windows(row, plain, row.num_tokens - window)
     rows = row.case.rows_of(row.seq)
-    for which, other in (("last", rows[-1]), ("first", rows[0])):
-        first = row.num_tokens + other - row.row - window
-        if other != row.row and 0 <= first < row.num_tokens:
+    for which, query in (("last", rows[-1]), ("first", rows[0])):
+        first = row.num_tokens + query - row.row - window
+        if query != row.row and 0 <= first < row.num_tokens:
             scores, way = plain.masked_fill(positions < first, -torch.inf), f"from the {which} query token"
             yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
 
@@ -475,10 +471,13 @@ def _wrong_caps(row: AttentionRow) -> Iterator[Predicted]:
     cap = row.case.variant.soft_cap
     if cap is None:
         return
-    before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
     uncapped = _with(row.case, soft_cap=None)
-    words = "the soft cap is applied before the scale"
-    yield Predicted(*row.given(before_scale, case=uncapped), "before the scale", words)
+    for way, words, factor in (  # between the scores and what the cap is applied to
+        ("before the scale", "the soft cap is applied before the scale", 1 / row.case.scale),
+        ("in base 2", "the soft cap is applied to scores that are already multiplied by log2(e)", _LOG2_E),
+    ):
+        capped = cap * torch.tanh(factor * row.scores / cap) / factor
+        yield Predicted(*row.given(capped, case=uncapped), way, words)
     clamped = row.given(row.scores.clamp(-cap, cap), case=uncapped)
     yield Predicted(*clamped, "clamped", "scores are clamped to the soft cap")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Int64
@@ -170,7 +171,7 @@ def _foreign(
             limit = torch.finfo(slots.dtype).max
             bits(slots)[a, b, c] = bits(turned.clamp(-limit, limit).to(slots.dtype))
 
-        yield _place_name(places, tensor_name, query.seq), others, negate
+        yield partial(_place_name, places, tensor_name, query.seq), others, negate
     queries = [other for other in range(case.num_rows * case.num_q_heads) if other != row]
 
     def turn(chosen: Int64[Tensor, " n"]) -> None:
@@ -178,15 +179,11 @@ def _foreign(
             other, head = divmod(queries[i], case.num_q_heads)
             reruns.inputs.q[other, head] = 1 - 2 * reruns.inputs.q[other, head]
 
-    yield _query_name(case), queries, turn
+    yield lambda other: f"the query of {row_name(case, other)}", queries, turn
 
 
-def _place_name(places: Places, what: str, reader: int) -> Callable[[int], str]:
-    return lambda place: f"{what} of {places.name(place, reader=reader)}"
-
-
-def _query_name(case: AttentionCase) -> Callable[[int], str]:
-    return lambda other: f"the query of {row_name(case, other)}"
+def _place_name(places: Places, what: str, reader: int, place: int) -> str:
+    return f"{what} of {places.name(place, reader=reader)}"
 
 
 @dataclass(frozen=True)
@@ -257,9 +254,5 @@ def _along(differs: Bool[Tensor, "..."], axes: tuple[str, ...]) -> str:
 def _rows_of(differs: Bool[Tensor, "..."], case: Case) -> set[int]:
     if differs.dim() == 2 and axes_of("output_lse", case)[0] == "head":
         differs = differs.mT
-    rows: list[int] = (
-        differs.flatten(0, 1).flatten(1).any(-1).nonzero()[:, 0].tolist()
-        if differs.dim() > 2
-        else (differs.flatten().nonzero()[:, 0].tolist())
-    )
-    return set(rows)
+    of_row = differs.reshape(differs.shape[0] * differs.shape[1], -1).any(-1)
+    return set(of_row.nonzero()[:, 0].tolist())

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attnfuzz.explaining.mistakes import Replay
 from attnfuzz.explaining.row import AttentionRow
+from attnfuzz.explaining.words import joined
 from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.verdict import Cause
@@ -156,10 +157,8 @@ def groups(
     yield Group("weights_rounded"), _weights_rounded(row)
     for name, rounded in formats.items():
         made = _sums_rounded(row, name, rounded, of_weights=of_weights, in_passing=in_passing)
-        yield (
-            Group("sums_rounded", name),
-            itertools.chain(made, _tiles_rounded(row, name, rounded, of_weights=of_weights)),
-        )
+        of_tiles = _tiles_rounded(row, name, rounded, of_weights=of_weights)
+        yield Group("sums_rounded", name), itertools.chain(made, of_tiles)
     for name, rounded in likely.items():
         yield Group("partial_lse_rounded", name), _states_rounded(row, name, rounded)
         yield Group("cut_off", name), _cut_off(row, name)
@@ -177,8 +176,8 @@ def _told(which: str, row: AttentionRow, name: str) -> str:
 
 
 def _rounding_to(name: str) -> Round:
-    dtype = getattr(torch, name)
-    return lambda x: x.to(dtype).double()
+    dtype, first = getattr(torch, name), torch.float32 if name == "float8_e4m3fn" else torch.float64
+    return lambda x: x.to(first).to(dtype).double()
 
 
 def _scores_rounded(
@@ -250,17 +249,13 @@ def _scores_rounded(
 
 def _exponentials_rounded(row: AttentionRow, name: str, *, beside: Design = EXACT) -> Iterator[Rounding]:
     rounded = _rounding_to(name)
-    yield _of_exponentials(
-        row, "cubic exp2", "exp2 is a polynomial of degree 3", _cubic_exp, beside, {"exponential": "cubic"}
-    )
-    yield _of_exponentials(
-        row,
-        "short exp2",
-        f"exp2 is taken of numbers in {name}",
-        lambda x: rounded(torch.exp2(rounded(x * math.log2(math.e)))),
-        beside,
-        {"exponential": "input"},
-    )
+    cubic, short = "exp2 is a polynomial of degree 3", f"exp2 is taken of numbers in {name}"
+    for which, words, declared, exp in (
+        ("cubic exp2", cubic, "cubic", _cubic_exp),
+        ("short exp2", short, "input", lambda x: rounded(torch.exp2(rounded(x * math.log2(math.e))))),
+    ):
+        out, lse = _designed(row, row.log_weights[None], beside, exp)
+        yield Rounding("exponential_rounded", out, lse, which, words, {"exponential": declared})
 
 
 def _weights_rounded(row: AttentionRow) -> Iterator[Rounding]:
@@ -272,7 +267,7 @@ def _weights_rounded(row: AttentionRow) -> Iterator[Rounding]:
     for name in _SHORTER:
         numerics = {"probabilities": on_purpose[name]} if name in on_purpose else {}
         words = f"weights are rounded to {name} before they are multiplied with V"
-        rounded = _rounding_to(name) if name != "float8_e4m3fn" else _to_e4m3
+        rounded = _rounding_to(name)
         ways = [((weights @ row.v) / row.total, row.lse) for weights in _rounded_in_tiles(row, rounded)]
         ways.append((rounded(row.shares) @ row.v, row.lse))  # once they are divided by their sum
         yield _rounding("weights_rounded", f"weights in {name}", words, ways, numerics)
@@ -337,22 +332,16 @@ def _tiles_rounded(row: AttentionRow, name: str, rounded: Round, *, of_weights: 
     """Weights x V of each tile by themselves: in a product that returns 16 bits, or summed in these by eights."""
     exact = _in_tiles(row, row.num_tokens, torch.clone, rounded)[0]
     tiles = [tile for tile in tiles_of(row)[1:] if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    outs = [
-        way[:-1] / exact[-1]
-        for tile in tiles
-        for way in _in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)[: 1 + of_weights]
-    ]
-    words = f"weights x V are rounded to {name}, summed over each tile"
-    is_own = name == row.case.dtype
-    which = _told("tile sums", row, name)
-    yield _rounding(
-        "sums_rounded", which, words, [(out, row.lse) for out in outs], {"tile_sums": "rounded"} if is_own else {}
-    )
-    words = f"weights x V are multiplied and summed in {name}, eight keys at a time"
-    ways = [(out, row.lse) for out in _by_eights(row, rounded)]
-    yield _rounding(
-        "sums_rounded", _told("sums of eight", row, name), words, ways, {"tile_sums": "input"} if is_own else {}
-    )
+    every = (_in_tiles(row, tile, torch.clone, rounded, of_tile=rounded)[: 1 + of_weights] for tile in tiles)
+    outs = [way[:-1] / exact[-1] for of_tile in every for way in of_tile]
+    by_tile = f"weights x V are rounded to {name}, summed over each tile"
+    by_eights = f"weights x V are multiplied and summed in {name}, eight keys at a time"
+    for which, words, made, declared in (
+        ("tile sums", by_tile, outs, "rounded"),
+        ("sums of eight", by_eights, _by_eights(row, rounded), "input"),
+    ):
+        numerics = {"tile_sums": declared} if name == row.case.dtype else {}
+        yield _rounding("sums_rounded", _told(which, row, name), words, [(out, row.lse) for out in made], numerics)
 
 
 def _by_eights(row: AttentionRow, rounded: Round) -> Iterator[Tensor]:
@@ -448,20 +437,10 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Rounding]:
 def _flushed(row: AttentionRow) -> Iterator[Rounding]:
     """Numbers below float16's smallest normal one, which count: GPUs take none for 0 but float32's, below 2^-126."""
     smallest = torch.finfo(torch.float16).smallest_normal
-    for name, words, out in (
-        ("V flushed", "numbers of V", row.shares @ _without_small(row.v, smallest)),
-        ("output flushed", "outputs", _without_small(row.expected, smallest)),
-    ):
-        yield _rounding(
-            "flushed",
-            name,
-            f"{words} below {smallest:.3g} are taken for 0: subnormal ones of float16",
-            [(out, row.lse)],
-        )
-
-
-def _without_small(numbers: Tensor, smallest: float) -> Tensor:
-    return numbers.masked_fill(numbers.abs() < smallest, 0.0)
+    v, out = (part.masked_fill(part.abs() < smallest, 0.0) for part in (row.v, row.expected))
+    for name, what, made in (("V flushed", "numbers of V", row.shares @ v), ("output flushed", "outputs", out)):
+        words = f"{what} below {smallest:.3g} are taken for 0: subnormal ones of float16"
+        yield _rounding("flushed", name, words, [(made, row.lse)])
 
 
 def _converted(row: AttentionRow) -> Iterator[Rounding]:
@@ -469,16 +448,12 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
     for name in _SHORTER:
         dtype = getattr(torch, name)
         for parts in (("K",), ("V",), ("K", "V"), ("q", "K", "V")):
-            q, k, v = (
-                tensor.float().to(dtype).double() if part in parts else tensor
-                for part, tensor in (("q", row.q), ("K", row.k), ("V", row.v))
-            )
-            words = f"{', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]} "
-            words += f"{'are' if parts[1:] else 'is'} converted to {name} on the way"
+            every = (("q", row.q), ("K", row.k), ("V", row.v))
+            q, k, v = (one.float().to(dtype).double() if part in parts else one for part, one in every)
+            words = f"{joined(parts)} {'are' if parts[1:] else 'is'} converted to {name} on the way"
             numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
-            yield _rounding(
-                "converted", f"{' '.join(parts)} to {name}", words, [row.given(row.case.scale * (k @ q), v)], numerics
-            )
+            ways = [row.given(row.case.scale * (k @ q), v)]
+            yield _rounding("converted", f"{' '.join(parts)} to {name}", words, ways, numerics)
 
 
 def _without_maximum(row: AttentionRow) -> Iterator[Rounding]:
@@ -584,42 +559,30 @@ def _sums(products: Float64[Tensor, "num_tokens head_size"], rounded: Round) -> 
     terms = rounded(exact)
     yield rounded(terms.sum(-1))
     yield _in_order(terms, rounded)[:, 0]
-    half = terms.shape[1] // 2
     for one, other in ((terms, terms), (exact, terms), (terms, exact)):  # with `fma`, the product of one is not rounded
-        yield _of_neighbours(rounded(one[:, ::2] + other[:, 1::2]) if half else terms, rounded)
-        yield _in_halves(rounded(one[:, :half] + other[:, half:]) if half else terms, rounded)
+        yield _by_pairs(one, other, rounded, of_neighbours=True)
+        yield _by_pairs(one, other, rounded)
     for chunk in _CHUNKS:
-        if chunk < terms.shape[1]:
-            yield _in_halves(_in_order(terms.reshape(len(terms), -1, chunk), rounded)[..., 0], rounded)
-            yield _in_halves(_fused(exact.reshape(len(exact), -1, chunk), rounded), rounded)
+        for part in (terms, exact) if chunk < terms.shape[1] else ():
+            in_chunks = _in_order(part.reshape(len(part), -1, chunk), rounded)[..., 0]
+            yield _by_pairs(in_chunks, in_chunks, rounded)
 
 
 def _in_order(terms: Tensor, rounded: Round) -> Tensor:
-    total = terms[..., :1]
+    """One after the other: of products that are not rounded, each is added before it is, as `fma` does."""
+    total = rounded(terms[..., :1])
     for i in range(1, terms.shape[-1]):
         total = rounded(total + terms[..., i : i + 1])
     return total
 
 
-def _fused(exact: Tensor, rounded: Round) -> Tensor:
-    """Each product added before it is rounded, as `fma` does; but for the first."""
-    total = rounded(exact[..., 0])
-    for i in range(1, exact.shape[-1]):
-        total = rounded(total + exact[..., i])
-    return total
-
-
-def _of_neighbours(terms: Tensor, rounded: Round) -> Scores:
-    while terms.shape[1] > 1:
-        terms = rounded(terms[:, ::2] + terms[:, 1::2])
-    return terms[:, 0]
-
-
-def _in_halves(terms: Tensor, rounded: Round) -> Scores:
-    while terms.shape[1] > 1:
-        half = terms.shape[1] // 2
-        terms = rounded(terms[:, :half] + terms[:, half:])
-    return terms[:, 0]
+def _by_pairs(one: Tensor, other: Tensor, rounded: Round, *, of_neighbours: bool = False) -> Scores:
+    """Sums of pairs, one of each from ``other`` at first, and of these, until one is left."""
+    while one.shape[1] > 1:
+        half = one.shape[1] // 2
+        pairs = (one[:, ::2], other[:, 1::2]) if of_neighbours else (one[:, :half], other[:, half:])
+        one = other = rounded(pairs[0] + pairs[1])
+    return rounded(one[:, 0])
 
 
 def _of_scores(
@@ -666,14 +629,6 @@ def _designed(
     return ((of_v * rescale) @ row.v) / total, (top + total.log())[:, 0]
 
 
-def _of_exponentials(
-    row: AttentionRow, name: str, words: str, exp: Round, beside: Design, numerics: Mapping[str, str]
-) -> Rounding:
-    """Of another ``exp``, as in a single tile: where the maximum rises on the way, it differs a little."""
-    out, lse = _designed(row, row.log_weights[None], beside, exp)
-    return Rounding("exponential_rounded", out, lse, name, words, numerics)
-
-
 def _cubic_exp(x: Tensor) -> Tensor:
     """exp2 on the fraction by the polynomial of FlashAttention 4, which minimises the relative error."""
     whole = (x * math.log2(math.e)).clamp(min=-1000.0).floor()
@@ -682,10 +637,6 @@ def _cubic_exp(x: Tensor) -> Tensor:
     for coefficient in _CUBIC_EXP2:
         polynomial = polynomial * fraction + coefficient
     return torch.ldexp(polynomial, whole)
-
-
-def _to_e4m3(x: Tensor) -> Tensor:
-    return x.float().to(torch.float8_e4m3fn).double()
 
 
 def _in_tf32(row: AttentionRow) -> Iterator[Rounding]:
@@ -697,8 +648,7 @@ def _in_tf32(row: AttentionRow) -> Iterator[Rounding]:
         largest = weights.max()
         ways.append((_to_tf32(weights / largest, nearest=nearest) @ v * largest, lse))
     words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
-    declared = {"matmul": "tf32"}
-    yield _rounding("tf32", "tf32", words, ways, declared)
+    yield _rounding("tf32", "tf32", words, ways, {"matmul": "tf32"})
 
 
 def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:

@@ -14,10 +14,9 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.formulas import lse_bases
-from attnfuzz.explaining.measured_row import Reading
+from attnfuzz.explaining.measured_row import Reading, lse_alone
 from attnfuzz.explaining.mistakes import Family, Maker, Predicted, family
 from attnfuzz.explaining.places import SIDES, Places
-from attnfuzz.explaining.reading import lse_alone
 from attnfuzz.explaining.row import AveragedRow
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
@@ -175,7 +174,7 @@ def _softplus(difference: float) -> float:
 
 OF_MERGES: tuple[Maker, ...] = (
     Maker.of("merge", lambda row: (*_of_weights(row), *_of_another_row(row))),
-    Maker(frozenset({"merged_lse", "lse_base2", "lse_natural", "lse_base10"}), _wrong_lses),
+    Maker({"merged_lse", "lse_base2", "lse_natural", "lse_base10"}, _wrong_lses),
 )
 """The list of mistakes in a merge, the likeliest first."""
 

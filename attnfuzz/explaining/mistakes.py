@@ -6,7 +6,7 @@ follows from the weights and values at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -167,13 +167,13 @@ def family(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
 class Maker:
     """Makes the families of some ``mistakes``, for a row of attention or of a merge."""
 
-    mistakes: frozenset[str]
+    mistakes: Set[str]
     made: Callable[[Any], Iterator[Family]]
 
     @classmethod
     def of(cls, mistake: str, made: Callable[[Any], Iterable[Predicted]]) -> Maker:
         """Makes the ways of a single mistake."""
-        return cls(frozenset({mistake}), lambda row: family(mistake, made(row)))
+        return cls({mistake}, lambda row: family(mistake, made(row)))
 
 
 class Match(NamedTuple):
@@ -206,7 +206,7 @@ def _in_output_alone(one: Family) -> Family:
     return replace(one, lse=None, ways=ways, words=lambda i: f"{one.words(i)}, for out alone: lse is right")
 
 
-def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:
+def silent(families: Iterable[Family]) -> set[Key]:
     """Ways that make 0 / 0 of a row, of which a kernel may make anything: nothing follows from them."""
     return {(one.cause, one.ways[i]) for one in families for i in one.out.isnan().any(1).nonzero()[:, 0].tolist()}
 

@@ -327,10 +327,6 @@ def _not_subtracted(roles: _Roles) -> Found:
     return {one for one in exps if roles.scores & roles.graph.before({one}) - {one}}
 
 
-def _tf32(roles: _Roles) -> Found:
-    return roles.graph.of_kind("tf32_dot")
-
-
 def _converted(parts: Sequence[str], dtype: str) -> Callable[[_Roles], Found]:
     """What is loaded and converted to ``dtype`` before it is multiplied: of V by weights, of q and K to scores."""
 
@@ -362,18 +358,15 @@ _RULES: dict[str, Callable[[_Roles], Found]] = {
     "short exp2": _exponential,
     "partial LSE": _partial_lse,
     "no maximum": _not_subtracted,
-    "tf32": _tf32,
+    "tf32": lambda roles: roles.graph.of_kind("tf32_dot"),
 }
 
 
 def _rule(name: str) -> Callable[[_Roles], Found] | None:
     """How to look for a rounding; None if no operation does it: an exp made of a polynomial, a number to begin with."""
-    if name in _RULES:
-        return _RULES[name]
-    if (match := _OF_WEIGHTS.fullmatch(name)) is not None:
+    if match := _OF_WEIGHTS.fullmatch(name):
         return _weights(match["dtype"])
-    if (match := _OF_FORMAT.fullmatch(name)) is not None:
-        return _RULES.get(match["name"])
-    if (match := _CONVERTED.fullmatch(name)) is not None:
+    if match := _CONVERTED.fullmatch(name):
         return _converted(match["parts"].split(), match["dtype"])
-    return None
+    match = _OF_FORMAT.fullmatch(name)
+    return _RULES.get(match["name"] if match else name)

@@ -39,9 +39,6 @@ class _Squares(NamedTuple):
     out: float = 0.0
     lse: float = 0.0
 
-    def plus(self, other: _Squares) -> _Squares:
-        return _Squares(self.out + other.out, self.lse + other.lse)
-
     def share_of(self, whole: _Squares) -> float:
         """Which part of another's errors these are, of outputs or of log-sum-exps, whichever is more.
 
@@ -100,7 +97,8 @@ class _Seen:
     ) -> None:
         run_is_over()  # that it takes a while is not the kernel's doing
         units = [_Units(row) for row in rows]
-        plain = (unit.missed(unit.row.expected[None], _one(unit.row.lse))[0] for unit in units)
+        lses = (torch.tensor([row.lse], dtype=torch.float64, device="cpu") for row in rows)
+        plain = (unit.missed(unit.row.expected[None], lse)[0] for unit, lse in zip(units, lses, strict=True))
         self.wrong = _sum(_Squares(*of_row.tolist()) for of_row in plain)
         self.roundings: dict[str, Rounding] = {}
         self.replayed: dict[str, _Replayed] = {}
@@ -172,10 +170,6 @@ class _Units:
 
     def _stored(self, out: Tensor) -> Tensor:
         return out.to(self.row.dtype).double()
-
-
-def _one(number: float) -> Tensor:
-    return torch.tensor([number], dtype=torch.float64, device="cpu")
 
 
 class Precision:
@@ -294,7 +288,5 @@ def _are_as_few(one: _Squares, best: _Squares) -> bool:
 
 
 def _sum(every: Iterable[_Squares]) -> _Squares:
-    total = _Squares()
-    for one in every:
-        total = total.plus(one)
-    return total
+    listed = list(every)
+    return _Squares(sum(one.out for one in listed), sum(one.lse for one in listed))

@@ -205,7 +205,10 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     blank, lse = reruns.logical(empty)
     constant = blank.flatten(0, 1)
     is_large = places.count > EXACT_RUNS * reruns.case.value_size
-    found = (weigh_in_groups if is_large else weigh_each)(reruns, places, constant)
+    if is_large:
+        found = weigh_in_groups(reruns, places, constant)
+    else:  # each in a dimension of its own
+        found = _weigh(reruns, places, torch.arange(places.count, device="cpu"), constant)
     has_splits = reruns.case.partial_states > 0 and not is_large
     return Weights(
         got=found.got,
@@ -219,11 +222,6 @@ def measure(reruns: Reruns, places: Places) -> Weights:
         by_split=found.raw if has_splits else None,
         split_lse=_split_lse(reruns, empty) if has_splits else None,
     )
-
-
-def weigh_each(reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
-    """All places, each in a dimension of its own."""
-    return _weigh(reruns, places, torch.arange(places.count, device="cpu"), constant)
 
 
 def weigh_in_groups(reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:

@@ -18,8 +18,7 @@ from attnfuzz.explaining.accesses import AROUND, Access, Question, lines_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
 from attnfuzz.explaining.reruns import Reruns
-from attnfuzz.explaining.ttir import operations_of_ttir
-from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
+from attnfuzz.explaining.ttir import accesses_of_ttir, operations_of_ttir
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.isolation.process import descendant_bytes, resident_bytes

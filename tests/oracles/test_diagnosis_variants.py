@@ -79,6 +79,14 @@ def test_another_heads_numbers_are_named() -> None:
     assert "the slope is that of query head 1 (the KV head's number)" in found
 
 
+def test_a_soft_cap_in_base_2_is_named() -> None:
+    """Kernels multiply scores by log2(e) for exp2, and where the cap comes behind that it would be a wrong number."""
+    case = case_with(soft_cap=1.0)
+    other = math.log2(math.e)
+    wrong = row_that_got(case, case_with(soft_cap=1.0 / other))
+    assert "the soft cap is applied to scores that are already multiplied by log2(e)" in told(wrong)
+
+
 def test_a_sink_that_each_split_adds_is_named() -> None:
     """The number of times would have to be worked out by hand."""
     case = case_with(sinks="level")

@@ -12,7 +12,7 @@ import pytest
 from attnfuzz.campaign.triage.explanation import explain_failure
 from attnfuzz.explaining.accesses import Access, Question, lines_of
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.explaining.ttir_accesses import accesses_of_ttir
+from attnfuzz.explaining.ttir import accesses_of_ttir
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import DenseDecodeCase
