@@ -1,33 +1,10 @@
-"""`attnfuzz.families.RecurrentDecode`: planted bugs of its kind are found, and right kernels are silent."""
+"""The bundled kernel of `attnfuzz.families.RecurrentDecode`."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
 
-import attnfuzz
-from attnfuzz.families import recurrent_decode_kernels as bundled
 from attnfuzz.kernels.recurrent import launch
-from tests.families import recurrent_decode_kernels as kernels
-from tests.families.searched import smallest_cases
-
-
-@pytest.mark.parametrize("bug", kernels.PLANTED)
-@pytest.mark.by_day("sentinel_is_slot_0", "accepted", "gate_step")
-def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
-    """A kernel that takes another's state, or keeps none, would pass."""
-    for case in smallest_cases(getattr(kernels, bug)):
-        assert sum(case.tokens) <= 4
-        assert (case.head_size, case.v_head_size) == (16, 16)
-
-
-@pytest.mark.parametrize("kernel", [kernels.right, bundled.recurrent_decode_eager, bundled.recurrent_decode])
-@pytest.mark.by_day("recurrent_decode_eager")
-def test_right_kernels_are_silent(kernel: Any) -> None:
-    """Padded rows, slots that stay, or what float32 makes of a gate would be called bugs."""
-    attnfuzz.fuzz(kernel, max_examples=40 if kernel is kernels.right else 12, device="cpu")(lambda: None)()
 
 
 def test_tokens_one_by_one_are_tokens_at_once() -> None:

@@ -55,9 +55,9 @@ def dense_tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, T
 
 def paged_tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
     k_slots, v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
-    places = [(int(inputs.block_table[seq, i // inputs.block_size]), i % inputs.block_size) for i in range(n)]
-    k = torch.stack([k_slots[page, offset, kv_head].flatten() for page, offset in places])
-    return k, torch.stack([v_slots[page, offset, kv_head] for page, offset in places])
+    positions = torch.arange(n)
+    pages, offsets = inputs.block_table[seq, positions // inputs.block_size].long(), positions % inputs.block_size
+    return k_slots[pages, offsets, kv_head].flatten(1), v_slots[pages, offsets, kv_head]
 
 
 def attend(inputs: Any, steps: Steps, tokens: Callable[..., tuple[Tensor, Tensor]]) -> Any:

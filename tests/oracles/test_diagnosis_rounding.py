@@ -23,11 +23,12 @@ from attnfuzz.verdict import Failure
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
 SHAPES = ((16, (1, 6)), (13, (2,)), (64, (5,)))
+TWO = slice(2)
 
 
-def cases(dtype: Any, exponents: tuple[int, ...] = (0, 4)) -> Iterator[DenseDecodeCase]:
+def cases(dtype: Any, exponents: tuple[int, ...] = (0, 4), shapes: slice = slice(None)) -> Iterator[DenseDecodeCase]:
     """As a search draws them: recipes, head sizes and exponents that make errors small or large."""
-    for (head_size, seq_lens), keys, exponent in itertools.product(SHAPES, RECIPES, exponents):
+    for (head_size, seq_lens), keys, exponent in itertools.product(SHAPES[shapes], RECIPES, exponents):
         values: Any = Values(keys=keys, values="normal", logit_exponent=exponent, seed=len(keys) + exponent)
         yield DenseDecodeCase(
             num_q_heads=2,
@@ -40,8 +41,10 @@ def cases(dtype: Any, exponents: tuple[int, ...] = (0, 4)) -> Iterator[DenseDeco
         )
 
 
-def failures(kernel: Any, dtype: str, exponents: tuple[int, ...] = (0, 4)) -> list[Failure]:
-    drawn = cases(dtype, exponents)
+def failures(
+    kernel: Any, dtype: str, exponents: tuple[int, ...] = (0, 4), shapes: slice = slice(None)
+) -> list[Failure]:
+    drawn = cases(dtype, exponents, shapes)
     found = [judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure for case in drawn]
     return [failure for failure in found if failure is not None]
 
@@ -74,18 +77,16 @@ ROUNDED = {
 @pytest.mark.parametrize("mistake", ROUNDED)
 @pytest.mark.by_day("scores-float16")
 def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -> None:
-    """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases."""
-    found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype)
+    """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases.
+
+    Where it says nothing of how much that matters, a ratio of 200 to a bound would be taken for a wrong result.
+    """
+    found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype, shapes=TWO)
     of_scores = [failure for failure in found if "scores_rounded" in {one.mistake for one in failure.causes}]
     named = [failure for failure in found if failure in of_scores or "scores_rounded" in failure.maybe]
     assert len(of_scores) >= 0.8 * len(found)
     assert len(found) >= 8
     assert len(named) >= 0.9 * len(found), [failure.message for failure in found if failure not in named]
-
-
-def test_a_rounding_says_how_much_it_matters(plant: Any) -> None:
-    """A ratio of 200 to a bound would be taken for a wrong result, where a log-sum-exp has lost its last digits."""
-    found = failures(plant(dots=ROUNDED["scores"], numerics=Numerics(row_sum="float32")), "float16", (0,))
     told = [failure for failure in found if failure.causes and all(one.rounding for one in failure.causes)]
     assert told
     for failure in told:
@@ -93,6 +94,7 @@ def test_a_rounding_says_how_much_it_matters(plant: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [5, 6, 8])
+@pytest.mark.by_day("5")
 def test_rounding_that_gives_another_token_all_weight_may_be_it(seed: int, plant: Any) -> None:
     """Large scores, summed in an order that nobody knows, would be a second bug: its weights are 0 in float64."""
     values: Any = Values(keys="negative", values="integers", logit_exponent=8, seed=seed)
@@ -127,13 +129,14 @@ def test_an_inexact_lse_beside_a_right_output_is_no_dropped_token(order: str, pl
 
 def test_overflow_is_named_where_it_shows_as_nan(plant: Any) -> None:
     """A reader would be told that the maximum is not subtracted, and look for what is there."""
-    found = failures(plant(dots=ROUNDED["products and sums, in halves"]), "float16", (8,))
+    found = failures(plant(dots=ROUNDED["products and sums, in halves"]), "float16", (8,), slice(1))
     not_finite = [failure for failure in found if failure.kind.endswith(("nan", "inf"))]
     assert not_finite
     assert {failure.cause for failure in not_finite} == {"scores_rounded"}
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.by_day("0")
 def test_a_lone_score_that_overflows_is_not_a_key_that_does(seed: int, plant: Any) -> None:
     """NaN throughout would be put down to keys converted to 8 bits, which end at 448."""
     values: Any = Values(keys="negative", values="integers", logit_exponent=6, seed=seed)
@@ -268,7 +271,7 @@ def test_weights_in_another_16_bit_type_are_named(dtype: str, plant: Any) -> Non
         weights=lambda scores: (scores - scores.max()).exp(),
         average=lambda weights, v: weights.half().float() @ v / weights.sum(),
     )
-    found = failures(kernel, dtype, (0, 4))
+    found = failures(kernel, dtype, shapes=slice(1, None))
     assert len(found) >= (8 if dtype == "float32" else 1)
     of_weights = [{one.mistake for one in failure.causes} >= {"weights_rounded"} for failure in found]
     assert sum(of_weights) >= 0.9 * len(found), [failure.message for failure in found]
@@ -408,12 +411,12 @@ def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str,
         return scores.max() + (scores - scores.max()).exp().to(rounded).float().sum().log()
 
     kernel = plant(lse=lse, numerics=attnfuzz.Numerics(row_sum="float32"))
-    found = failures(kernel, dtype)
+    found = failures(kernel, dtype, shapes=TWO)
     named = [one for one in found if "before they are summed" in one.message and one.cause == "rounded_weights_summed"]
-    assert len(found) >= 6
+    assert len(found) >= 4
     assert len(named) >= 0.8 * len(found), [one.message for one in found if one not in named]
     assert all(one.designs[0] == {"row_sum": "input"} for one in named)
-    assert not failures(plant(lse=lse), dtype)
+    assert not failures(plant(lse=lse), dtype, shapes=TWO)
 
 
 @pytest.mark.parametrize("part", ["v", "out"])
@@ -421,13 +424,13 @@ def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str,
 def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     """A maintainer would look for a lost token where subnormal numbers are."""
     found = []
-    for case in cases("float16", (0,)):
+    for case in cases("float16", (0,), shapes=TWO):
         case = msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, values="small"))
         failure = judge(
             plant(**flushed(**{part: True})), case, device="cpu", oracles=("accuracy",), relations=()
         ).failure
         found += [failure] if failure is not None else []
-    assert len(found) >= 10
+    assert len(found) >= 7
     named = [failure for failure in found if "flushed" in {one.mistake for one in failure.causes}]
     assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 
@@ -442,7 +445,7 @@ def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
         return torch.zeros_like(out)
 
     kernel = plant(after=alone, supports=attnfuzz.Supports(lse="none"))
-    for case in cases(dtype, (0,)):
+    for case in cases(dtype, (0,), shapes=slice(1)):
         case = msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, values="small"))
         failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
         assert failure is not None

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import attnfuzz
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
@@ -41,20 +39,15 @@ def test_any(word, number): ...
 """
 
 
-@pytest.mark.parametrize(
-    ("patterns", "said"),
-    [
-        ('"one-*", "two-2"', "3/4 tests collected (1 deselected)"),
-        ("", "2/4 tests collected (2 deselected)"),
-        ('"three-*"', "by_day of test_any: ['three-*'] fit"),
-    ],
-)
-def test_parameters_that_are_not_for_the_day_run_at_night(tmp_path: Path, patterns: str, said: str) -> None:
+def test_parameters_that_are_not_for_the_day_run_at_night(tmp_path: Path) -> None:
     """A change would wait for them, or a name that is mistyped take them out of the day unnoticed."""
-    file = tmp_path / "test_parameters.py"
-    file.write_text(PARAMETERS.format(patterns=patterns))
+    for name, patterns in (("some", '"one-*", "two-2"'), ("each", ""), ("mistyped", '"three-*"')):
+        (tmp_path / f"test_{name}.py").write_text(PARAMETERS.format(patterns=patterns))
     root = CONFTEST.parents[1]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", "not night"]
-    command += ["-c", str(root / "pyproject.toml"), "--confcutdir", str(root), "-p", "tests.conftest", str(file)]
+    command += ["-c", str(root / "pyproject.toml"), "--confcutdir", str(root), "-p", "tests.conftest", str(tmp_path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
-    assert said in done.stdout, done.stdout + done.stderr
+    listed = [line.partition("::")[2] for line in done.stdout.splitlines() if "test_some.py::" in line]
+    assert listed == [f"test_any[{one}]" for one in ("one-1", "one-2", "two-2")], done.stdout + done.stderr
+    assert "5/8 tests collected (3 deselected), 1 error" in done.stdout
+    assert "by_day of test_any: ['three-*'] fit" in done.stdout

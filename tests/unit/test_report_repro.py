@@ -50,6 +50,17 @@ for path in sys.argv[1:]:
             del sys.modules[name]
     sys.path[:] = [folder for folder in sys.path if "repro-" not in folder]
 """
+AFTER_EACH_CHANGE = """
+import runpy, sys
+script, engine, *folders = sys.argv[1:]
+for folder in folders:
+    sys.path.insert(0, folder)
+    sys.modules.pop(engine, None)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        print("ended with", int(end.code))
+"""
 HEADS: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 0.25}
 PAGED: dict[str, Any] = {**HEADS, "block_size": 4, "seq_lens": [5, 0, 9]}
 DENSE: dict[str, Any] = {**HEADS, "seq_lens": [3, 0, 9], "dtype": "float32"}
@@ -113,6 +124,22 @@ def run(scripts: list[str], folder: Path) -> list[str]:
         outputs.update(zip(some, done.stdout.split("SCRIPT\n")[1:], strict=True))
     assert list(temporary.glob("repro-*")) == []
     return [outputs[path] for path in paths]
+
+
+def statuses(script: str, engine: str, sources: list[str], folder: Path) -> list[int]:
+    """What the script ends with where ``engine`` is each of these in turn, all in one process."""
+    path = folder / "script.py"
+    path.write_text(script)
+    folders = [folder / f"engine{i}" for i in range(len(sources))]
+    for one, source in zip(folders, sources, strict=True):
+        one.mkdir(exist_ok=True)
+        (one / f"{engine}.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_EACH_CHANGE, path, engine, *folders],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended with ")]
 
 
 def user_script(folder: Path, change: str, oracle: OracleName = "accuracy") -> str:
@@ -322,13 +349,8 @@ def test_of_an_engine_its_own_function_is_called(tmp_path: Path, monkeypatch: py
     assert "workspace = torch.full((2, 3), nan, dtype=torch.float32)\n" in script
     assert len(script.splitlines()) <= 40
     assert max(len(line) for line in script.splitlines() if "unpack(" not in line) <= 120
-    for factor, status in ((1.25, 1), (1.0, 0)):
-        engine_file.write_text(ENGINE.format(factor=factor))
-        path = tmp_path / "script.py"
-        path.write_text(script)
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run([sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, check=False)
-        assert done.returncode == status, done.stderr
+    engines = [ENGINE.format(factor=factor) for factor in (1.25, 1.0)]
+    assert statuses(script, "engine_of_a_test", engines, tmp_path) == [1, 0]
 
 
 def _followed(kernel: Kernel, case: Case, launches: bool) -> ScriptPart:
@@ -582,13 +604,8 @@ def test_of_a_users_problem_an_engines_own_function_is_called(tmp_path: Path, mo
     script = repro_script(saved, made.declaration, follow=lambda _, launches: part)
     assert "from halving_engine import halve\n" in script
     assert len(script.splitlines()) <= 40
-    for factor, status in ((0.25, 1), (0.5, 0)):
-        engine_file.write_text(HALVING.format(factor=factor))
-        path = tmp_path / "script.py"
-        path.write_text(script)
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run([sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, check=False)
-        assert done.returncode == status, done.stderr
+    engines = [HALVING.format(factor=factor) for factor in (0.25, 0.5)]
+    assert statuses(script, "halving_engine", engines, tmp_path) == [1, 0]
 
 
 TRITON_ENGINE = """
@@ -627,11 +644,6 @@ def test_with_narrow_formats_a_script_takes_the_repairs_of_the_interpreter_from_
     script = repro_script(saved, kernel.declaration, follow=functools.partial(_followed, kernel))
     assert len(script.splitlines()) <= 40
     assert script.count("attnfuzz") == 2  # why, and the import
-    for factor, status in (("1.25", 1), ("1.0", 0), ("0.9999", 0)):  # 0.9999 x V is V, unless what is beyond is cut off
-        engine_file.write_text(TRITON_ENGINE.format(factor=factor))
-        path = tmp_path / "script.py"
-        path.write_text(script)
-        folders = f"{tmp_path}{os.pathsep}{ROOT}"
-        environment = {**os.environ, "PYTHONPATH": folders, "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run([sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, check=False)
-        assert done.returncode == status, done.stderr
+    # 0.9999 x V is V, unless what is beyond is cut off
+    engines = [TRITON_ENGINE.format(factor=factor) for factor in ("1.25", "1.0", "0.9999")]
+    assert statuses(script, "triton_engine_of_a_test", engines, tmp_path) == [1, 0, 0]

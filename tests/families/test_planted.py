@@ -1,0 +1,73 @@
+"""`attnfuzz.families`: planted bugs of each kind are found and shrunk, and right kernels are silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import attnfuzz
+from attnfuzz.families import latent_verify_kernels as latent_verify_bundled
+from attnfuzz.families import merge_ranks_kernels as merge_ranks_bundled
+from attnfuzz.families import recurrent_decode_kernels as recurrent_decode_bundled
+from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
+from tests.families import (
+    latent_verify_kernels,
+    merge_ranks_kernels,
+    recurrent_decode_kernels,
+    sparse_decode_kernels,
+)
+from tests.families.searched import smallest_cases
+
+
+def is_small_latent_verify(bug: str, case: Any) -> bool:
+    most = (64 if bug == "whole_tiles" else 20, 256 if bug == "one_scale" else 16)
+    return case.num_heads == 1 and sum(case.contexts) <= most[0] and case.rank <= most[1]
+
+
+def is_small_merge_ranks(bug: str, case: Any) -> bool:
+    shape = (case.head_size, case.padded) == (16, 0)
+    return shape and sum(case.seq_lens) <= 20 and case.num_ranks <= (3 if bug == "two_ranks" else 2)
+
+
+def is_small_recurrent_decode(bug: str, case: Any) -> bool:
+    return sum(case.tokens) <= 4 and (case.head_size, case.v_head_size) == (16, 16)
+
+
+def is_small_sparse_decode(bug: str, case: Any) -> bool:
+    shape = (case.num_heads, case.dtype) == (1, "bfloat16")
+    return shape and sum(case.named) <= 8 and len(case.named) <= 2
+
+
+FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
+    "latent_verify": (latent_verify_kernels, latent_verify_bundled, is_small_latent_verify, 60, 20),
+    "merge_ranks": (merge_ranks_kernels, merge_ranks_bundled, is_small_merge_ranks, 100, 30),
+    "recurrent_decode": (recurrent_decode_kernels, recurrent_decode_bundled, is_small_recurrent_decode, 40, 12),
+    "sparse_decode": (sparse_decode_kernels, sparse_decode_bundled, is_small_sparse_decode, 60, 20),
+}
+"""Of each its planted kernels, the bundled ones, what is a small case, and how many cases either kind is asked."""
+PLANTED = [(family, bug) for family, (kernels, *_) in FAMILIES.items() for bug in kernels.PLANTED]
+RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_eager", family)]
+
+
+@pytest.mark.parametrize(("family", "bug"), PLANTED)
+@pytest.mark.by_day(
+    "latent_verify-sees_later", "latent_verify-one_scale", "latent_verify-uniform",
+    "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
+    "recurrent_decode-sentinel_is_slot_0", "recurrent_decode-accepted", "recurrent_decode-gate_step",
+    "sparse_decode-minus_one", "sparse_decode-once", "sparse_decode-nan_times_zero",
+)  # fmt: skip
+def test_planted_bugs_are_found_and_shrunk(family: str, bug: str) -> None:
+    """A kernel that masks, merges, keeps or reads what it should not would pass, or be shown on a large case."""
+    kernels, _, is_small, *_ = FAMILIES[family]
+    cases = smallest_cases(getattr(kernels, bug))
+    assert [case for case in cases if not is_small(bug, case)] == []
+
+
+@pytest.mark.parametrize(("family", "name"), RIGHT)
+@pytest.mark.by_day("*_eager")
+def test_right_kernels_are_silent(family: str, name: str) -> None:
+    """Empty ranks, padded rows, sentinels, or what 8 bits or float32 hold would be called bugs."""
+    kernels, bundled, _, of_right, of_bundled = FAMILIES[family]
+    kernel, asked = (kernels.right, of_right) if name == "right" else (getattr(bundled, name), of_bundled)
+    attnfuzz.fuzz(kernel, max_examples=asked, device="cpu")(lambda: None)()
