@@ -200,16 +200,16 @@ def _given(wrapper: str, state: _Wrapper, run: Mapping[str, Any]) -> dict[str, A
         "q": q,
         "k_cache": k_cache,
         "v_cache": v_cache,
-        "block_table": torch.tensor(rows, dtype=torch.int32),
-        "seq_lens": torch.tensor(lengths, dtype=torch.int32),
+        "block_table": torch.tensor(rows, dtype=torch.int32, device="cpu"),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32, device="cpu"),
         "scale": _number(planned, "sm_scale", 0),
         "window": window + 1 if window >= 0 else None,
         "soft_cap": _number(planned, "logits_soft_cap", 0) or None,
-        "k_scale": torch.ones(1),
+        "k_scale": torch.ones(1, dtype=torch.float32, device="cpu"),
         **{name: _tensor(run[name]) for name in ("sinks", "out", "lse") if run.get(name) is not None},
     }
     if wrapper == _PREFILL:
-        starts = torch.tensor(_numbers(planned["qo_indptr"]))
+        starts = torch.tensor(_numbers(planned["qo_indptr"]), dtype=torch.int32, device="cpu")
         return given | {"cu_seqlens_q": starts, "causal": planned.get("causal", False)}
     if len(q) != len(counts):
         raise DumpError(f"it has {len(q)} query tokens for {len(counts)} sequences")
