@@ -22,7 +22,7 @@ from tests.families.searched import smallest_cases
 
 def is_small_latent_verify(bug: str, case: Any) -> bool:
     most = (64 if bug == "whole_tiles" else 20, 256 if bug == "one_scale" else 16)
-    return case.num_heads == 1 and sum(case.contexts) <= most[0] and case.rank <= most[1]
+    return bool(case.num_heads == 1 and sum(case.contexts) <= most[0] and case.rank <= most[1])
 
 
 def is_small_merge_ranks(bug: str, case: Any) -> bool:

@@ -22,7 +22,7 @@ from attnfuzz.problems.recipes import Needle, Values
 from attnfuzz.verdict import Failure
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
-SHAPES = ((16, (1, 6)), (13, (2,)), (64, (5,)))
+SHAPES: tuple[tuple[int, tuple[int, ...]], ...] = ((16, (1, 6)), (13, (2,)), (64, (5,)))
 TWO = slice(2)
 
 
