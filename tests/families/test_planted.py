@@ -27,7 +27,7 @@ def is_small_latent_verify(bug: str, case: Any) -> bool:
 
 def is_small_merge_ranks(bug: str, case: Any) -> bool:
     shape = (case.head_size, case.padded) == (16, 0)
-    return shape and sum(case.seq_lens) <= 20 and case.num_ranks <= (3 if bug == "two_ranks" else 2)
+    return bool(shape and sum(case.seq_lens) <= 20 and case.num_ranks <= (3 if bug == "two_ranks" else 2))
 
 
 def is_small_recurrent_decode(bug: str, case: Any) -> bool:
@@ -36,7 +36,7 @@ def is_small_recurrent_decode(bug: str, case: Any) -> bool:
 
 def is_small_sparse_decode(bug: str, case: Any) -> bool:
     shape = (case.num_heads, case.dtype) == (1, "bfloat16")
-    return shape and sum(case.named) <= 8 and len(case.named) <= 2
+    return bool(shape and sum(case.named) <= 8 and len(case.named) <= 2)
 
 
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {

@@ -68,7 +68,7 @@ def test_it():
 
 
 def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
-    """Who has a suite would begin with a line that does not run, or says something else."""
+    """Who has a suite would begin with a line that does not run, or says something else, below a page of our source."""
     line = block("docs/testing.md", "python", "attnfuzz.assert_close").replace("\n", "\n    ")
     (tmp_path / "test_it.py").write_text(f"{DROPS_A_TOKEN}    {line}", encoding="utf-8")
     run = subprocess.run(
@@ -77,6 +77,7 @@ def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.returncode == 1, run.stderr
     assert " ".join(block("docs/testing.md", "text", "AssertionError").split()) in " ".join(run.stdout.split())
+    assert "closeness.py" not in run.stdout
 
 
 def assert_script_says_what_is_shown(folder: Path, saved: Path) -> None:
