@@ -418,6 +418,8 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
             if count is not None and count > len(k):
                 continue
             keys, values = k[:count], v[:count]
+            if len(keys) == row.num_tokens:  # which is both
+                what = f"the first {row.num_tokens} tokens"
             words = f"sequence {own} reads {what} of sequence {seq}"
             if count is None:
                 scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
