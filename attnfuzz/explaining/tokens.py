@@ -437,6 +437,7 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     count = -(-row.num_tokens // size)
     entries, last = table[row.seq], len(table[row.seq]) - 1
     of = "of the block table"
+    through_the_first = f"every page is read through the first entry {of}"
     every = range(count)
     rules = [
         ("the next entry", f"a page is read through the next entry {of}", [entries[min(i + 1, last)] for i in every]),
@@ -445,7 +446,7 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
             f"a page is read through the entry before its own {of}",
             [entries[max(i - 1, 0)] for i in every],
         ),
-        ("the first entry", f"every page is read through the first entry {of}", [entries[0]] * count),
+        ("the first entry", through_the_first, [entries[0]] * count),
         ("the page's number", "a page's number in its sequence is taken for a physical page", list(every)),
     ]
     beside = {
@@ -471,6 +472,8 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     for tile in TILES_OF_KEYS:
         if tile > size:
             words = f"all of a tile of {tile} is read from the page of its first token"
+            if tile >= row.num_tokens:
+                words = through_the_first
             by_token.append(
                 (f"one page for a tile of {tile}", words, [entries[t // tile * tile // size] for t in positions])
             )

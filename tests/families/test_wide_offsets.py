@@ -12,7 +12,7 @@ from tests.families import wide_kernels as kernels
 def test_offsets_of_32_bits_are_found_in_larger_tensors(name: str) -> None:
     """What wraps would be seen by whoever serves with a cache of gigabytes first."""
 
-    @attnfuzz.fuzz(getattr(kernels, f"{name}_narrow"), max_examples=60, device="cpu")
+    @attnfuzz.fuzz(getattr(kernels, f"{name}_narrow"), max_examples=200, device="cpu")
     def search() -> None:
         pass
 

@@ -55,7 +55,7 @@ def dense_tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, T
 
 def paged_tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
     k_slots, v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
-    positions = torch.arange(n)
+    positions = torch.arange(n, device="cpu")
     pages, offsets = inputs.block_table[seq, positions // inputs.block_size].long(), positions % inputs.block_size
     return k_slots[pages, offsets, kv_head].flatten(1), v_slots[pages, offsets, kv_head]
 

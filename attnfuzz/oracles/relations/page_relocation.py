@@ -487,8 +487,8 @@ def _weight(declaration: Declaration, case: Case) -> int:
     tables in cases that hold one, of which interpreted kernels have few, since each takes long.
     """
     del declaration
-    if isinstance(case, OpenCase):
-        return 3
+    if isinstance(case, OpenCase):  # to which little else applies
+        return 6
     return 6 if (case.part_noun == "sequence" and case.num_parts > 2) or far_table(case) is not None else 3
 
 
