@@ -16,9 +16,10 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import mistake_of
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.problems.variants import Variant
 from attnfuzz.verdict import Failure
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
@@ -471,3 +472,37 @@ def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, pla
     blamed = [failure for failure in found if mistake_of(failure.cause).is_everywhere]
     assert len(found) >= 10
     assert len(blamed) <= 0.1 * len(found), [failure.message for failure in blamed]  # a bfloat16 has three digits
+
+
+def with_rounded_products(inputs: Any) -> Tensor:
+    """Decode over pages with a sink, where products of q and k are rounded before they are summed."""
+    out = torch.zeros_like(inputs.q)
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        pages = inputs.block_table[seq].long()
+        k, v = (cache[pages].flatten(0, 1)[:length, 0] for cache in (inputs.k_cache, inputs.v_cache))
+        for head, sink in enumerate(inputs.sinks.float()):
+            scores = ROUNDED["products"](k, inputs.q[seq, head], inputs.scale)
+            weights = torch.cat((scores, sink[None])).softmax(0)[:-1]
+            out[seq, head] = (weights @ v.float()).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_rounded_scores_beside_a_sink_that_outweighs_them_are_named(seed: int) -> None:
+    """A number would be fitted to it, and told as a fact: "0.0034 is added to the sum of the weights"."""
+    supports = attnfuzz.Supports(lse="none", variants=("sinks",))
+    kernel = attnfuzz.kernel("paged_decode", supports=supports)(with_rounded_products)
+    case = PagedDecodeCase(
+        num_q_heads=1,
+        num_kv_heads=1,
+        head_size=16,
+        dtype="float16",
+        seq_lens=(4,),
+        block_size=4,
+        scale=0.25,
+        values=Values(keys="fine", values="normal", logit_exponent=4, seed=seed),
+        variant=Variant(sinks="high"),
+    )
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert failure.cause == "scores_rounded"
