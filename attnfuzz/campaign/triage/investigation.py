@@ -152,6 +152,8 @@ class Investigation:
         try:
             if not self._confirm():
                 return False
+            if self._is_design(self._finding):  # it needs none of the cases before it, of which nothing can be asked
+                return True
             self._recognise()
             self._take_numbers_of_relation()
             self._shrink()
