@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import attnfuzz
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.simplest import simplest_case
+from tests.families import wide_kernels
 from tests.unit.test_own_problems import KERNELS, check_others_are_searched
 
 
@@ -22,3 +24,17 @@ def test_what_is_written_on_the_host_arrives(name: str, runner: Runner) -> None:
     (declaration,) = runner.declarations([f"{KERNELS}:{name}"])
     case = simplest_case(declaration.problem, declaration.supports, declaration.options)
     assert runner.judge(declaration, case, relations="all").failure is None
+
+
+@pytest.mark.parametrize("name", ["write", "attend"])
+def test_offsets_of_32_bits_are_found_in_larger_tensors(name: str) -> None:
+    """A writer or reader whose offsets wrap in a cache of gigabytes would pass on the machine that has such caches."""
+
+    @attnfuzz.fuzz(getattr(wide_kernels, f"{name}_narrow"), max_examples=200, device="cuda")
+    def search() -> None:
+        pass
+
+    with pytest.raises(attnfuzz.KernelFailure) as caught:
+        search()
+    assert (caught.value.failure.oracle, caught.value.failure.cause) == ("page_relocation", "narrow_offsets")
+    attnfuzz.fuzz(getattr(wide_kernels, f"{name}_wide"), max_examples=60, device="cuda")(lambda: None)()
