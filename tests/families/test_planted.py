@@ -7,17 +7,24 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.families import hybrid_decode_kernels as hybrid_decode_bundled
 from attnfuzz.families import latent_verify_kernels as latent_verify_bundled
 from attnfuzz.families import merge_ranks_kernels as merge_ranks_bundled
 from attnfuzz.families import recurrent_decode_kernels as recurrent_decode_bundled
 from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
 from tests.families import (
+    hybrid_decode_kernels,
     latent_verify_kernels,
     merge_ranks_kernels,
     recurrent_decode_kernels,
     sparse_decode_kernels,
 )
 from tests.families.searched import smallest_cases
+
+
+def is_small_hybrid_decode(bug: str, case: Any) -> bool:
+    del bug
+    return bool((case.head_size, case.num_kv_heads, case.gqa_ratio) == (16, 1, 1) and sum(case.lengths) <= 20)
 
 
 def is_small_latent_verify(bug: str, case: Any) -> bool:
@@ -40,6 +47,7 @@ def is_small_sparse_decode(bug: str, case: Any) -> bool:
 
 
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
+    "hybrid_decode": (hybrid_decode_kernels, hybrid_decode_bundled, is_small_hybrid_decode, 60, 15),
     "latent_verify": (latent_verify_kernels, latent_verify_bundled, is_small_latent_verify, 60, 20),
     "merge_ranks": (merge_ranks_kernels, merge_ranks_bundled, is_small_merge_ranks, 100, 30),
     "recurrent_decode": (recurrent_decode_kernels, recurrent_decode_bundled, is_small_recurrent_decode, 40, 12),
@@ -52,6 +60,7 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
 
 @pytest.mark.parametrize(("family", "bug"), PLANTED)
 @pytest.mark.by_day(
+    "hybrid_decode-names_blocks", "hybrid_decode-stride_of_k", "hybrid_decode-window",
     "latent_verify-sees_later", "latent_verify-one_scale", "latent_verify-uniform",
     "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
     "recurrent_decode-sentinel_is_slot_0", "recurrent_decode-accepted", "recurrent_decode-gate_step",
