@@ -79,24 +79,34 @@ class PagedProblem(Problem):
 
     def write_cache(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
         """Fill the tokens of all sequences, table and lengths; a shared page holds those of its last sequence."""
-        import torch
-
         from attnfuzz.values.draws import numbers
 
-        table = torch.tensor(block_table_rows(paged_case(case)), dtype=torch.int32, device="cpu")
-        tensors["block_table"].copy_(table)
-        tensors["seq_lens"].copy_(torch.tensor(case.lengths, dtype=torch.int32, device="cpu"))
+        self.write_table(case, tensors)
         for name, slots in token_slots(case, tensors).items():
             for seq, length in enumerate(case.lengths):
                 shape = (length, case.num_kv_heads, case.head_size)
                 new = numbers(shape, seed=case.seed, name=f"{name}{seq}").to(slots.dtype)
-                pages, offsets = _places(case, tensors, seq)
-                slots[pages, offsets] = new.view(length, *slots.shape[2:])
+                slots[self.places(case, tensors, seq)] = new.view(length, *slots.shape[2:])
+
+    def write_table(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Fill table and lengths."""
+        import torch
+
+        table = torch.tensor(block_table_rows(paged_case(case)), dtype=torch.int32, device="cpu")
+        tensors["block_table"].copy_(table)
+        tensors["seq_lens"].copy_(torch.tensor(case.lengths, dtype=torch.int32, device="cpu"))
+
+    def places(self, case: Any, tensors: Mapping[str, Tensor], seq: int) -> tuple[Tensor, Tensor]:
+        """Page and offset of each token of a sequence, as the table says."""
+        import torch
+
+        token = torch.arange(case.lengths[seq], device="cpu")
+        return tensors["block_table"][seq, token // case.block_size].long(), token % case.block_size
 
     def cached(self, case: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """K and V of each sequence, ``[length, num_kv_heads, head_size]``, as the cache holds them."""
         k, v = (
-            [slots[_places(case, tensors, seq)].flatten(2) for seq in range(len(case.lengths))]
+            [slots[self.places(case, tensors, seq)].flatten(2) for seq in range(len(case.lengths))]
             for slots in token_slots(case, tensors).values()
         )
         return k, v
@@ -163,11 +173,3 @@ def token_slots(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         both |= {name: both[name].flatten(1, 2) for name in ("k_cache", "v_cache")}  # views: pages have no gaps inside
     views = token_views(both["k_cache"], both["v_cache"], case.layout)
     return {"k": views.k, "v": views.v}
-
-
-def _places(case: Any, tensors: Mapping[str, Tensor], seq: int) -> tuple[Tensor, Tensor]:
-    """Page and offset of each token of a sequence, as the table says."""
-    import torch
-
-    token = torch.arange(case.lengths[seq], device="cpu")
-    return tensors["block_table"][seq, token // case.block_size].long(), token % case.block_size

@@ -40,6 +40,7 @@ RANKS = {
     "attnfuzz.families.latent_verify_kernels": 6,
     "attnfuzz.families.sparse_decode_kernels": 6,
     "attnfuzz.families.merge_ranks_kernels": 6,
+    "attnfuzz.families.packed_decode_kernels": 6,
     "attnfuzz.families.recurrent_decode_kernels": 6,
     "attnfuzz.kernels": 6,
     "attnfuzz.oracles": 8,
