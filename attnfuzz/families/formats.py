@@ -1,7 +1,7 @@
 """Formats of caches with several numbers in a byte: what readers, writers and references say alike of them.
 
-A number is the value of its code times the scale of its block, times one of the whole tensor where a format has that. Two
-codes lie in a byte, the first in its lower half, as vLLM, FlashInfer and the OCP's microscaling formats have it.
+A number is the value of its code times the scale of its block, times one of the whole tensor where a format has that.
+Two codes lie in a byte, the first in its lower half, as vLLM, FlashInfer and the OCP's microscaling formats have it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PackedFormat(NamedTuple):
     def packed(self, codes: UInt8[Tensor, "*rows size"]) -> UInt8[Tensor, "*rows bytes"]:
         """The bytes that hold ``codes``."""
         first, second = codes.unflatten(-1, (-1, 2)).unbind(-1)
-        return first | second << 4
+        return torch.bitwise_or(first, second << 4)
 
     def scale(self, stored: Tensor) -> Float64[Tensor, "..."]:
         """The scales that ``stored`` stands for."""

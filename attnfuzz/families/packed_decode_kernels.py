@@ -18,7 +18,12 @@ __all__ = ["packed_decode", "packed_decode_eager"]
 def packed_decode(inputs: Any) -> None:
     """``launch.packed_decode``."""
     k, v = (
-        launch.Packed(*(getattr(inputs, f"{name}_{part}", None) for part in ("cache", "scales", "zeros", "global")))
+        launch.Packed(
+            getattr(inputs, f"{name}_cache"),
+            getattr(inputs, f"{name}_scales"),
+            getattr(inputs, f"{name}_zeros", None),
+            getattr(inputs, f"{name}_global", None),
+        )  # fmt: skip
         for name in ("k", "v")
     )
     scale = inputs.head_size**-0.5
@@ -37,7 +42,7 @@ def packed_decode_eager(inputs: Any) -> None:
         inputs.out[seq] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(inputs.out.dtype)
 
 
-def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor) -> Tensor:
+def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor) -> Any:
     """Numbers ``[tokens, num_kv_heads, head_size]`` of K or V."""
     packed, scales = getattr(inputs, f"{name}_cache")[pages, offsets], getattr(inputs, f"{name}_scales")
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()

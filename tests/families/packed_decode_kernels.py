@@ -11,7 +11,7 @@ import attnfuzz
 from attnfuzz.families import PackedDecode
 
 
-def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -> Tensor:
+def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -> Any:
     packed, scales = getattr(inputs, f"{name}_cache")[pages, offsets], getattr(inputs, f"{name}_scales")
     halves = (packed >> 4, packed & 15) if bug == "high_first" else (packed & 15, packed >> 4)
     codes = torch.stack(halves, dim=-1).flatten(-2).int()
