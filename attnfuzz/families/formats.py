@@ -36,8 +36,7 @@ class PackedFormat(NamedTuple):
 
     def packed(self, codes: UInt8[Tensor, "*rows size"]) -> UInt8[Tensor, "*rows bytes"]:
         """The bytes that hold ``codes``."""
-        first, second = codes.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.bitwise_or(first, second << 4)
+        return torch.bitwise_or(codes[..., ::2], codes[..., 1::2] << 4)
 
     def scale(self, stored: Tensor) -> Float64[Tensor, "..."]:
         """The scales that ``stored`` stands for."""

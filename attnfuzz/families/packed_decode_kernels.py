@@ -23,7 +23,7 @@ def packed_decode(inputs: Any) -> None:
             getattr(inputs, f"{name}_scales"),
             getattr(inputs, f"{name}_zeros", None),
             getattr(inputs, f"{name}_global", None),
-        )  # fmt: skip
+        )
         for name in ("k", "v")
     )
     scale = inputs.head_size**-0.5
@@ -49,7 +49,7 @@ def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor) -> Any:
     if inputs.cache_format == "int4":
         zeros = getattr(inputs, f"{name}_zeros")[pages, offsets].int()
         return (codes - zeros[..., None]).float() * scales[pages, offsets]
-    sizes = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6), device=codes.device)[codes & 7]
+    sizes = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6), dtype=torch.float32, device=codes.device)[codes & 7]
     numbers = torch.where(codes >= 8, -sizes, sizes)
     if inputs.cache_format == "mxfp4":
         factors = torch.exp2(scales[pages, offsets].float() - 127)

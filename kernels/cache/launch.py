@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.cache.cache_write import cache_write_kernel
+from attnfuzz.kernels.cache.cache_write import cache_write_int4_kernel, cache_write_kernel
 from attnfuzz.kernels.cache.packed_decode import packed_decode_kernel
 from attnfuzz.kernels.common.device import on_device_of
 
@@ -18,18 +18,29 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Value that the largest number of a row becomes, by the format of a cache."""
 
 
-def cache_write(new: Tensor, cache: Tensor, slot_mapping: Tensor, scale: Tensor | None = None) -> None:
+def cache_write(
+    new: Tensor, cache: Tensor, slot_mapping: Tensor, scale: Tensor | None = None, zeros: Tensor | None = None
+) -> None:
     """``new [num_tokens, num_kv_heads, head_size]`` into ``cache [num_blocks, block_size, num_kv_heads, head_size]``.
 
     Token i goes into slot ``slot_mapping[i]`` (int64), or nowhere if that is negative. ``scale``: None for a cache of
     the same dtype; float32 ``[1]``, by which numbers are divided; or ``[num_blocks, block_size, num_kv_heads]``, which
-    is written: one for each token and head. The last dimension of ``new`` and of ``cache`` is contiguous; all other
-    strides are honoured.
+    is written: one for each token and head. ``zeros``, of that shape and uint8: of a cache of 4 bits, whose last
+    dimension is half of ``head_size``, which is even; zero points are written there. The last dimension of ``new`` and
+    of ``cache`` is contiguous; all other strides are honoured.
     """
     if new.stride(-1) != 1 or cache.stride(-1) != 1:
         raise ValueError(f"strides {new.stride()} and {cache.stride()}: the last must be 1; call .contiguous() first")
     num_tokens, num_kv_heads, head_size = new.shape
     per_token = scale is not None and scale.dim() > 1
+    if zeros is not None and scale is not None:
+        with on_device_of(new):
+            cache_write_int4_kernel[(num_tokens, num_kv_heads)](
+                new, new.stride(0), new.stride(1), cache, *cache.stride()[:3], slot_mapping,
+                scale, *scale.stride(), zeros, *zeros.stride(), cache.shape[1], head_size // 2,
+                BLOCK_B=triton.next_power_of_2(head_size // 2),
+            )  # fmt: skip
+        return
     with on_device_of(new):
         cache_write_kernel[(num_tokens, num_kv_heads)](
             new, new.stride(0), new.stride(1),
