@@ -87,6 +87,30 @@ def rearranged(case: OpenCase, values: OpenValues, written: Mapping[str, tuple[T
     return found if have_same_results(values, found) else None
 
 
+def asked_again(case: OpenCase, values: OpenValues, written: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Where each result has the same number and bound if the problem is asked about other tensors, and counts.
+
+    Nowhere if the problem cannot answer.
+    """
+    expected: Mapping[str, Expected] = values.origin[0]
+    nowhere = {name: torch.zeros_like(one.value, dtype=torch.bool) for name, one in expected.items()}
+    try:
+        found = _problem_of(case).reference(case, {name: tensor.clone() for name, (tensor, _) in written.items()})
+    except Exception:  # noqa: BLE001 - a reference need not take numbers that it does not write
+        return nowhere
+    for name, one in expected.items():
+        given = found[name]
+        other = given if isinstance(given, Expected) else Expected(given)
+        same = nowhere[name] = other.value.double() == one.value
+        for own, its in ((one.where, other.where), (one.bound, other.bound)):
+            if isinstance(own, Tensor) or isinstance(its, Tensor):
+                pair = (torch.as_tensor(True if part is None else part, device="cpu") for part in (own, its))
+                same &= torch.eq(*pair)
+        if one.where is not None:
+            same &= one.where
+    return nowhere
+
+
 def have_same_results(one: OpenValues, other: OpenValues) -> bool:
     """Whether both give every number alike, in the same places."""
     pairs = zip(one.origin[0].values(), other.origin[0].values(), strict=True)
