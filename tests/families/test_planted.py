@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.families import history_kernels as history_bundled
 from attnfuzz.families import hybrid_decode_kernels as hybrid_decode_bundled
 from attnfuzz.families import latent_verify_kernels as latent_verify_bundled
 from attnfuzz.families import merge_ranks_kernels as merge_ranks_bundled
@@ -14,6 +15,7 @@ from attnfuzz.families import packed_decode_kernels as packed_decode_bundled
 from attnfuzz.families import recurrent_decode_kernels as recurrent_decode_bundled
 from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
 from tests.families import (
+    history_kernels,
     hybrid_decode_kernels,
     latent_verify_kernels,
     merge_ranks_kernels,
@@ -22,6 +24,11 @@ from tests.families import (
     sparse_decode_kernels,
 )
 from tests.families.searched import smallest_cases
+
+
+def is_small_history(bug: str, case: Any) -> bool:
+    shape = (case.num_kv_heads, case.gqa_ratio, case.head_size) == (1, 1, 16)
+    return bool(shape and case.num_steps <= 3 and len(case.prompts) <= (3 if bug == "old_table" else 2))
 
 
 def is_small_hybrid_decode(bug: str, case: Any) -> bool:
@@ -54,6 +61,7 @@ def is_small_sparse_decode(bug: str, case: Any) -> bool:
 
 
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
+    "history": (history_kernels, history_bundled, is_small_history, 40, 8),
     "hybrid_decode": (hybrid_decode_kernels, hybrid_decode_bundled, is_small_hybrid_decode, 60, 15),
     "latent_verify": (latent_verify_kernels, latent_verify_bundled, is_small_latent_verify, 60, 20),
     "merge_ranks": (merge_ranks_kernels, merge_ranks_bundled, is_small_merge_ranks, 100, 30),
@@ -68,6 +76,7 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
 
 @pytest.mark.parametrize(("family", "bug"), PLANTED)
 @pytest.mark.by_day(
+    "history-plan_by_batch_size", "history-old_table", "history-first_write_stays",
     "hybrid_decode-names_blocks", "hybrid_decode-stride_of_k", "hybrid_decode-window",
     "latent_verify-sees_later", "latent_verify-one_scale", "latent_verify-uniform",
     "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
