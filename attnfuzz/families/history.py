@@ -1,6 +1,6 @@
 """A short history of batches over one paged cache, as an engine's scheduler makes them: one case for a whole backend.
 
-Requests arrive one after the other, may find the first pages of request 0 in the cache, are read in chunks, and then are
+Requests arrive one after the other, may find the first pages of request 0 in the cache, are read in chunks, then
 decoded a token and some drafts at a time, of which some are accepted and the slots of the others written again; one may
 be preempted, lose its pages to others and be computed anew. All outputs of each step are compared, then the cache.
 """

@@ -104,8 +104,8 @@ def asked_again(case: OpenCase, values: OpenValues, written: Mapping[str, tuple[
         same = nowhere[name] = other.value.double() == one.value
         for own, its in ((one.where, other.where), (one.bound, other.bound)):
             if isinstance(own, Tensor) or isinstance(its, Tensor):
-                pair = (torch.as_tensor(True if part is None else part, device="cpu") for part in (own, its))
-                same &= torch.eq(*pair)
+                one_of, other_of = (1.0 if part is None else part for part in (own, its))
+                same &= torch.eq(*(torch.as_tensor(p, dtype=torch.float64, device="cpu") for p in (one_of, other_of)))
         if one.where is not None:
             same &= one.where
     return nowhere
