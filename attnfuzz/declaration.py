@@ -234,7 +234,7 @@ def kernel(
             raise ValueError(f"numerics={numerics!r:.80}: they are of attention; {described} has a bound of its own")
     else:
         described = problem
-    if isinstance(supports, Supports) and not own:
+    if isinstance(supports, Supports):
         supports = settled(described, supports, choices)
         check_combinations(described, supports, choices)
 
@@ -258,7 +258,9 @@ def _described(problem: OwnProblem, supports: Supports) -> tuple[Problem, Suppor
     if not isinstance(supports, Supports):
         raise ValueError(f"supports={supports!r:.80} must be an attnfuzz.Supports(...)")
     described = implemented(narrowed(describe(problem), supports), problem)
-    return described, Supports(deterministic=supports.deterministic, graph_replay=supports.graph_replay)
+    return described, Supports(
+        deterministic=supports.deterministic, graph_replay=supports.graph_replay, where=supports.where
+    )
 
 
 def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Kernel:
