@@ -648,8 +648,8 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Predicted]:
             for of, number in numbered.items():
                 starts = [head * stored + number[head] * (read - stored) for head in every]
                 given = torch.stack([plane[at : at + length] for at in starts])
-                if not bool(((given != rows) & (given != 0)).any()) or torch.equal(given[row.head], rows[row.head]):
-                    continue  # where no head has another's weights, it may as well have none
+                if torch.equal(given[row.head], rows[row.head]):
+                    continue
                 words = (
                     f"the weights of query head {row.head} are read {number[row.head] * pad} places {where} their own, "
                     f"as if rows of weights{of} were {read} long, not {stored}"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow
@@ -227,9 +228,8 @@ def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDec
     assert failure_of(kernel, case).message.endswith("); token 3 of sequence 0 is dropped")
 
 
-@pytest.mark.parametrize("pad", [8, 16])
-def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDecodeCase, failure_of: Any) -> None:
-    """Each row of weights but the first would be told as numbers, though all are off by the same step."""
+def with_row_strides(pad: int) -> Kernel:
+    """Weights of all heads lie one row after another, and are read as if there were ``pad`` more columns."""
 
     @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
     def strided(inputs: Any) -> Tensor:
@@ -243,8 +243,39 @@ def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDec
                 out[seq, head] = plane[start : start + length] @ v[:, head]
         return out
 
-    message = failure_of(strided, dense).message
+    return strided
+
+
+@pytest.mark.parametrize("pad", [8, 16])
+def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Each row of weights but the first would be told as numbers, though all are off by the same step."""
+    message = failure_of(with_row_strides(pad), dense).message
     assert f"{pad} places behind their own" in message or f"{3 * pad} places behind their own" in message
+
+
+@pytest.mark.parametrize("pad", [8, 16])
+def test_weights_beside_their_own_are_told_where_all_are_equal(
+    pad: int, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """What lies past the last row of weights would be told as values that are left out."""
+    case = msgspec.structs.replace(dense, num_q_heads=2, num_kv_heads=1, seq_lens=(64,), values=Values(keys="equal"))
+    assert f"{pad} places behind their own" in failure_of(with_row_strides(pad), case).message
+
+
+@pytest.mark.parametrize("shift", [3, 5])
+def test_what_only_equal_keys_bear_out_is_no_cause(
+    shift: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Weights that are shifted would be told as values that are left out, as ordinary keys show that none are."""
+
+    def shifted(scores: Tensor) -> Tensor:
+        return torch.nn.functional.pad(scores.softmax(0)[shift:], (0, min(shift, len(scores))))
+
+    case = msgspec.structs.replace(dense, num_q_heads=1, num_kv_heads=1, seq_lens=(64,), values=Values(keys="equal"))
+    kernel = plant(weights=shifted, supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert failure.message.endswith(")")
+    assert failure.cause == ""
 
 
 @pytest.mark.night
