@@ -648,7 +648,7 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     mistakes = {mistake for mistake, _ in wanted}
     found = set(_matched(row, mistakes))
     found |= {(mistake, _ANYHOW) for mistake, _ in found}
-    return wanted & (found | silent(_replays(row, mistakes)))
+    return wanted & (found | silent(row, _replays(row, mistakes)))
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:

@@ -206,9 +206,11 @@ def _in_output_alone(one: Family) -> Family:
     return replace(one, lse=None, ways=ways, words=lambda i: f"{one.words(i)}, for out alone: lse is right")
 
 
-def silent(families: Iterable[Family]) -> set[Key]:
-    """Ways that make 0 / 0 of a row, of which a kernel may make anything: nothing follows from them."""
-    return {(one.cause, one.ways[i]) for one in families for i in one.out.isnan().any(1).nonzero()[:, 0].tolist()}
+def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:
+    """Ways that make 0 / 0 of a row, or more than its dtype holds, of which a kernel may make anything."""
+    largest = torch.finfo(row.dtype).max
+    ends = ((one, ~(one.out.abs() <= largest).all(1)) for one in families)
+    return {(one.cause, one.ways[i]) for one, says_nothing in ends for i in says_nothing.nonzero()[:, 0].tolist()}
 
 
 def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:

@@ -25,11 +25,14 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_le
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
+OF_PADDING = "a padding row, numbered as its sequence"
+"""The way of reading another query in which that is nobody's."""
 _MAX_EXTRA = 512
 _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
 _MOST_RANGES = 20
 TILES_OF_KEYS = TILES[1:]
+_BLOCKS_OF_QUERIES = (8, *TILES_OF_KEYS)
 _PARTS = (2, 3, 4, 8)
 """Into which kernels split the keys of one sequence."""
 _STEPS = (2, 3, 4, 8)
@@ -204,7 +207,7 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
     end = min(case.seq_lens[row.seq], length + _MAX_EXTRA)
     k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
     dots = case.scale * (k @ row.q)
-    limits = {"the next token": length + 1}
+    limits, told = {"the next token": length + 1}, dict[str, str]()
     limits |= {f"{more} tokens behind the query": length + more for more in range(2, min(17, end - length + 1))}
     limits["all later tokens"] = end
     for size in (*TILES_OF_KEYS, *((case.page_size,) if case.page_size > 1 else ())):
@@ -213,6 +216,12 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
     query_len = len(case.rows_of(row.seq))
     context = case.seq_lens[row.seq] - query_len
     number = row.row - case.rows_of(row.seq).start
+    for block in _BLOCKS_OF_QUERIES if number else ():
+        for tile in TILES_OF_KEYS:
+            first = context + number // block * block  # of those whose tiles are gone through together
+            way = f"tiles of {tile} that the first query of a block of {block} sees"
+            limits[way] = min(first // tile * tile + tile, length)
+            told[way] = f"up to the tile of {tile} in which the first query of its block lies"
     if has_query_lens(case.problem):
         limits["as if it had no context"] = number + 1
         if case.gqa_ratio > 1 and query_len > 1:
@@ -232,7 +241,7 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
             words = f"{which} of sequence {row.seq}, behind the query, {takes} weight"
             words += f": its position is computed {way}" if way.startswith("with ") else ""
         else:
-            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {way}"
+            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {told.get(way, way)}"
         yield Predicted(*row.averaged(scores, v[:limit]), way, words)
 
 
@@ -681,6 +690,10 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
         if other.num_tokens:
             found.append(Predicted(*_result_of(row, other), way, f"this is the result of {name}"))
         of_query.append(Predicted(*_attend(row, row.k, row.v, q), way, f"the query of {name} is read"))
+    padding = range(case.num_rows, case.num_rows + getattr(case, "padding_tokens", 0))
+    if row.seq in padding and math.isfinite(row.poison):
+        q, words = torch.full_like(row.q, row.poison), f"row {row.seq} of q is read, which holds no query"
+        of_query.append(Predicted(*_attend(row, row.k, row.v, q), OF_PADDING, words))
     yield from family("another_row", found)
     yield from family("another_query", of_query)
     zero = torch.zeros_like(row.v[0]) if row.num_tokens else row.got.new_zeros(len(row.got))

@@ -892,6 +892,57 @@ def test_sums_that_are_not_rescaled(
     assert judge(planted, falling, device="cpu").failure is None
 
 
+@pytest.mark.parametrize(("kept", "which"), [(0, "second"), (1, "other, from the first on,")])
+@pytest.mark.parametrize("tile", [8, 16])
+def test_a_maximum_that_every_second_tile_keeps_is_told(
+    tile: int, kept: int, which: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """What was summed before would be told as weights that are wrong somehow, or as rounded scores."""
+
+    def weights(scores: Tensor) -> Tensor:
+        top, found = torch.tensor(-torch.inf), torch.zeros_like(scores)
+        for number, start in enumerate(range(0, len(scores), tile)):
+            part = scores[start : start + tile]
+            higher = torch.maximum(top, part.max())
+            found = found * (top - higher).exp()
+            found[start : start + tile] = (part - higher).exp()
+            top = higher if number % 2 == kept else top
+        return found / found.sum()
+
+    case = msgspec.structs.replace(dense, seq_lens=(60, 40), values=Values(keys="normal", values="normal", seed=2))
+    kernel = plant(weights=weights, supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert f"the running maximum is not kept after every {which} tile of {tile} keys" in failure.message
+    assert failure.cause == "not_rescaled"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_factor_with_a_limit_is_told_by_cases_that_stay_below_it(
+    seed: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Whether the cause is named would depend on how large the scores of the first case are that fails."""
+
+    def average(scores: Tensor, v: Tensor) -> Tensor:
+        top, out, total = torch.tensor(-torch.inf), torch.zeros(v.shape[1]), torch.zeros(())
+        for score, value in zip(scores, v, strict=True):
+            higher = torch.maximum(top, score)
+            added, rescale = (score - higher).exp(), (top - higher).exp()
+            inverted = (higher - top).exp().clamp(max=1e4) if top > -torch.inf else rescale
+            out, total, top = out * inverted + added * value, total * rescale + added, higher
+        return out / total
+
+    needle = Values(needles=(Needle(seq=0, position=2, kv_head=0),), seed=seed)
+    case = msgspec.structs.replace(
+        dense, num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, dtype="float16", seq_lens=(3,), values=needle
+    )
+    supports = attnfuzz.Supports(lse="none")
+    kernel = plant(weights=lambda s: s, average=average, supports=supports, after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert float(failure.message.split(" = ")[1].split(",")[0]) > 5000  # e^16 times as much is more than there is
+    assert failure.cause == "not_rescaled"
+    assert "is multiplied by exp(new - old maximum), not exp(old - new)" in failure.message
+
+
 @pytest.mark.parametrize("seed", [1, 4])
 def test_a_sum_that_is_not_rescaled_in_some_steps_is_told(
     seed: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
