@@ -416,11 +416,9 @@ def another_head(row: AttentionRow) -> Iterator[Predicted]:
 
 def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
     """K and V of another sequence: all of it, or as many tokens as this one has."""
-    case, own = row.case, row.seq
-    rules = {"the next": own + 1, "the one before": own - 1, "the first": 0, "the last": case.num_seqs - 1}
-    rules["the next, in a ring"] = (own + 1) % case.num_seqs
-    for way, seq in rules.items():
-        if seq == own or not 0 <= seq < case.num_seqs or not case.seq_lens[seq]:
+    case = row.case
+    for way, seq in row.other_seqs():
+        if not case.seq_lens[seq]:
             continue
         k, v = row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)
         for count, what in ((None, "K and V"), (row.num_tokens, f"the first {row.num_tokens} tokens")):
@@ -429,7 +427,7 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
             keys, values = k[:count], v[:count]
             if len(keys) == row.num_tokens:  # which is both
                 what = f"the first {row.num_tokens} tokens"
-            words = f"sequence {own} reads {what} of sequence {seq}"
+            words = f"sequence {row.seq} reads {what} of sequence {seq}"
             if count is None:
                 scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
                 yield Predicted(*row.averaged(scores, values), f"{way}, all of it", words)
@@ -443,54 +441,40 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return
     size, table = case.block_size, block_table_rows(case)
-    count = -(-row.num_tokens // size)
-    entries, last = table[row.seq], len(table[row.seq]) - 1
-    of = "of the block table"
+    own, last, power = table[row.seq], len(table[row.seq]) - 1, 1 << (size - 1).bit_length()
+    of, positions = "of the block table", range(row.num_tokens)
+
+    def of_first(unit: int, entries: Sequence[int]) -> Callable[[int], int]:
+        return lambda t: entries[t // unit * unit // size]
+
     through_the_first = f"every page is read through the first entry {of}"
-    every = range(count)
-    rules = [
-        ("the next entry", f"a page is read through the next entry {of}", [entries[min(i + 1, last)] for i in every]),
+    rules: list[tuple[str, str, Callable[[int], int]]] = [  # the page that each token is read from
+        ("the next entry", f"a page is read through the next entry {of}", lambda t: own[min(t // size + 1, last)]),
         (
             "the entry before",
             f"a page is read through the entry before its own {of}",
-            [entries[max(i - 1, 0)] for i in every],
+            lambda t: own[max(t // size - 1, 0)],
         ),
-        ("the first entry", through_the_first, [entries[0]] * count),
-        ("the page's number", "a page's number in its sequence is taken for a physical page", list(every)),
+        ("the first entry", through_the_first, lambda t: own[0]),
+        ("the page's number", "a page's number in its sequence is taken for a physical page", lambda t: t // size),
+        # a shift in place of a division
+        (
+            "pages of a power of 2",
+            f"the entry {of} is that of position // {power}, not // {size}",
+            lambda t: own[t // power],
+        ),
     ]
-    beside = {
-        "the row of the next sequence": row.seq + 1,
-        "the row of the sequence before": row.seq - 1,
-        "the first row": 0,
-        "the last row": case.num_seqs - 1,
-        "the row of the next sequence, in a ring": (row.seq + 1) % case.num_seqs,
-    }
-    for way, other in beside.items():
-        if other != row.seq and 0 <= other < case.num_seqs:
-            rules.append(
-                (
-                    way,
-                    f"pages of sequence {row.seq} are read through sequence {other}'s row {of}",
-                    list(table[other][:count]),
-                )
-            )
-    positions = range(row.num_tokens)
-    by_token = [
-        (way, words, [pages[t // size] for t in positions]) for way, words, pages in rules if len(pages) == count
-    ]
-    for tile in TILES_OF_KEYS:
-        if tile > size:
-            words = f"all of a tile of {tile} is read from the page of its first token"
-            if tile >= row.num_tokens:
-                words = through_the_first
-            by_token.append(
-                (f"one page for a tile of {tile}", words, [entries[t // tile * tile // size] for t in positions])
-            )
-    if (power := 1 << (size - 1).bit_length()) != size:  # a shift in place of a division
-        words = f"the entry {of} is that of position // {power}, not // {size}"
-        by_token.append(("pages of a power of 2", words, [entries[t // power] for t in positions]))
+    for tile in (tile for tile in TILES_OF_KEYS if tile > size):
+        words = f"all of a tile of {tile} is read from the page of its first token"
+        words = through_the_first if tile >= row.num_tokens else words
+        rules.append((f"one page for a tile of {tile}", words, of_first(tile, own)))
+    for way, other in row.other_seqs():
+        words = f"pages of sequence {row.seq} are read through sequence {other}'s row {of}"
+        if len(table[other]) * size >= row.num_tokens:
+            rules.append((f"the row of {way}", words, of_first(1, table[other])))
     owners = _tokens_of_pages(case)
-    for way, words, pages in by_token:
+    for way, words, page_of in rules:
+        pages = [page_of(t) for t in positions]
         slots = [owners.get((page, t % size)) for t, page in enumerate(pages)]
         is_outside = not all(0 <= page < num_blocks(case) for page in pages)
         is_unknown = None in slots and not math.isfinite(row.poison)
