@@ -261,7 +261,6 @@ def lse_bases(row: AveragedRow) -> Iterator[Family]:
 def lse_formulas(row: AttentionRow) -> Iterator[Family]:
     """Log-sum-exps by a wrong formula."""
     top, log_total = row.top, math.log(row.total)
-    of_keys = math.log(float(row.weights.sum())) if bool(row.weights.any()) else -math.inf
     lses = {
         "lse is the logarithm of the sum, without the maximum": log_total,
         "lse is the maximum of the scores alone": top,
@@ -283,7 +282,7 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
         rounded = torch.tensor(row.lse, dtype=torch.float64, device="cpu").to(getattr(torch, name))
         lses[f"lse is rounded to {name}"] = float(rounded)
     if row.case.variant.has_weighty_sinks:
-        lses["the LSE leaves out the sink"] = top + of_keys
+        lses["the LSE leaves out the sink"] = float(row.log_weights.logsumexp(0))
     if row.kv_scales is not None and row.is_plain:
         lses["the maximum in lse lacks the scale of K"] = top / float(row.kv_scales[0, row.kv_head]) + log_total
     for tile in TILES:

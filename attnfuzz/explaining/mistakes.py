@@ -221,7 +221,8 @@ def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
     largest = beside.replayed[:, : len(row.got)].abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
     tolerance = _BOUNDS * beside.bound + roundoff * (largest + beside.expected.abs().nan_to_num(0.0, posinf=0.0))
     if row.got_lse is not None:
-        tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + abs(row.lse))
+        of_lse = beside.replayed[:, -1].abs().nan_to_num(0.0, posinf=0.0).clamp(min=abs(row.lse))
+        tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + of_lse)
     same = (beside.replayed == beside.got) | (beside.replayed.isnan() & beside.got.isnan())
     missed = torch.where(same, 0.0, beside.missed)
     bound = beside.bound.clamp(min=_TINY)

@@ -278,6 +278,22 @@ def test_what_only_equal_keys_bear_out_is_no_cause(
     assert failure.cause == ""
 
 
+def test_what_a_longer_case_shows_is_no_cause_of_what_this_one_shows(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Of two bugs, the one that has a name would be told of a case that shows the other alone."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        if len(v) > 5:
+            return weights[:-1] @ v[:-1] / weights[:-1].sum()
+        return weights @ v + torch.linspace(-3, 2, v.shape[1]).roll(3)
+
+    case = msgspec.structs.replace(dense, num_q_heads=1, num_kv_heads=1, seq_lens=(5,))
+    kernel = plant(average=average, supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert (failure.cause, failure.message[-1]) == ("", ")")
+
+
 @pytest.mark.night
 @pytest.mark.parametrize(("seq_lens", "block_size"), [((8192, 95), 1), ((3656,), 128), ((8192,), 256)])
 def test_long_sequences_without_a_cause(
