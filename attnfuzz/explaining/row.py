@@ -99,6 +99,7 @@ class Query:
         formulas = {
             "h % group size": h % case.gqa_ratio,
             "h % KV heads": h % case.num_kv_heads,
+            "h // group size % group size": own % case.gqa_ratio,
             "h": h,
             "0": 0,
             "the last": case.num_kv_heads - 1,

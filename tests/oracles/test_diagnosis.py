@@ -339,6 +339,13 @@ def test_another_kv_head(plant: Any, dense: Case, failure_of: Any) -> None:
     )
 
 
+def test_a_kv_head_modulo_the_group(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Each head would be read from a place that no single formula gives, and nothing would be told."""
+    case = msgspec.structs.replace(dense, num_q_heads=15, num_kv_heads=5)
+    failure = failure_of(plant(kv_head=lambda head, group: head // group % group), case)
+    assert {(one.mistake, one.way) for one in failure.causes} == {("head_map", "h // group size % group size")}
+
+
 def of_the_next_sequence(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
     other = (seq + 1) % len(inputs.seq_lens)
     return paged_tokens(inputs, seq, n, kv_head)[0], paged_tokens(inputs, other, n, kv_head)[1]
