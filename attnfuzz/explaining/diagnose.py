@@ -115,6 +115,12 @@ OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
 
 _NOTHING = frozenset({"output_is_zero", "treated_as_empty"})
 """Mistakes that say no more than that nothing was averaged."""
+_ANYHOW = "in ways of their own"
+"""In place of one way in which all wrong rows are."""
+_OF_SEVERAL_PLACES = frozenset(
+    {"another_page", "another_query", "another_row", "another_sequence", "block_table", "head_map"}
+)
+"""Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 18
 """Of K and V that a row reads: each of some hundred mistakes goes through them."""
 _MOST_RIGHT = 16
@@ -483,6 +489,8 @@ class Survivors:
             return
         mistakes = {one.mistake for one in self.causes if not one.rounding}
         said = {key: match.cause for key, match in _matched(row, mistakes).items()}
+        for one in list(said.values()):
+            said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW))
         for made in _replays(row, mistakes):
             for i, way in enumerate(made.ways):
                 said.setdefault((made.cause, way), made.as_cause(i))
@@ -601,8 +609,18 @@ def given_by_all(rows: Sequence[AveragedRow]) -> tuple[Cause, ...]:
 def _given_by_all(wrong: Sequence[AveragedRow]) -> dict[Key, Match]:
     """The mistakes that give all these rows, as they are told of the first that tells anything."""
     first, *others = sorted(wrong, key=_says_little)
-    found = _matched(first)
-    for row in others:
+    every = _matched(first)
+    if found := _kept_by_all(others, every):
+        return found
+    anyhow = {(mistake, _ANYHOW): match for (mistake, _), match in every.items() if mistake in _OF_SEVERAL_PLACES}
+    return {
+        key: Match(msgspec.structs.replace(match.cause, way=_ANYHOW), match.left)
+        for key, match in _kept_by_all(others, anyhow).items()
+    }
+
+
+def _kept_by_all(rows: Iterable[AveragedRow], found: dict[Key, Match]) -> dict[Key, Match]:
+    for row in rows:
         kept = _kept_by(row, found) if found else set()
         found = {key: match for key, match in found.items() if key in kept}
     return found
@@ -626,7 +644,9 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     """Which of the mistakes give a row, or say nothing of it."""
     wanted = set(keys)
     mistakes = {mistake for mistake, _ in wanted}
-    return wanted & (set(_matched(row, mistakes)) | silent(row, _replays(row, mistakes)))
+    found = set(_matched(row, mistakes))
+    found |= {(mistake, _ANYHOW) for mistake, _ in found}
+    return wanted & (found | silent(row, _replays(row, mistakes)))
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
