@@ -29,7 +29,7 @@ __all__ = [
     "merge_states",
 ]
 
-FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3",), builder=FlashInferBuilds())
+FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3", "0.7.2.post1"), builder=FlashInferBuilds())
 _WORKSPACE_BYTES = 128 << 20
 _KEPT_WRAPPERS = 8
 """Those that graphs are made of: each has 8 MB on the device and 8 MB on the host."""
