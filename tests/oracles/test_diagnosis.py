@@ -77,14 +77,15 @@ DROPS = [
 
 
 @pytest.mark.parametrize(("score", "words"), DROPS, ids=[words for _, words in DROPS])
+@pytest.mark.by_day("token 20*", "tokens 8-15 (page 1) of sequence 0 are dropped", "token 16*")
 def test_tokens(score: Any, words: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
     """The token at fault, or its page, would not be named."""
     assert words in failure_of(plant("paged_decode", score=score), long_paged).message
 
 
-@pytest.mark.by_day("33-32-normal", "17-16-equal")
 @pytest.mark.parametrize("keys", ["equal", "normal", "fine"])
 @pytest.mark.parametrize(("seq_len", "block_size"), [(33, 32), (17, 16)])
+@pytest.mark.by_day("33-32-normal")
 def test_the_last_token_where_errors_are_small(
     keys: Any, seq_len: int, block_size: int, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
 ) -> None:
@@ -137,6 +138,7 @@ BY_RULES = [
 
 
 @pytest.mark.parametrize(("tokens_of", "rule"), BY_RULES, ids=[rule for _, rule in BY_RULES])
+@pytest.mark.by_day("(token 3 of each page)", "(the last 3 tokens)", "(page number 1)", "(what is left over*")
 def test_the_rule_is_told_by_which_several_tokens_are_dropped(
     tokens_of: Any, rule: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
 ) -> None:
@@ -586,6 +588,15 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(("bugs", "words"), FORMULAS, ids=[words for _, words in FORMULAS])
+@pytest.mark.by_day(
+    "the scale is left out",
+    "exponentiated in base 2*",
+    "the scores have the wrong sign",
+    "the output is 1.01*",
+    "0.25 is added*",
+    "out and lse are*",
+    "the output is V*",
+)
 def test_formulas(bugs: dict[str, Any], words: str, plant: Any, dense: Case, failure_of: Any) -> None:
     """A mistake in the formula would be shown as numbers only."""
     assert words in failure_of(plant(**bugs), dense).message
@@ -711,6 +722,13 @@ LSES = [
 
 
 @pytest.mark.parametrize(("lse", "words"), LSES, ids=[words for _, words in LSES])
+@pytest.mark.by_day(
+    "lse is in base 2*",
+    "lse is the maximum*",
+    "lse adds a natural maximum to*",
+    "lse is rounded*",
+    "lse adds the largest*",
+)
 def test_log_sum_exps(lse: Any, words: str, plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong log-sum-exp beside a right output would be shown as numbers only."""
     failure = failure_of(plant(lse=lse), dense)
@@ -902,6 +920,7 @@ def beside_all(scores: Tensor) -> Tensor:
     ],
     ids=["weights x V", "weights", "both"],
 )
+@pytest.mark.by_day("both", "weights")
 def test_sums_that_are_not_rescaled(
     weights: Any, total: Any, words: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
 ) -> None:
@@ -992,6 +1011,7 @@ def test_a_sum_that_is_not_rescaled_in_some_steps_is_told(
 
 @pytest.mark.parametrize("keys", ["normal", "equal"])
 @pytest.mark.parametrize("exponent", [0, 3])
+@pytest.mark.by_day("0-normal", "3-equal")
 def test_a_token_that_has_all_weight_is_missed(
     keys: Any, exponent: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_correct_kernel_passes(plant: Any, queries: PagedAttentionCase) -> N
     ],
     ids=["one behind", "three behind", "one short"],
 )
+@pytest.mark.by_day("one behind", "one short")
 def test_which_tokens_a_query_reads(
     bugs: Any, words: str, plant: Any, queries: PagedAttentionCase, failure_of: Any
 ) -> None:

@@ -74,9 +74,9 @@ ROUNDED = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", ROUNDED)
-@pytest.mark.by_day("scores-float16")
 def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -> None:
     """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases.
 
@@ -402,8 +402,8 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
     assert len(named) >= share * len(found), [failure.message for failure in found if failure.cause != cause]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.by_day("float16")
 def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str, plant: Any) -> None:
     """A kernel that summed in float32 until a change would be told wrong scores, or a 16-bit exp2."""
     rounded = getattr(torch, dtype)
@@ -436,8 +436,8 @@ def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.by_day("float16")
 def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
     """A loop that ends too early would be told once more as numbers that are taken for 0, and as sums in 16 bits."""
 
@@ -463,9 +463,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", OTHERS)
-@pytest.mark.by_day("the last token is dropped-float16")
 def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
     """A dropped token would be told as a matter of precision, and be declared away."""
     found = failures(plant(**OTHERS[mistake]), dtype)

@@ -79,6 +79,7 @@ MISTAKES: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize("variant", [PLAIN_VARIANT, Variant(sinks="level", window=5)], ids=["plain", "variant"])
 @pytest.mark.parametrize(("k_scale", "v_scale", "words"), MISTAKES, ids=[words for *_, words in MISTAKES])
+@pytest.mark.by_day("*-variant")
 def test_a_wrong_scale_is_named(k_scale: Any, v_scale: Any, words: str, variant: Variant) -> None:
     """Whoever has to repair the kernel would have to guess which scale is wrong."""
     assert words in told(row_that_got(k_scale, v_scale, variant=variant))
