@@ -387,6 +387,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether runs differ that should not."""
         return not ends_process(self) and (self.flaky or self.oracle in _COMPARE_RUNS)
 
+    @property
+    def is_write_astray(self) -> bool:
+        """Whether something is written around a tensor."""
+        return self.oracle == RED_ZONE.name and self.symptom.kind.startswith("write ")
+
     def predicts(self, seen: Bug) -> bool:
         """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
         if self.kernel != seen.kernel:
@@ -405,6 +410,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True  # whose runs come after others, so that what is kept of them is read
         if self.is_told_apart_from(seen):
             return False
+        if self.is_write_astray and self.symptom == seen.symptom and not (self.rough or self.line or seen.line):
+            return True  # around the same tensor, from a line that could not be found: whatever else a case needs
         if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
             return (self.flaky and seen.flaky) or self.features - {NEEDS_PRECEDING} <= seen.features
         if self.symptom != seen.symptom:

@@ -367,6 +367,21 @@ def test_accesses_of_one_line_are_one_bug_and_others_are_told_apart_by_more_than
 
 
 @pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("red_zone", "write after out", "strides:q"), True),
+        (a_finding("red_zone", "write before out", "strides:q"), False),
+        (a_finding("red_zone", "write after lse", "strides:q"), False),
+        (a_finding("red_zone", "q modified", "strides:q"), False),
+    ],
+)
+def test_writes_behind_one_tensor_are_one_bug_where_no_line_is_known(other: Finding, same: bool) -> None:
+    """On a GPU, where compiled code tells no line, one store would be read once for each thing that cases have."""
+    stray = a_finding("red_zone", "write after out", "num_q_heads>1")
+    assert are_one(stray, other) is are_one(other, stray) is same
+
+
+@pytest.mark.parametrize(
     ("cause", "same"),
     [("partial_lse", True), ("other_strides", True), ("scores_rounded", False), ("narrow_offsets", False)],
 )
