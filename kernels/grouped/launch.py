@@ -118,9 +118,9 @@ def plan_grouped(
     usual = 4 if row_bytes <= 256 and kv_itemsize > 1 else 2
     tiles = triton.cdiv(max_seq_len, tile)
     num_splits, balanced = plan_splits(num_seqs, head_programs, tiles, processors, fill or usual, balanced)
-    if fill is None and not balanced and num_seqs > 1 and max_seq_len <= _SHORT:
-        if num_seqs * head_programs <= 2 * processors:  # which leaves gaps
-            num_splits, _ = plan_splits(num_seqs, head_programs, tiles, processors, 2 * usual, balanced)
+    leaves_gaps = num_seqs > 1 and max_seq_len <= _SHORT and num_seqs * head_programs <= 2 * processors
+    if leaves_gaps and not balanced and fill is None:
+        num_splits, _ = plan_splits(num_seqs, head_programs, tiles, processors, 2 * usual, balanced)
     num_stages = 3 if kv_itemsize == 1 else 2
     return GroupedPlan(num_splits, tile, num_warps=4, num_stages=num_stages, pdl=True, balanced=balanced)
 

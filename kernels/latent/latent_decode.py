@@ -54,6 +54,7 @@ def latent_decode_kernel(
     BLOCK_R: tl.constexpr,  # rank rounded up to a power of two of at least 16
     BLOCK_P: tl.constexpr,  # rope_size likewise
     HAS_ROPE: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,  # whether TILE divides block_size
     BLOCK_S: tl.constexpr,  # num_seqs rounded up to a power of two where splits are shared out, otherwise 0
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
 ):  # fmt: skip
@@ -102,17 +103,20 @@ def latent_decode_kernel(
 
     p_pages = p_table + i_seq * stride_table_s
     step = num_splits * TILE
-    # Entries past the last page may be anything and are not read. Ids are int64 before they meet a stride.
-    i_t = i_split * TILE + o_t
+    # Of all tokens of a tile, or of the first where a page holds whole tiles. Entries past the last page may be
+    # anything and are not read. Ids are int64 before they meet a stride.
+    o_id = 0 if WHOLE_TILES else o_t
+    i_t = i_split * TILE + o_id
     i_page = (i_t // block_size).to(tl.int64)
+    i_off = i_t - i_t // block_size * block_size
     i_block = tl.load(p_pages + i_page * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
     for start in range(i_split * TILE, seq_len, step):
         m_t = start + o_t < seq_len
-        i_off = ((start + o_t) % block_size).to(tl.int64)
-        p_rows = p_cache + (i_block.to(tl.int64) * stride_cb + i_off * stride_ct)[:, None]
+        p_page = p_cache + i_block.to(tl.int64) * stride_cb + i_off.to(tl.int64) * stride_ct
+        p_rows = (p_page + o_t.to(tl.int64) * stride_ct if WHOLE_TILES else p_page)[:, None]
         # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
         m_tr = m_t[:, None] & m_r[None, :]
         b_latent = tl.load(p_rows + o_r[None, :] * stride_cd, mask=m_tr, other=0.0)  # [TILE, BLOCK_R]
@@ -120,8 +124,9 @@ def latent_decode_kernel(
             m_tp = m_t[:, None] & m_p[None, :]
             b_rope = tl.load(p_rows + (rank + o_p)[None, :] * stride_cd, mask=m_tp, other=0.0)  # [TILE, BLOCK_P]
         # Page ids of the next tile are on their way meanwhile, as in grouped_decode.
-        i_t = start + step + o_t
+        i_t = start + step + o_id
         i_page = (i_t // block_size).to(tl.int64)
+        i_off = i_t - i_t // block_size * block_size
         i_block = tl.load(p_pages + i_page * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
 
         b_s = tl.dot(b_q, tl.trans(b_latent))  # [BLOCK_M, TILE]

@@ -141,7 +141,9 @@ def latent_decode(
     tiles = triton.cdiv(block_table.shape[1] * block_size, tile)
     if balanced is None and num_splits is not None:
         balanced = False
-    planned, balanced = plan_splits(num_seqs, head_blocks, tiles, processors, plan.fill if fill is None else fill, balanced)
+    planned, balanced = plan_splits(
+        num_seqs, head_blocks, tiles, processors, plan.fill if fill is None else fill, balanced
+    )
     num_splits = planned if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     num_splits = max(num_splits, 2 * num_seqs) if balanced else num_splits
@@ -150,7 +152,10 @@ def latent_decode(
     if num_splits > 1:
         of_states = (num_q_heads, num_splits) if balanced else (num_seqs, num_q_heads, num_splits)
     partials = (
-        *(torch.empty(n, dtype=torch.float32, device=q.device) for n in ((*of_states, v_head_size), of_states, of_states)),
+        *(
+            torch.empty(n, dtype=torch.float32, device=q.device)
+            for n in ((*of_states, v_head_size), of_states, of_states)
+        ),
         torch.empty((num_seqs, 2) if balanced else (0,), dtype=torch.int32, device=q.device),
     )
     pdl = gpu is not None and gpu.is_hopper
@@ -161,7 +166,8 @@ def latent_decode(
             q, *q.stride(), kv_cache, *kv_cache.stride(), block_table, *block_table.stride(), *lengths, *results,
             *partials, float(scale), None if soft_cap is None else float(soft_cap), num_seqs, num_splits, num_q_heads,
             block_size, v_head_size, rope_size, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
-            HAS_ROPE=rope_size > 0, BLOCK_S=sequences_counted(num_seqs) if balanced else 0, PDL=pdl,
+            HAS_ROPE=rope_size > 0, WHOLE_TILES=block_size % tile == 0,
+            BLOCK_S=sequences_counted(num_seqs) if balanced else 0, PDL=pdl,
             num_warps=num_warps, num_stages=num_stages, **dependent,
         )  # fmt: skip
         if num_splits > 1:
