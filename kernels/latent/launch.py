@@ -36,6 +36,9 @@ _MOST_HEADS = 64
 _FILL = 2
 """Programs of 16 heads that a multiprocessor should get, which has shared memory for two; of more heads it has one."""
 _COMBINED_ELEMENTS = 8192
+"""Of partial outputs, in one step: as ``grouped_decode`` has it."""
+_COMBINED_COLUMNS = 64
+"""Of a row, by one program. One for all 512 of a row reads 264 splits for longer than all of them were computed in."""
 _WARPS_OF_COMBINATION = 2
 _PROCESSORS_OF_A_CPU = 8
 """In the interpreter, so that there are splits."""
@@ -171,10 +174,11 @@ def latent_decode(
             num_warps=num_warps, num_stages=num_stages, **dependent,
         )  # fmt: skip
         if num_splits > 1:
-            chunk = max(1, min(_COMBINED_ELEMENTS // block_r, triton.next_power_of_2(num_splits)))
-            combine_partials_kernel[(num_seqs * num_q_heads,)](
+            columns = min(block_r, _COMBINED_COLUMNS)
+            chunk = min(_COMBINED_ELEMENTS // columns, triton.next_power_of_2(num_splits))
+            combine_partials_kernel[(num_seqs * num_q_heads, triton.cdiv(v_head_size, columns))](
                 *lengths, *partials, *results, None, 0, num_splits, num_q_heads, v_head_size, None, TILE=tile,
-                BLOCK_DV=block_r, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl,
+                BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl,
                 num_warps=_WARPS_OF_COMBINATION, **dependent,
             )  # fmt: skip
     return out, lse

@@ -60,6 +60,12 @@ def test_pages_that_hold_whole_tiles_and_others(block_size: int, num_splits: int
     check(paged_problem, [47, 48, 49, 130], 16, options, heads=(2, 1), head_size=24, block_size=block_size)
 
 
+def test_columns_of_several_programs_of_the_combination(paged_problem: Make) -> None:
+    """Columns beyond the first block of a row would be left as they were, or every block store an LSE."""
+    options = {"num_splits": 3, "tile": 16}
+    check(paged_problem, [5, 60], 150, options, heads=(2, 1), head_size=160)
+
+
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_heads_of_several_programs(num_splits: int, paged_problem: Make) -> None:
     """Heads beyond the first block would be left out, or get the states of another one's."""
