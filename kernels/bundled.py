@@ -37,6 +37,7 @@ __all__ = [
     "dense_naive",
     "latent_eager",
     "latent_grouped",
+    "latent_grouped_auto",
     "masked_attention_eager",
     "masked_attention_naive",
     "merge_many_th",
@@ -117,6 +118,9 @@ _ANY_LATENT: dict[str, Any] = {
     "infinite_scores": True,
 }
 _LATENT = attnfuzz.Supports(dtypes=("float16", "bfloat16"), variants=("soft_cap",), **_ANY_LATENT, **_ROW_BY_ROW)
+_LATENT_BY_SHAPE = attnfuzz.Supports(
+    dtypes=("float16", "bfloat16"), variants=("soft_cap",), **_ANY_LATENT, graph_replay=True
+)
 _LATENT_PADDED = attnfuzz.Supports(variants=("window", "soft_cap", "alibi", "sinks"), **_ANY_LATENT)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", row_sum="float32", partials="float32", matmul="tensor_core")
@@ -142,7 +146,13 @@ _GROUPED = {
     "last_combines": (False, True),
 }
 # Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.
-_LATENT_BLOCKS = {"tile": (32, 16, 64), "block_m": (16, 32, 64), "num_warps": (4, 8), "num_stages": (2, 1)}
+_LATENT_BLOCKS = {
+    "num_splits": (3, 1, 2, 5),
+    "tile": (32, 16, 64),
+    "block_m": (16, 32, 64),
+    "num_warps": (4, 8),
+    "num_stages": (2, 1),
+}
 # What a wrapper chooses if it is not told: little to draw, and `bench tune` may name others.
 _CHOSEN = {"tile": ("auto",), "num_warps": ("auto",), "num_stages": ("auto",), "fill": ("auto",)}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
@@ -431,18 +441,18 @@ def masked_attention_eager(inputs: Any) -> State:
 @attnfuzz.kernel("latent_decode", supports=_LATENT, options=_LATENT_BLOCKS, numerics=_MATRIX_UNITS)
 def latent_grouped(inputs: Any, **options: Any) -> State:
     """A block of query heads in one program, which loads each latent vector once, as key and as value."""
-    return launch_latent.latent_decode(
-        inputs.q,
-        inputs.kv_cache,
-        inputs.block_table,
-        inputs.seq_lens,
-        inputs.scale,
-        inputs.v_head_size,
-        out=inputs.out,
-        lse=inputs.lse,
-        soft_cap=inputs.soft_cap,
-        **options,
-    )
+    return launch_latent.latent_decode(**_latent(inputs), **options)
+
+
+@attnfuzz.kernel(
+    "latent_decode",
+    supports=_LATENT_BY_SHAPE,
+    options={**_CHOSEN, "balanced": ("auto", True, False)},
+    numerics=_MATRIX_UNITS,
+)
+def latent_grouped_auto(inputs: Any, **options: Any) -> State:
+    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    return launch_latent.latent_decode(**_latent(inputs), **_given(options))
 
 
 @attnfuzz.kernel("latent_decode", supports=_LATENT_PADDED, numerics=_FLOAT32)
@@ -463,6 +473,11 @@ def latent_eager(inputs: Any) -> State:
         alibi_slopes=inputs.alibi_slopes,
         sinks=inputs.sinks,
     )
+
+
+def _latent(inputs: Any) -> dict[str, Any]:
+    names = ("q", "kv_cache", "block_table", "seq_lens", "scale", "v_head_size", "out", "lse", "soft_cap")
+    return {name: getattr(inputs, name) for name in names}
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

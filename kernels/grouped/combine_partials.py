@@ -89,12 +89,12 @@ def combine_partials_kernel(
     window,  # None unless asked for
     # constants
     TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
-    BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # columns of a program, a power of two
     CHUNK: tl.constexpr,  # splits per step, a power of two
     SHARED_OUT: tl.constexpr,  # whether splits were shared out by length
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
 ):  # fmt: skip
-    """Grid ``num_seqs * num_q_heads``."""
+    """Grid ``num_seqs * num_q_heads, cdiv(v_head_size, BLOCK_DV)``."""
     i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
     i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
     # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
@@ -113,7 +113,7 @@ def combine_partials_kernel(
     if splits_used <= 1:  # stored by the first half
         return
 
-    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    o_d = tl.program_id(1) * BLOCK_DV + tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)
     row_max = tl.full([], float("-inf"), tl.float32)
@@ -141,7 +141,10 @@ def combine_partials_kernel(
 
     p_out += i_seq * stride_os + i_head * stride_oh
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
-    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+    if tl.program_id(1) == 0:
+        store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+    else:
+        store_state(p_out, None, o_d, m_d, stride_od, row_max, exp_sum, acc)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.grouped_decode import grouped_decode_kernel
 from attnfuzz.kernels.tuned import measured_choice
 
-__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
+__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped", "plan_splits", "sequences_counted"]
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_HEADS = 64
@@ -69,6 +69,26 @@ class GroupedPlan(NamedTuple):
     balanced: bool
 
 
+def plan_splits(
+    num_seqs: int, head_programs: int, tiles: int, processors: int, fill: int, balanced: bool | None = None
+) -> tuple[int, bool]:
+    """How many splits, and whether they are shared out by length: then of all sequences, otherwise of each.
+
+    ``tiles``: of the longest sequence that there is room for; ``fill``: programs that each multiprocessor should get.
+    """
+    each = max(1, min(fill * processors // max(1, num_seqs * head_programs), tiles))
+    if balanced is None:
+        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * each
+    if not balanced:
+        return each, False
+    return max(_SPLITS_OF_EACH * num_seqs, fill * processors // max(1, head_programs)), True
+
+
+def sequences_counted(num_seqs: int) -> int:
+    """``BLOCK_S`` of a launch that shares splits out."""
+    return next(size for size in _COUNTED if size >= num_seqs)
+
+
 def plan_grouped(
     num_seqs: int,
     head_programs: int,
@@ -95,20 +115,12 @@ def plan_grouped(
     """
     row_bytes = columns * kv_itemsize
     tile = 64 if row_bytes <= 128 else 32 if row_bytes <= 512 else LEAST_FOR_DOT
-    tiles = triton.cdiv(max_seq_len, tile)
     usual = 4 if row_bytes <= 256 and kv_itemsize > 1 else 2
-    whole = max(1, num_seqs * head_programs)  # programs without splits
-
-    def splits_of_each(fill: int) -> int:
-        return max(1, min(fill * processors // whole, int(tiles)))
-
-    if balanced is None:
-        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * splits_of_each(fill or usual)
-    if balanced:
-        num_splits = max(_SPLITS_OF_EACH * num_seqs, (fill or usual) * processors // max(1, head_programs))
-    else:
-        leaves_gaps = num_seqs > 1 and max_seq_len <= _SHORT and whole <= 2 * processors
-        num_splits = splits_of_each(fill or (2 * usual if leaves_gaps else usual))
+    tiles = triton.cdiv(max_seq_len, tile)
+    num_splits, balanced = plan_splits(num_seqs, head_programs, tiles, processors, fill or usual, balanced)
+    leaves_gaps = num_seqs > 1 and max_seq_len <= _SHORT and num_seqs * head_programs <= 2 * processors
+    if leaves_gaps and not balanced and fill is None:
+        num_splits, _ = plan_splits(num_seqs, head_programs, tiles, processors, 2 * usual, balanced)
     num_stages = 3 if kv_itemsize == 1 else 2
     return GroupedPlan(num_splits, tile, num_warps=4, num_stages=num_stages, pdl=True, balanced=balanced)
 
@@ -317,7 +329,7 @@ def _launch(
     chunk = min(most, num_combined or most, triton.next_power_of_2(of_each))
     pdl = gpu is not None and gpu.is_hopper and (plan.pdl if pdl is None else pdl)
     own_v = v_head_size != head_size
-    block_s = next(size for size in _COUNTED if size >= num_seqs) if plan.balanced else 0
+    block_s = sequences_counted(num_seqs) if plan.balanced else 0
     both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
     block_g = min(block_m, triton.next_power_of_2(group_size))

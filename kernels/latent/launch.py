@@ -6,14 +6,25 @@ As in ``launch``: results are allocated unless given, strides are honoured, noth
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import LATENT, check_launch, check_positive, check_power_of_two, check_tensors
+from attnfuzz.kernels.common.checks import (
+    LATENT,
+    check_grid,
+    check_launch,
+    check_positive,
+    check_power_of_two,
+    check_tensors,
+)
 from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, num_tiles, tiles_in_shared_memory
 from attnfuzz.kernels.common.variants import Variant, check_variant
+from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
+from attnfuzz.kernels.grouped.launch import plan_splits, sequences_counted
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel
 from attnfuzz.kernels.latent.sparse_decode import sparse_decode_kernel
@@ -22,6 +33,37 @@ __all__ = ["latent_decode", "latent_verify", "sparse_decode"]
 
 _MOST_HEADS = 64
 """With 512 columns their accumulator takes half of the registers of eight warps."""
+_FILL = 2
+"""Programs of 16 heads that a multiprocessor should get, which has shared memory for two; of more heads it has one."""
+_COMBINED_ELEMENTS = 8192
+"""Of partial outputs, in one step: as ``grouped_decode`` has it."""
+_COMBINED_COLUMNS = 64
+"""Of a row, by one program. One for all 512 of a row reads 264 splits for longer than all of them were computed in."""
+_WARPS_OF_COMBINATION = 2
+_PROCESSORS_OF_A_CPU = 8
+"""In the interpreter, so that there are splits."""
+
+
+class _Plan(NamedTuple):
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    fill: int
+
+
+def _plan(gpu: GpuLimits | None, num_q_heads: int) -> _Plan:
+    """The launch of a program, which reads the cache for its heads once: as many as registers hold.
+
+    Products of 64 heads go to a warp group, which takes a tile from where it was loaded to. Those of fewer are copied
+    to registers first, and a tile of a launch of two stages would not be asked for before the last one was used up.
+    """
+    if gpu is None or not gpu.is_hopper:
+        return _Plan(LEAST_FOR_DOT, 32, 4, 2, _FILL)
+    block_m = max(LEAST_FOR_DOT, min(_MOST_HEADS, triton.next_power_of_2(num_q_heads)))
+    if block_m < _MOST_HEADS:
+        return _Plan(block_m, 32, 4, 3, _FILL)
+    return _Plan(block_m, 64, 8, 2, 1)
 
 
 def latent_decode(
@@ -35,19 +77,23 @@ def latent_decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     soft_cap: float | None = None,
+    num_splits: int | None = None,
     tile: int | None = None,
     block_m: int | None = None,
     num_warps: int | None = None,
-    num_stages: int = 2,
+    num_stages: int | None = None,
+    fill: int | None = None,
+    balanced: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of one query token per sequence to a paged cache of latent vectors, which all query heads share.
 
     Shapes: ``q [num_seqs, num_q_heads, head_size]``, ``kv_cache [num_blocks, block_size, head_size]``, both float16 or
     bfloat16; ``block_table [num_seqs, max_blocks_per_seq]`` and ``seq_lens [num_seqs]``, int32 or int64. A token's key
     is its row of the cache, its value the first ``v_head_size`` numbers of that. ``soft_cap``: what scores are capped
-    at, None for no cap. ``tile``: tokens per step, ``block_m``: query heads of a program, both powers of two of at
-    least 16. ``tile`` and ``num_stages`` are taken as far as they fit into the GPU's shared memory. What is not given
-    is chosen as it was measured on an H100.
+    at, None for no cap. ``num_splits``: programs that share a sequence, at most, ``fill`` and ``balanced``: how many
+    there should be and whether they are shared out by length, all three as ``grouped_decode`` has them. ``tile``:
+    tokens per step, ``block_m``: query heads of a program, both powers of two of at least 16. ``tile`` and
+    ``num_stages`` are taken as far as they fit into the GPU's shared memory.
 
     Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
     natural log: 0 and -inf for a sequence without tokens. Raises ValueError.
@@ -66,15 +112,19 @@ def latent_decode(
         )
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"q.dtype={q.dtype} must be torch.float16 or torch.bfloat16; convert it with q.to()")
+    num_seqs, num_q_heads, block_size = sizes["num_seqs"], sizes["num_q_heads"], sizes["block_size"]
     gpu = gpu_at(q.device)
-    tile = (32 if gpu is None or not gpu.is_hopper else 64) if tile is None else tile
-    num_warps = (4 if gpu is None or not gpu.is_hopper else 8) if num_warps is None else num_warps
-    block_m = _heads_of_program(gpu, *rows) if block_m is None else block_m
+    plan = _plan(gpu, num_q_heads)
+    block_m = plan.block_m if block_m is None else block_m
+    tile = plan.tile if tile is None else tile
+    num_warps = plan.num_warps if num_warps is None else num_warps
+    num_stages = plan.num_stages if num_stages is None else num_stages
     for name, value in (("tile", tile), ("block_m", block_m)):
         check_power_of_two(name, value)
         if value < LEAST_FOR_DOT:
             raise ValueError(f"{name}={value} must be at least {LEAST_FOR_DOT}, as tl.dot wants it; choose 16 or 32")
     check_launch(num_warps, num_stages)
+    check_positive("fill", 1 if fill is None else fill)
     rope_size = sizes["head_size"] - v_head_size
     block_r, block_p = (block_columns(size, block_m) for size in (v_head_size, max(1, rope_size)))
     if gpu is not None:
@@ -89,28 +139,49 @@ def latent_decode(
             tile //= 2
         while num_stages > 1 and num_tiles(gpu, rows=block_m, num_stages=num_stages) > most(tile):
             num_stages -= 1
+    head_blocks = triton.cdiv(num_q_heads, block_m)
+    processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
+    tiles = triton.cdiv(block_table.shape[1] * block_size, tile)
+    if balanced is None and num_splits is not None:
+        balanced = False
+    planned, balanced = plan_splits(
+        num_seqs, head_blocks, tiles, processors, plan.fill if fill is None else fill, balanced
+    )
+    num_splits = planned if num_splits is None else num_splits
+    check_positive("num_splits", num_splits)
+    num_splits = max(num_splits, 2 * num_seqs) if balanced else num_splits
+    check_grid("num_splits", num_splits, "use 64")
+    of_states: tuple[int, ...] = (0,)
+    if num_splits > 1:
+        of_states = (num_q_heads, num_splits) if balanced else (num_seqs, num_q_heads, num_splits)
+    partials = (
+        *(
+            torch.empty(n, dtype=torch.float32, device=q.device)
+            for n in ((*of_states, v_head_size), of_states, of_states)
+        ),
+        torch.empty((num_seqs, 2) if balanced else (0,), dtype=torch.int32, device=q.device),
+    )
+    pdl = gpu is not None and gpu.is_hopper
+    dependent = {"launch_pdl": True} if pdl else {}
+    lengths, results = (seq_lens, *seq_lens.stride()), (out, *out.stride(), lse, *lse.stride())
     with on_device_of(q):
-        latent_decode_kernel[(sizes["num_seqs"], triton.cdiv(sizes["num_q_heads"], block_m))](
-            q, *q.stride(), kv_cache, *kv_cache.stride(), block_table, *block_table.stride(),
-            seq_lens, *seq_lens.stride(), out, *out.stride(), lse, *lse.stride(),
-            float(scale), None if soft_cap is None else float(soft_cap), sizes["num_q_heads"], sizes["block_size"],
-            v_head_size, rope_size, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
-            HAS_ROPE=rope_size > 0, num_warps=num_warps, num_stages=num_stages,
+        latent_decode_kernel[(head_blocks if balanced else num_seqs * head_blocks, num_splits)](
+            q, *q.stride(), kv_cache, *kv_cache.stride(), block_table, *block_table.stride(), *lengths, *results,
+            *partials, float(scale), None if soft_cap is None else float(soft_cap), num_seqs, num_splits, num_q_heads,
+            block_size, v_head_size, rope_size, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
+            HAS_ROPE=rope_size > 0, WHOLE_TILES=block_size % tile == 0,
+            BLOCK_S=sequences_counted(num_seqs) if balanced else 0, PDL=pdl,
+            num_warps=num_warps, num_stages=num_stages, **dependent,
         )  # fmt: skip
+        if num_splits > 1:
+            columns = min(block_r, _COMBINED_COLUMNS)
+            chunk = min(_COMBINED_ELEMENTS // columns, triton.next_power_of_2(num_splits))
+            combine_partials_kernel[(num_seqs * num_q_heads, triton.cdiv(v_head_size, columns))](
+                *lengths, *partials, *results, None, 0, num_splits, num_q_heads, v_head_size, None, TILE=tile,
+                BLOCK_DV=columns, CHUNK=chunk, SHARED_OUT=balanced, PDL=pdl,
+                num_warps=_WARPS_OF_COMBINATION, **dependent,
+            )  # fmt: skip
     return out, lse
-
-
-def _heads_of_program(gpu: GpuLimits | None, num_seqs: int, num_q_heads: int) -> int:
-    """Each program reads the cache of its sequence once, so the fewer the better, as long as all processors have one.
-
-    A program that takes 64 heads in place of 16 is half as fast alone, so that a few sequences are better shared out.
-    """
-    heads = LEAST_FOR_DOT
-    if gpu is None or not gpu.is_hopper:
-        return heads
-    while heads < min(_MOST_HEADS, num_q_heads) and num_seqs * triton.cdiv(num_q_heads, heads) > gpu.processors:
-        heads *= 2
-    return heads
 
 
 def sparse_decode(

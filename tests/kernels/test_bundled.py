@@ -51,6 +51,7 @@ NAMES = {
     "masked_attention_naive": "masked_attention",
     "latent_eager": "latent_decode",
     "latent_grouped": "latent_decode",
+    "latent_grouped_auto": "latent_decode",
     "merge_states_triton": "merge_states",
     "merge_states_triton_th": "merge_states",
     "merge_states_wide": "merge_states",
@@ -91,7 +92,13 @@ CASES: dict[Problem, dict[str, object]] = {
 KERNELS = load_kernels("*")
 ONE_LAYOUT = {"paged_simple", "paged_attention_v1", "paged_attention_v2"}
 """Kernels that are about one layout of the cache."""
-BY_SHAPE = {"paged_attention_auto", "paged_attention_mixed", "paged_grouped_auto", "paged_split_k_auto"}
+BY_SHAPE = {
+    "latent_grouped_auto",
+    "paged_attention_auto",
+    "paged_attention_mixed",
+    "paged_grouped_auto",
+    "paged_split_k_auto",
+}
 """Kernels that cut a sequence by the shapes of its batch, on which the order of additions then depends."""
 
 
@@ -170,7 +177,11 @@ def test_everything_is_supported(kernel: Kernel) -> None:
     if kernel.declaration.name.startswith("paged_grouped"):
         limited = ["dtypes"]  # matrix units multiply float32 in TF32 only
     if kernel.declaration.problem == "latent_decode":  # which has one layout, and as many query heads as models have
-        limited = [*(["dtypes"] if kernel.declaration.name == "latent_grouped" else []), "layouts", "gqa_ratios"]
+        limited = [
+            *(["dtypes"] if kernel.declaration.name.startswith("latent_grouped") else []),
+            "layouts",
+            "gqa_ratios",
+        ]
     assert [name for name in limits if getattr(supports, name) != getattr(unlimited, name)] == limited
 
 

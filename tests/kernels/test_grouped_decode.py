@@ -15,7 +15,6 @@ from torch import Tensor
 from attnfuzz.kernels.common.device import GpuLimits, gpu_at
 from attnfuzz.kernels.grouped import launch as grouped_launch
 from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
-from attnfuzz.kernels.latent import launch as latent_launch
 
 Make = Callable[..., Any]
 
@@ -195,14 +194,3 @@ def test_wide_heads_share_what_a_program_has_read(
         num_seqs, 128, 1, 576, 512, length, torch.bfloat16, 2, torch.device("cuda", 0), *[None] * 7
     )
     assert (launch.of_splits["BLOCK_M"], launch.options["num_warps"]) == (heads, warps)
-
-
-@pytest.mark.parametrize(
-    ("num_seqs", "num_q_heads", "heads"), [(1, 128, 16), (16, 128, 16), (32, 128, 32), (64, 128, 64), (500, 16, 16)]
-)
-def test_latent_attention_takes_as_many_heads_as_leave_all_processors_a_program(
-    num_seqs: int, num_q_heads: int, heads: int
-) -> None:
-    """A large batch would read its cache eight times, a small one leave processors without work."""
-    assert latent_launch._heads_of_program(GpuLimits(132, 227 << 10, False, True), num_seqs, num_q_heads) == heads
-    assert latent_launch._heads_of_program(GpuLimits(304, 64 << 10, True, False), num_seqs, num_q_heads) == 16
