@@ -142,8 +142,8 @@ def latent_decode(
     head_blocks = triton.cdiv(num_q_heads, block_m)
     processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
     tiles = triton.cdiv(block_table.shape[1] * block_size, tile)
-    if balanced is None and num_splits is not None:
-        balanced = False
+    if num_splits is not None or 4 * num_seqs * head_blocks >= 3 * processors:  # whole sequences nearly fill the GPU
+        balanced = bool(balanced)
     planned, balanced = plan_splits(
         num_seqs, head_blocks, tiles, processors, plan.fill if fill is None else fill, balanced
     )
