@@ -380,13 +380,15 @@ _PACKED_CACHES: dict[str, Any] = {
     "kv_dtypes": ("float8_e4m3fn",),
     "kv_scales": ("tensor",),
 }
+_CHUNKED_CACHES = {**_PACKED_CACHES, "block_sizes": (16, 24, 32, 48, 64, 128, 256)}
+"""Of smaller pages `tl.dot` is not compiled."""
 _CHUNKED: dict[str, Any] = {
     "needs": {"forward": _ops("chunked_prefill_paged_decode:chunked_prefill_paged_decode")},
     "numerics": _UNIFIED_NUMERICS,
 }
 
 
-@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_PACKED_CACHES, variants=("window", "sinks")), **_CHUNKED)
+@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_CHUNKED_CACHES, variants=("window", "sinks")), **_CHUNKED)
 def chunked_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """`chunked_prefill_paged_decode` of the backend ROCM_ATTN, without its decode in HIP.
 
@@ -395,7 +397,7 @@ def chunked_prefill(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     return _chunked(i, forward)
 
 
-@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_PACKED_CACHES, variants=("window", "alibi")), **_CHUNKED)
+@VLLM.kernel("paged_attention", supports=attnfuzz.Supports(**_CHUNKED_CACHES, variants=("window", "alibi")), **_CHUNKED)
 def chunked_prefill_alibi(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """The same with ALiBi, for which it has another kernel, and which it does not take beside sinks."""
     return _chunked(i, forward)
