@@ -193,6 +193,8 @@ def module_of(problem: Problem) -> ProblemModule:
     """What is said of a bundled problem."""
     if problem not in _MODULES:
         importlib.import_module(_LIST)
+    if problem not in _MODULES:
+        raise ValueError(f"problem={problem!r} must be one of {', '.join(map(str, _MODULES))}")
     return _MODULES[problem]
 
 
