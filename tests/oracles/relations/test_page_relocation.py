@@ -127,7 +127,7 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
     "page_of_latent_vectors": (
         "latent_grouped",
         LATENT,
-        Edit("latent/latent_decode.py", "mask=m_t, other=0).to(tl.int64)  # [TILE]", "mask=m_t, other=0)  # [TILE]"),
+        Edit("latent/latent_decode.py", "i_block.to(tl.int64) * stride_cb", "i_block * stride_cb"),
         "page ids",
         "past 2^31 elements",
     ),
