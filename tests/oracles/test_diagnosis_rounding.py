@@ -436,8 +436,8 @@ def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 
 
-@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.by_day("float16")
 def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
     """A loop that ends too early would be told once more as numbers that are taken for 0, and as sums in 16 bits."""
 
