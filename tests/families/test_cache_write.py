@@ -25,6 +25,20 @@ SAYS = {
     "symmetric": ("accuracy", "_cache"),
     "zero_cut": ("accuracy", "_"),
     "tile": ("unwritten", "was never written"),
+    "by_slot": ("accuracy", "k_"),
+    "pairs": ("accuracy", "k_"),
+    "backwards": ("accuracy", "k_"),
+    "sines_first": ("accuracy", "k_"),
+    "v_too": ("accuracy", "v_"),
+    "global_of_k": ("accuracy", "v_"),
+    "by_global": ("accuracy", "_"),
+    "blocks_of_32": ("accuracy", "_"),
+    "one_scale": ("accuracy", "_"),
+    "unrounded": ("accuracy", "_cache"),
+    "unsigned": ("accuracy", "_cache"),
+    "swizzled": ("", "v_scales"),
+    "mixture": ("one_token_is_kept", "mixture"),
+    "other_scale": ("one_token_is_kept", "mixture"),
 }
 
 
@@ -54,7 +68,8 @@ def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
     cases: list[Any] = [one.case for one in failures if isinstance(one, attnfuzz.KernelFailure)]
     assert min(case.num_tokens for case in cases) <= (6 if bug == "page_size" else 4)  # a second page of 5
     # Of stray bytes of two tensors the more are told; where a byte of one is what was there, that is the other one.
-    largest = {"tile": 80, "zero_cut": 64, "page_size": 64}.get(bug, 16)
+    of_blocks = dict.fromkeys(("blocks_of_32", "one_scale", "swizzled"), 64)  # more than one of 16 numbers
+    largest = {"tile": 80, "zero_cut": 64, "page_size": 64, **of_blocks}.get(bug, 16)
     assert all(case.head_size <= largest for case in cases)
 
 
