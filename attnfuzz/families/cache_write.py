@@ -136,6 +136,28 @@ class CacheWrite(attnfuzz.Problem):
         """
         return {name: _scattered(case, tensors, name, new) for name, new in _by_token(case, tensors).items()}
 
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Of K and V, and of the rotation."""
+        found: dict[str, dict[str, Any]] = {}
+        if case.rotary == "none":
+            found["K is written in place of V"] = {"value": tensors["key"]}
+        else:
+            slots, table = tensors["slot_mapping"], tensors["cos_sin"]
+            cos, sin = table.chunk(2, dim=-1)
+            pairs = {"neox": "gptj", "gptj": "neox"}[case.rotary]
+            of_pairs = {"neox": "halves", "gptj": "neighbours"}
+            found |= {
+                "K is rotated by its slot, not by its position": {"positions": slots.clamp(min=0) % len(table)},
+                "K is rotated by the token's number, not by its position": {
+                    "positions": torch.arange(len(slots), device="cpu") % len(table)
+                },
+                f"K is rotated in pairs of {of_pairs[pairs]}, not of {of_pairs[case.rotary]}": {"rotary": pairs},
+                "K is not rotated": {"rotary": "none"},
+                "K is rotated backwards": {"cos_sin": torch.cat((cos, -sin), -1)},
+                "sines and cosines are exchanged": {"cos_sin": torch.cat((sin, cos), -1)},
+            }
+        return found
+
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Which slot it is, of a cache."""
         if name not in ("k_cache", "v_cache", "k_scales", "v_scales", "k_zeros", "v_zeros"):
@@ -226,15 +248,17 @@ def _scattered(case: Any, tensors: Mapping[str, Tensor], into: str, new: Rounded
     shape = tuple(tensors[into].shape)
     turned = shape if case.layout == "NHD" else (shape[0], shape[2], shape[1], *shape[3:])
     slots = tensors["slot_mapping"]
-    rows = turned[0] * turned[1]
-    is_written = slots >= 0
-    low, high = (
-        torch.zeros((rows, *turned[2:]), dtype=torch.float64, device="cpu").index_reduce_(
-            0, slots[is_written], part[is_written], how, include_self=False
-        )
-        for part, how in ((new.value - new.error, "amin"), (new.value + new.error, "amax"))
-    )
-    where = torch.zeros(rows, dtype=torch.bool, device="cpu").index_fill_(0, slots[is_written], True)
+    rows, is_written = turned[0] * turned[1], slots >= 0
+    named = slots[is_written]
+    low, high = (torch.zeros((rows, *turned[2:]), dtype=torch.float64, device="cpu") for _ in range(2))
+    for limit, given, way in (
+        (low, new.value - new.error, torch.minimum),
+        (high, new.value + new.error, torch.maximum),
+    ):
+        limit[named] = given[is_written]
+        for slot, row in zip(named, given[is_written], strict=True) if case.repeats == "other" else ():
+            limit[slot] = way(limit[slot], row)
+    where = torch.zeros(rows, dtype=torch.bool, device="cpu").index_fill_(0, named, True)
     value, bound = Between(low, high).rounded()
     found = (value, where.view(-1, *(1,) * (len(turned) - 2)).expand(low.shape), bound)
     laid = (part.reshape(turned) if case.layout == "NHD" else part.reshape(turned).transpose(1, 2) for part in found)

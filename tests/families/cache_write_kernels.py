@@ -72,13 +72,14 @@ def _write_four_bits(inputs: Any, name: str, cache: Any, rows: Any, at: Any, bug
 
 def _write_nvfp4(inputs: Any, name: str, cache: Any, rows: Any, at: Any, bug: str) -> None:
     of_all = getattr(inputs, "k_global" if bug == "global_of_k" else f"{name}_global")
+    of_all = 1 / of_all if bug == "by_global" else of_all
     blocks = rows.view(*rows.shape[:2], -1, 16)
     largest = blocks.abs().amax(-1)
     if bug == "blocks_of_32":  # the second of two blocks has the scale of the first
         largest = largest[..., torch.arange(largest.shape[-1]) // 2 * 2]
     if bug == "one_scale":
         largest = largest.amax(-1, keepdim=True).expand_as(largest)
-    exact = largest / 6 * of_all if bug == "by_global" else largest / 6 / of_all
+    exact = largest / 6 / of_all
     stored = exact.clamp(max=448).to(torch.float8_e4m3fn)
     factors = (exact if bug == "unrounded" else stored.float()) * of_all
     numbers = (blocks / factors[..., None].clamp(min=1e-30)).flatten(-2)
@@ -152,7 +153,7 @@ PLANTED = {
     "sines_first": "sines are taken for cosines",
     "v_too": "V is rotated as well",
     "global_of_k": "scales of V are divided by the scale of all of K",
-    "by_global": "scales of blocks are multiplied with the scale of all",
+    "by_global": "the scale of all numbers is taken for its reciprocal",
     "blocks_of_32": "two blocks have one scale",
     "one_scale": "all blocks of a head have one scale",
     "unrounded": "numbers are divided by the scale of their block before it is rounded",

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.families import cache_write_kernels as bundled
 from tests.families import cache_write_kernels as kernels
 
 SAYS = {
     "padding": ("", "_cache"),
     "k_twice": ("accuracy", "v_cache"),
-    "packed": ("", "_cache"),
+    "packed": ("", "k_"),
     "page_size": ("", "_cache"),
     "k_scale": ("accuracy", "v_cache"),
     "multiplied": ("accuracy", "_cache"),
@@ -42,6 +43,27 @@ SAYS = {
 }
 
 
+TELLS = {
+    "k_twice": "K is written in place of V",
+    "by_slot": "K is rotated by its slot, not by its position",
+    "pairs": "K is rotated in pairs of neighbours, not of halves",
+    "backwards": "K is rotated backwards",
+    "sines_first": "sines and cosines are exchanged",
+    "v_too": "",
+}
+
+
+@pytest.mark.parametrize("bug", TELLS)
+@pytest.mark.by_day("by_slot", "pairs")
+def test_a_mistake_that_the_problem_knows_is_told_by_its_name(bug: str) -> None:
+    """A reader would be given an element and two numbers, or a mistake that the kernel does not make."""
+    kernel = getattr(kernels, bug)
+    case = kernel.declaration.problem.case_type(num_tokens=2, block_size=5, seed=1)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    told = [cause.words for cause in causes if cause.mistake == "mistaken"]
+    assert told == [TELLS[bug]] * bool(TELLS[bug])
+
+
 def test_each_planted_bug_is_expected() -> None:
     """One would be planted and never looked for."""
     assert SAYS.keys() == kernels.PLANTED.keys()
@@ -68,7 +90,9 @@ def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
     cases: list[Any] = [one.case for one in failures if isinstance(one, attnfuzz.KernelFailure)]
     assert min(case.num_tokens for case in cases) <= (6 if bug == "page_size" else 4)  # a second page of 5
     # Of stray bytes of two tensors the more are told; where a byte of one is what was there, that is the other one.
-    of_blocks = dict.fromkeys(("blocks_of_32", "one_scale", "swizzled"), 64)  # more than one of 16 numbers
+    of_blocks = dict.fromkeys(
+        ("blocks_of_32", "one_scale", "swizzled", "global_of_k"), 64
+    )  # more than one of 16 numbers
     largest = {"tile": 80, "zero_cut": 64, "page_size": 64, **of_blocks}.get(bug, 16)
     assert all(case.head_size <= largest for case in cases)
 
