@@ -119,7 +119,7 @@ _LEAST_E4M3 = 2.0**-6
 
 def _with_signs(form: PackedFormat, new: Rounded, of_all: Tensor | None) -> Written:
     whole = 1.0 if of_all is None else float(of_all)
-    value, error = (part.view(*part.shape[:-1], -1, form.block) for part in new)
+    value, error = (part.view(*part.shape[:-1], part.shape[-1] // form.block, form.block) for part in new)
     largest, off = value.abs().amax(-1) / 6 / whole, error.amax(-1) / 6 / whole
     off = off + SCALE_ERROR * largest
     stored = Between(*((largest + way * off).clamp(0, 448).to(torch.float8_e4m3fn).double() for way in (-1, 1)))
