@@ -12,11 +12,11 @@ import re
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -41,6 +41,7 @@ from attnfuzz.untrusted_text import check_text, places, printable, text_of, type
 __all__ = [
     "BUNDLED_MODULE",
     "Absent",
+    "Builder",
     "Declaration",
     "EnginePlan",
     "Kernel",
@@ -75,7 +76,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``versions``: of the packages that the kernel belongs to, where it is an engine's; ``calls``: the functions of the
     engine that it calls, as ``module:attribute``.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
-    ``builds_apart``: what it builds when it is called may be built beside other kernels' builds.
+    ``builds_apart``: what it builds when it is called may be built beside other kernels' builds, and its engine has a
+    `Builder`.
     ``is_settled``: it is an engine's, in Triton, and of what it leaves open it has been found out that it means the
     default.
     ``oracles``: those that its file defines (`attnfuzz.oracle`).
@@ -124,13 +126,43 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return ":" not in self.target
 
 
+class Builder(Protocol):
+    """What compiles an engine's ``modules``, which are called so, and keeps them in a folder that ``setting`` chooses.
+
+    It builds for one process, which calls no kernel.
+    """
+
+    modules: str
+    setting: str
+
+    @property
+    def folder(self) -> str:
+        """Where modules are kept, once `begin` has been called."""
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether modules may be built at once; without, `begin` builds nothing."""
+
+    def begin(self, calls: Sequence[Callable[[], object]]) -> list[list[str]]:
+        """Begin to build all that ``calls`` need; of each the names of the modules that are not there yet."""
+
+    @property
+    def built(self) -> int:
+        """How many of these are there now."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is built any more."""
+
+
 @dataclass(frozen=True)
 class EnginePlan:
     """An adapter's ``function`` and its ``needs``: parts of its engine by name, each beside its place,
-    ``module:attribute``. The function returns results, or the call that gives them."""
+    ``module:attribute``. The function returns results, or the call that gives them. ``builder``: the engine's."""
 
     function: KernelFunction
     needs: Mapping[str, tuple[str, Any]]
+    builder: Builder | None = None
 
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
         return self.function(inputs, **{name: found for name, (_, found) in self.needs.items()}, **options)
@@ -234,7 +266,7 @@ def kernel(
             raise ValueError(f"numerics={numerics!r:.80}: they are of attention; {described} has a bound of its own")
     else:
         described = problem
-    if isinstance(supports, Supports) and not own:
+    if isinstance(supports, Supports):
         supports = settled(described, supports, choices)
         check_combinations(described, supports, choices)
 
@@ -258,7 +290,9 @@ def _described(problem: OwnProblem, supports: Supports) -> tuple[Problem, Suppor
     if not isinstance(supports, Supports):
         raise ValueError(f"supports={supports!r:.80} must be an attnfuzz.Supports(...)")
     described = implemented(narrowed(describe(problem), supports), problem)
-    return described, Supports(deterministic=supports.deterministic, graph_replay=supports.graph_replay)
+    return described, Supports(
+        deterministic=supports.deterministic, graph_replay=supports.graph_replay, where=supports.where
+    )
 
 
 def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Kernel:

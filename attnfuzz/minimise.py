@@ -19,7 +19,7 @@ from attnfuzz.cases.facets.sequences import keep_sequences
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, encode_case
 from attnfuzz.problems.choices import gqa_ratios_of
-from attnfuzz.problems.combinations import fields_of, fits
+from attnfuzz.problems.combinations import QUERIES, fields_of, fits
 from attnfuzz.problems.fields import Proposal, first_of
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, Values
 from attnfuzz.problems.simplest import simplest_cases
@@ -31,6 +31,7 @@ _FIELDS_OF = {
     "num_kv_heads": ("num_q_heads", "num_kv_heads"),
     "v_head_size": ("head_size", "v_head_size"),
     "kv_dtype": ("dtype", "kv"),
+    **dict.fromkeys(QUERIES, ("seq_lens", "query_lens")),
 }
 """Fields to change for another value of something in a combination that is no field by itself."""
 _MOST_COMBINATIONS = 16

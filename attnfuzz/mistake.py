@@ -25,8 +25,7 @@ OTHER_STRIDES = "other_strides"
 class Mistake:
     """``name`` is short and stable: saved findings and reports call it so.
 
-    - ``is_everywhere``: a kernel makes it wherever it computes, and luck or size decides which cases show it. So it
-      names the bug, and what a case has says nothing more.
+    - ``is_everywhere``: a kernel makes it wherever it computes. So it names the bug.
     - ``rounds``: it loses bits.
     - ``reads``: which tokens were read, or where; that goes by the size of a case and by what lies at a wrong address,
       so that two such mistakes, told of two cases, may be one.
@@ -36,6 +35,11 @@ class Mistake:
     is_everywhere: bool = False
     rounds: bool = False
     reads: bool = False
+
+    @property
+    def is_of_luck(self) -> bool:
+        """Whether luck or size decides which cases show it, so that what these have says nothing."""
+        return self.rounds or self.name == NARROW_OFFSETS
 
 
 def _everywhere(*names: str, rounds: bool) -> dict[str, Mistake]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -20,7 +23,7 @@ from attnfuzz.mistake import (
     mistake_of,
 )
 from attnfuzz.oracles.registry import ACCURACY, OracleName, oracle_of
-from attnfuzz.untrusted_text import NAME_BYTES, printable, printable_lines
+from attnfuzz.untrusted_text import NAME_BYTES, code_line, printable, printable_lines
 
 __all__ = [
     "KEPT_BETWEEN_CALLS",
@@ -115,9 +118,25 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         msgspec.structs.force_setattr(self, "file", printable(self.file))
         msgspec.structs.force_setattr(self, "text", printable(self.text))
 
+    @classmethod
+    def at(cls, file: str, line: int) -> SourceLine:
+        """Line ``line`` of ``file``, which is called as code under test calls it."""
+        path = Path(file)
+        folders = sorted({Path(folder) for folder in sys.path if folder}, key=lambda one: -len(one.parts))
+        with contextlib.suppress(OSError):  # somebody has removed it
+            folders.insert(0, Path.cwd())
+        folder = next((one for one in folders if path.is_relative_to(one)), None)
+        shortest = file if folder is None else str(path.relative_to(folder))
+        return cls(file=shortest, line=line, text=code_line(file, line))
+
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}"
         return f"{place}: `{self.text}`" if self.text else place
+
+    def is_that_of(self, other: SourceLine) -> bool:
+        """Whether both are one line: processes that find modules in other folders call its file by more of its path."""
+        short, long = sorted((self.file, other.file), key=len)
+        return self.line == other.line and f"/{long}".endswith(f"/{short}")
 
 
 def where_to_look(sources: Iterable[SourceLine]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +12,16 @@ from hypothesis import strategies as st
 
 from attnfuzz.cases.facets import facets_of
 from attnfuzz.cases.facets.facet import changed
+from attnfuzz.problems.attention import VarlenCase
 from attnfuzz.problems.boundaries import MASKED_TILES, QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import PROBLEMS, Case
 from attnfuzz.problems.choices import masks_of, min_seq_len, paddings_of
-from attnfuzz.problems.combinations import fits
+from attnfuzz.problems.combinations import fits, put_into, regular_queries
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.module import Problem, case_type_of, has_query_lens, module_of
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
@@ -114,7 +117,8 @@ def _builder(
     supports, options = supports or Supports(), dict(options or {})
     check_options(options)
     if isinstance(problem, OpenProblem):
-        return partial(_open_case, problem, options), problem.decisions + len(options)
+        picks = len(options) + 1 + max(map(len, supports.combinations), default=0)
+        return partial(_open_case, problem, options, supports), problem.decisions + picks
     if problem not in PROBLEMS:
         raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")
     kind = case_type_of(problem)
@@ -135,8 +139,12 @@ def _going_together(case: Any, plan: Plan) -> Any:
     table = plan.supports.combinations
     if not table or any(fits(case, one) for one in table):
         return case
-    others = (changed(case, **{name: choice}) for name, choices in plan.plain.items() for choice in choices)
-    return next((other for other in others if other is not None and any(fits(other, one) for one in table)), case)
+    others = itertools.chain(
+        (changed(case, **{name: choice}) for name, choices in plan.plain.items() for choice in choices),
+        (changed(case, **regular_queries(case, one)) for one in table if isinstance(case, VarlenCase)),
+    )
+    found = (other for other in others if other is not None and any(fits(other, one) for one in table))
+    return next(found, None) or simplest_case(case.problem, plan.supports, plan.free.options)
 
 
 def decide_format_and_work(decisions: Decisions, plan: Plan) -> tuple[Format, int]:
@@ -152,10 +160,16 @@ def decide_plain(decisions: Decisions, plan: Plan) -> dict[str, Any]:
     return {name: decisions.pick(choices) for name, choices in plan.plain.items()}
 
 
-def _open_case(problem: OpenProblem, options: Mapping[str, tuple[OptionValue, ...]], decisions: Decisions) -> OpenCase:
+def _open_case(
+    problem: OpenProblem, options: Mapping[str, tuple[OptionValue, ...]], supports: Supports, decisions: Decisions
+) -> OpenCase:
     """Each field by decisions of its own, so that none shifts when another shrinks."""
     fields = {name: field.decide(decisions.part(field.decisions)) for name, field in problem.fields.items()}
-    return problem.case_type(**fields, options={name: decisions.pick(choices) for name, choices in options.items()})
+    chosen = {name: decisions.pick(choices) for name, choices in options.items()}
+    case, table = problem.case_type(**fields, options=chosen), supports.combinations
+    if not table or any(fits(case, one) for one in table):
+        return case
+    return put_into(case, decisions.pick(table), decisions.pick)
 
 
 def attention_fields(decisions: Decisions, plan: Plan) -> dict[str, Any]:

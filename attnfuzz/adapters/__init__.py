@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["engines", "module_of"]
 
 _GROUP = "attnfuzz.kernels"
-_NO_ADAPTERS = ("__init__", "engine", "solution", "tokens")
+_NO_ADAPTERS = ("__init__", "engine", "flashinfer_builds", "solution", "tokens")
 
 
 def engines() -> dict[str, str]:

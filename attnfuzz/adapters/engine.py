@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.declaration import Absent, EnginePlan, Kernel, KernelFunction, Numerics, Supports, kernel
+from attnfuzz.declaration import Absent, Builder, EnginePlan, Kernel, KernelFunction, Numerics, Supports, kernel
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import BundledProblem
 from attnfuzz.problems.own import Problem
@@ -26,15 +26,15 @@ class Engine:
     """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with.
 
     ``written_for``: versions whose signatures they follow, where none of them has run yet. ``settled``: versions of
-    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`). ``builds_apart`` says
-    whether modules that it compiles may be compiled at once, and may see to it; else they are one after the other.
+    which it has been found out what kernels take that run on a CPU too (`attnfuzz declare`). ``builder`` builds the
+    modules that the engine compiles when they are first called; without one they are built one after the other.
     """
 
     package: str
     tried: tuple[str, ...]
     written_for: tuple[str, ...] = ()
     settled: tuple[str, ...] = ()
-    builds_apart: Callable[[], bool] | None = None
+    builder: Builder | None = None
 
     def kernel(
         self,
@@ -66,7 +66,8 @@ class Engine:
             if amd_only and self.on_gpu() and not _is_amd():
                 return Absent(function.__name__, f"{self.package} runs it on AMD's GPUs only")
             try:
-                plan = EnginePlan(function, {name: self._first_of(places) for name, places in needs.items()})
+                found_at = {name: self._first_of(places) for name, places in needs.items()}
+                plan = EnginePlan(function, found_at, self.builder)
             except LookupError as error:
                 return Absent(function.__name__, str(error.args[0]))
             found = {name: value for name, (_, value) in plan.needs.items()}
@@ -89,7 +90,7 @@ class Engine:
                 declared.declaration,
                 versions=versions,
                 calls=calls,
-                builds_apart=self.builds_apart is not None and self.builds_apart(),
+                builds_apart=self.builder is not None and self.builder.keeps_apart,
                 is_settled=version in self.settled and not gpu_only and not amd_only,
             )
             return Kernel(call, declaration, plan=plan)

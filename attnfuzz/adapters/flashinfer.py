@@ -1,17 +1,12 @@
 """FlashInfer's paged wrappers and its merges. Workspaces are kept from call to call, as servers do.
 
-A window or a soft cap is another kernel, which FlashInfer builds when it is first asked for it. All modules are in
-one folder, and up to 0.5 ninja has one log for it: of two that run at once, each forgets what the other one has
-built. Here a module that is built has a log of its own, as in later versions, so that several can be at once; one
-that is up to date by the log of the folder stays as it is.
+A window or a soft cap is another kernel, which FlashInfer builds when it is first asked for it.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.adapters.flashinfer_builds import FlashInferBuilds
 
 __all__ = [
     "batch_attention_sinks",
@@ -33,47 +29,7 @@ __all__ = [
     "merge_states",
 ]
 
-_OWN_LOG = "builddir = $name\n"
-
-
-@functools.cache
-def builds_apart() -> bool:
-    """Whether each module has a log of what was built of it, which is seen to where FlashInfer does not."""
-    try:
-        core: Any = importlib.import_module("flashinfer.jit.core")
-    except ImportError:
-        return False
-    if hasattr(core, "JitSpecNvcc"):
-        return True
-    parts = ("build", "is_ninja_generated", "ninja_path", "write_ninja")
-    written = getattr(core, "generate_ninja_build_for_op", None)
-    if written is None or not all(hasattr(getattr(core, "JitSpec", None), part) for part in parts):
-        return False
-    built = core.JitSpec.build
-
-    @functools.wraps(written)
-    def write(*of: Any, **also: Any) -> str:
-        return f"{written(*of, **also)}\n{_OWN_LOG}"
-
-    @functools.wraps(built)
-    def build(spec: Any, *how: Any, **also: Any) -> None:
-        if spec.is_ninja_generated and _is_up_to_date(core.jit_env.FLASHINFER_JIT_DIR, spec.ninja_path):
-            return
-        spec.write_ninja()
-        built(spec, *how, **also)
-
-    core.generate_ninja_build_for_op, core.JitSpec.build = write, build
-    return True
-
-
-def _is_up_to_date(folder: Path, ninja_file: Path) -> bool:
-    """Found out without writing any log."""
-    command = ["ninja", "-n", "-C", str(folder), "-f", str(ninja_file)]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    return asked.returncode == 0 and "no work to do" in asked.stdout
-
-
-FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3",), builds_apart=builds_apart)
+FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3", "0.7.2.post1"), builder=FlashInferBuilds())
 _WORKSPACE_BYTES = 128 << 20
 _KEPT_WRAPPERS = 8
 """Those that graphs are made of: each has 8 MB on the device and 8 MB on the host."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters.tokens import slots_of, whole_prompts
-from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
+from attnfuzz.families import CacheWrite, History, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
+from attnfuzz.families.history import steps_of
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
@@ -258,6 +259,20 @@ def _unified(
         return out
 
     return call
+
+
+@VLLM.kernel(History(block_size=attnfuzz.Choice((16,))), needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports())
+def unified_attention_history(i: Any, *, unified: Any, kv_modes: Any) -> None:
+    """The same for the batches of a scheduler over one cache, into which torch writes."""
+    for step in steps_of(i):
+        for cache, new in ((i.k_cache, step.k), (i.v_cache, step.v)):
+            cache.flatten(0, 1)[step.slots] = new
+        unified(
+            q=step.q, k=i.k_cache, v=i.v_cache, out=step.out, cu_seqlens_q=step.starts,
+            max_seqlen_q=int(step.starts.diff().max()), seqused_k=step.lens, max_seqlen_k=int(step.lens.max()),
+            softmax_scale=i.head_size**-0.5, causal=True, window_size=(-1, 0), block_table=step.table, softcap=0,
+            q_descale=None, k_descale=None, v_descale=None, kv_quant_mode=kv_modes.NONE,
+        )  # fmt: skip
 
 
 _DIFFKV: dict[str, Any] = {

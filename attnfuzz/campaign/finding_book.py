@@ -157,9 +157,7 @@ class FindingBook:
         finding.features, finding.weights = message.features, message.weights
         details = (*finding.failure.details, *message.explanation)
         blame = finding.failure.blame | message.blame
-        finding.failure = msgspec.structs.replace(
-            finding.failure, details=details, blame=blame, sources=message.sources
-        )
+        finding.failure = msgspec.structs.replace(finding.failure, details=details, blame=blame)
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
         finding.declarable, finding.same_as = message.declarable, message.same_as

@@ -20,7 +20,7 @@ from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
-from attnfuzz.verdict import Blame, Failure, SourceLine
+from attnfuzz.verdict import Blame, Failure
 
 __all__ = [
     "Begin",
@@ -272,9 +272,9 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
 
     ``features`` are what the bug needs. ``bugs`` is what is known of it, in each way in which it showed; failures that
     one of them predicts pass silently from now on, and are counted as the finding's. ``same_as``: the tag of a finding
-    that turned out to be the same bug, if there is one. ``explanation``: what is wrong, in
-    further lines, ``blame`` where, and ``sources`` by which lines of the kernel; ``weights`` are those that the kernel
-    gave, to be drawn. ``declarable`` unless the kernel still fails within the declaration that would end the finding.
+    that turned out to be the same bug, if there is one. ``explanation``: what is wrong, in further lines, and ``blame``
+    where; ``weights`` are those that the kernel gave, to be drawn. ``declarable`` unless the kernel still fails within
+    the declaration that would end the finding.
     """
 
     finding: str
@@ -284,7 +284,6 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     same_as: str = ""
     explanation: tuple[str, ...] = ()
     blame: Blame = Blame()
-    sources: tuple[SourceLine, ...] = ()
     weights: tuple[WeightedRow, ...] = ()
     declarable: bool = True
 

@@ -10,6 +10,8 @@ Builds are made one after the other, by one process: build tools that share a fo
 they run at once. Kernels of which an adapter says that they do not are built at once, each in a process of its own, as
 far as there are cores and memory; none waits for what another one builds. First comes what the simplest case of each
 kernel needs, then what those of other dtypes, head sizes and options do; a kernel is searched in what of it is built.
+Where their engine has a builder (`attnfuzz.declaration.Builder`), that begins with all of it at once, as one job,
+before any kernel has been looked at; what builds a kernel then waits for it, and builds what it leaves.
 Bundled kernels, and those of engines that are settled, are Triton's to compile, and mean what they declare.
 """
 
@@ -23,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import islice, product, zip_longest
 from typing import Self
 
 import msgspec
@@ -64,6 +66,9 @@ _MOST_TRIED = 8
 _CORES_OF_BUILD, _BYTES_OF_BUILD = 2, 12 << 30
 """Cores and memory for each kernel that is built: FlashInfer compiles up to ten files, with 1 to 2 GB for each."""
 _LOOK_EVERY_S = 0.05
+_ASK_BUILDER_EVERY_S = 0.5
+_TOLD_OF_BUILDS = 4
+"""How often it is told, about, how far a job of a builder has come."""
 _GRACE_S = 2.0
 
 
@@ -127,11 +132,12 @@ class Readiness:
         self._verifying = verifying
         self._asks_all = asks_all
         self._declarations = {one.target: one for one in declarations}
-        self._users = [
+        users = (
             one
             for one in declarations
             if one.needs_preparing or not (one.is_bundled or (one.is_settled and not asks_all))
-        ]
+        )
+        self._users = sorted(users, key=lambda one: one.builds_apart)  # those wait for what their builder says
         self.asking = {one.target for one in self._users}
         """Targets of the kernels of which it is not known yet what they take, or whether they are ready."""
         self._building: dict[str, _Building] = {}
@@ -142,6 +148,13 @@ class Readiness:
         self._asked: list[tuple[LeftOut, Declaration]] = []
         self._failing: list[Unfinished] = []
         self._over = threading.Event()
+        self._together = [one for one in self._users if one.builds_apart]
+        self._missing: set[str] = set()
+        """Targets of which modules are missing that are built as one job."""
+        self._are_missing_known = threading.Event()
+        self._job = ""
+        """How far that job has come, in words, while it goes on."""
+        self._job_thread: threading.Thread | None = None
         self._begun = threading.Event()
         """Whether there is something to search, so that what is asked need not make way for it any more."""
         self._thread: threading.Thread | None = None
@@ -193,6 +206,9 @@ class Readiness:
 
         `take` tells what has come of it.
         """
+        if self._together:
+            self._job_thread = threading.Thread(target=self._build_together, daemon=True)
+            self._job_thread.start()
         if self._users:
             self._first = self._runner.heir()
             self._thread = threading.Thread(target=self._find_out, daemon=True)
@@ -207,6 +223,8 @@ class Readiness:
     def stage(self) -> str:
         """The present stage, in words."""
         number = len(self._users)
+        if self._job and (not self.asking or self.asking <= self._missing):
+            return self._job
         if not self.asking:
             return f"building {', '.join(list(self._building))}"
         kernels = next(iter(self._users)).target if number == 1 else f"{number} kernels"
@@ -315,6 +333,8 @@ class Readiness:
             if self._thread.is_alive():  # a kernel keeps it waiting
                 self._runner.zygote.close()
             self._thread.join()
+        if self._job_thread is not None:
+            self._job_thread.join()
         if self._first is not None:  # the kernel has to be built before anybody looks at it
             self._first.close()
 
@@ -380,7 +400,7 @@ class Readiness:
 
     def _look_at(self, declaration: Declaration, opened: ExitStack) -> tuple[bool, Inferred | None]:
         """Whether the kernel is ready, and what it takes; ``opened`` gets the process in which it is looked at."""
-        if declaration.needs_preparing:
+        if declaration.needs_preparing or self._is_missing(declaration):
             return False, None
 
         def begin(supports: Supports, failing: Sequence[Failing]) -> None:
@@ -425,6 +445,51 @@ class Readiness:
         if raised is not None and found is not None and not found.works and not compilers.seen:
             self._never_returns(own, declaration, raised)
         return not compilers.seen, None if compilers.seen else found
+
+    def _is_missing(self, declaration: Declaration) -> bool:
+        """Whether modules of the kernel are being built, so that nothing can be asked of it yet."""
+        if declaration.builds_apart:
+            self._are_missing_known.wait()
+        return declaration.target in self._missing
+
+    def _build_together(self) -> None:
+        """In the background: have the builder of an engine build all that its kernels need for what is built first."""
+        try:
+            with self._runner.sibling() as runner:
+                runner.give_up_builds(lambda builds: self._over.is_set())
+                self._follow(runner, _by_turns([_one_of_each(one) for one in self._together], self._together))
+        except (DeadlinePassed, ExecutorUnavailable, ServiceError) as error:  # each builds its own
+            if not self._over.is_set():
+                self._told.put(f"{', '.join(one.target for one in self._together)} build for themselves: {error}")
+        except BaseException as error:  # noqa: BLE001 - as of `_build`
+            if not self._over.is_set():
+                self._error = error
+        finally:
+            self._job = ""
+            self._are_missing_known.set()
+
+    def _follow(self, runner: Runner, cases: Sequence[tuple[Declaration, Case]]) -> None:
+        begun = runner.begin_builds(cases)
+        if begun is None:
+            return
+        for (declaration, _), missing in zip(cases, begun.missing, strict=False):
+            if missing:
+                self._missing.add(declaration.target)
+        number = len({name for names in begun.missing for name in names})
+        kept = f"{begun.modules} are kept in {begun.folder}; {begun.setting} names another folder"
+        what = f"building {number} {begun.modules}"
+        self._told.put(f"{what}, all at once; {kept}" if number else kept)
+        self._job = f"{what}: 0 done" if number else ""
+        self._are_missing_known.set()
+        told = 0
+        while number and not self._over.wait(_ASK_BUILDER_EVERY_S):
+            far = runner.built()
+            if far is None or far.is_over:
+                break
+            self._job = f"{what}: {far.built} done"
+            if far.built >= told + max(1, number // _TOLD_OF_BUILDS):
+                told = far.built
+                self._told.put(self._job)
 
     def _never_returns(self, runner: Runner, declaration: Declaration, raised: Failure) -> bool:
         """Whether the kernel, which failed so on its simplest case, does the same on one of each kind; that is noted.
@@ -526,6 +591,14 @@ def _in_turn(kernels: Sequence[_Building], at_once: int) -> list[list[_Building]
     apart = [one for one in kernels if one.declaration.builds_apart]
     number = max(1, min(at_once, len(apart)))
     return [one for one in (alone, *(apart[i::number] for i in range(number))) if one]
+
+
+def _by_turns(
+    cases: Sequence[Sequence[tuple[Combination, Case]]], kernels: Sequence[Declaration]
+) -> list[tuple[Declaration, Case]]:
+    """The first case of each kernel, then the second ones."""
+    lists = [[(kernel, case) for _, case in some] for kernel, some in zip(kernels, cases, strict=True)]
+    return [one for some in zip_longest(*lists) for one in some if one is not None]
 
 
 def _unfinished(target: str, failing: Failing) -> Unfinished:

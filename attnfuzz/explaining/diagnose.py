@@ -43,6 +43,8 @@ Place = tuple[int, int]
 """A row of q, and a head."""
 Shape = tuple[Any, ...]
 """What counts in a case: lengths, not numbers."""
+Run = tuple[Shape, bool]
+"""A shape, and whether its numbers are ordinary ones."""
 Compared = tuple[Reference, list[Comparison]]
 """What a run should give, and what it gave beside it."""
 Nearby = Callable[[Iterable[Case]], Iterable[Compared]]
@@ -284,6 +286,14 @@ class _Rows:
         return case.seq_lens, case.query_counts, case.variant.window
 
     @property
+    def run(self) -> Run:
+        """The shape, and whether numbers are unlike each other, so that no mistake fits by chance."""
+        case = self.case
+        if isinstance(case, MergeStatesCase):
+            return self.shape, case.outputs == "normal"
+        return self.shape, case.values.keys == case.values.values == "normal" and not case.values.needles
+
+    @property
     def told_by(self) -> int:
         """How many wrong numbers there are, in the rows that are looked at, of which some are not 0 either."""
         rows = [row for row in self.wrong(_MOST_OF_NEIGHBOUR) if row.is_finite and not _is_zero(row)]
@@ -339,8 +349,8 @@ class Survivors:
         self._is_finite = False
         self._is_general = True
         self._is_nothing = True
-        self._borne_out: list[Shape] = []
-        self._unexplained = set[Shape]()
+        self._borne_out: list[Run] = []
+        self._unexplained = set[Run]()
         self._is_telling = False
         self.causes: tuple[Cause, ...] = ()
         self.maybe: tuple[str, ...] = ()
@@ -390,7 +400,7 @@ class Survivors:
             if roundings and all(isinstance(row, AttentionRow) for row in wrong):
                 kept |= _rounded(rows, wrong, right, self._replayed).kept(roundings)
             if not kept:
-                self._unexplained.add(rows.shape)
+                self._unexplained.add(rows.run)
                 self._is_general &= not any(map(_has_numbers, wrong))
                 return
             self._bear_out(rows, wrong)
@@ -402,12 +412,10 @@ class Survivors:
             self.causes = unrefuted
 
     def _drop_what_is_not_shown_here(self) -> None:
-        """Another run has shown other causes: of the first run's rows, if they are numbers, they must say as much."""
+        """Another run has shown other causes: they must give the first run's rows, if these are numbers, as well."""
         for row in filter(_has_numbers, self._rows.wrong(_MOST_OF_NEIGHBOUR)):
-            mistakes = {one.mistake for one in self.causes if not one.rounding}
-            ways = {(one.cause, way) for one in _replays(row, mistakes) for way in one.ways}
-            left = _kept_by(row, map(_key, self.causes))
-            self.causes = tuple(one for one in self.causes if _key(one) in left or _key(one) not in ways)
+            left = _kept_by(row, (_key(one) for one in self.causes if not one.rounding))
+            self.causes = tuple(one for one in self.causes if one.rounding or _key(one) in left)
 
     def decide(self, precision: Precision | None, rows: _Rows) -> None:
         """Let runs in which each rounding shows by itself say which it is, if it is one and the wrong rows are its.
@@ -507,17 +515,24 @@ class Survivors:
     def _bear_out(self, rows: _Rows, wrong: Sequence[AveragedRow]) -> None:
         self._is_finite |= any(map(_has_numbers, wrong))
         self._is_nothing &= all(map(_is_zero, wrong))
-        self._borne_out.append(rows.shape)
+        self._borne_out.append(rows.run)
         self._is_telling |= any(not isinstance(row, AttentionRow) or len(row.seen) >= _ENOUGH_WEIGHTS for row in wrong)
 
     @property
     def _is_contradicted(self) -> bool:
         """Whether more shapes are wrong in ways that none of the causes gives than bear them out.
 
-        One will do if they are only borne out where rows see few keys, of which mistakes coincide whatever the numbers.
+        Of one shape ordinary numbers decide: of equal keys, say, other mistakes give the same. One shape will do if
+        they are only borne out where rows see few keys, of which mistakes coincide whatever the numbers.
         """
-        against = len(self._unexplained.difference(self._borne_out))
-        return against > (len(self._borne_out) if self._is_telling else 0)
+        borne_out = set(self._borne_out)
+        against = {
+            shape
+            for shape, is_ordinary in self._unexplained
+            if (shape, True) not in borne_out and (is_ordinary or (shape, False) not in borne_out)
+        }
+        in_favour = [shape for shape, _ in self._borne_out if shape not in against]
+        return len(against) > (len(in_favour) if self._is_telling else 0)
 
     @property
     def doubted(self) -> tuple[str, ...]:
@@ -631,7 +646,7 @@ def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     mistakes = {mistake for mistake, _ in wanted}
     found = set(_matched(row, mistakes))
     found |= {(mistake, _ANYHOW) for mistake, _ in found}
-    return wanted & (found | silent(_replays(row, mistakes)))
+    return wanted & (found | silent(row, _replays(row, mistakes)))
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:

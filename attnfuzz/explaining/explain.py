@@ -29,7 +29,7 @@ from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS
 from attnfuzz.explaining.row import Query
-from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
+from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys, without_keys
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
@@ -263,9 +263,12 @@ class _Explaining:
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
+            is_of_keys = bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+            what = "is read from K" if is_of_keys else "does not come from any value in the cache"
+            beside = ", and 0 where all keys are, too" if is_of_keys else ""
             yield (
-                f"{self._where(rows)}part of the output does not come from any value in the cache "
-                f"(out[dim {dim}] = {number(float(part[dim]))} where all values are 0)"
+                f"{self._where(rows)}part of the output {what} "
+                f"(out[dim {dim}] = {number(float(part[dim]))} where all values are 0{beside})"
             )
 
     def _foreign(self, vague: list[int]) -> Iterator[str]:

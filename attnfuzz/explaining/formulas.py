@@ -31,6 +31,8 @@ _WHEN_IT_GROWS = "when the maximum grows"
 _NOT_AT_ALL_STEPS = ", at some steps"
 _MOST_STEPS = 8
 """In which the maximum grows, the largest ones, of which one alone may be missed."""
+_SHORT_TILES = (4, 8)
+"""Beside the usual ones, of kernels that keep no more than one number for some keys."""
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-9, 1e3
 _POISONED = 128
 """Bytes behind a tensor that hold nothing else."""
@@ -124,7 +126,11 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
         return
     tiles = sorted(tiles_of(row))
     so_far = {tile: maxima_so_far(row.log_weights, tile) for tile in tiles}
-    yield from family("not_rescaled", (_rescaled_with_the_rest(row, tile, so_far[tile]) for tile in tiles))
+    for made in (
+        (one for tile in tiles for one in _rescaled_with_the_rest(row, tile, so_far[tile])),
+        (one for tile in (*tiles, *_SHORT_TILES) for one in _stale_maxima(row, tile)),
+    ):
+        yield from family("not_rescaled", made)
     every = {t: _steps(so_far[t].diff(prepend=so_far[t][:1]), t) for t in tiles if t < row.num_tokens}
     for which in ("", ", from the third on", _NOT_AT_ALL_STEPS):
         for tile, steps in every.items():
@@ -132,12 +138,34 @@ def not_rescaled(row: AttentionRow) -> Iterator[Family]:
                 yield from _left_as_they_are(row, tile, which, steps[which])
 
 
-def _rescaled_with_the_rest(row: AttentionRow, tile: int, so_far: Scores) -> Predicted:
+def _units(row: AttentionRow, tile: int) -> list[str]:
+    """What has so many keys: of other cases the pages have others."""
+    return [f"tile of {tile}", *(["a page"] if tile == row.case.page_size else [])]
+
+
+def _rescaled_with_the_rest(row: AttentionRow, tile: int, so_far: Scores) -> Iterator[Predicted]:
     """What each tile adds, the first one's by exp(-inf) = 0, is multiplied by what only the sum so far has to be."""
     before = torch.cat((so_far.new_full((min(tile, len(so_far)),), -torch.inf), so_far[:-tile]))
     factors = torch.where(so_far.isneginf(), 0.0, (before - so_far).exp())
     words = "what a tile adds to the sum of weights x V is multiplied by exp(old - new maximum), too"
-    return Predicted((row.shares * factors) @ row.v, None, f"V, with the rest, tile of {tile}", words)
+    out = (row.shares * factors) @ row.v
+    yield from (Predicted(out, None, f"V, with the rest, {unit}", words) for unit in _units(row, tile))
+
+
+def _stale_maxima(row: AttentionRow, tile: int) -> Iterator[Predicted]:
+    """The sums are relative to the maximum of the tile at hand and those before, which only each second tile stores."""
+    scores = row.log_weights
+    tops = torch.stack([part.amax() for part in torch.split(scores, tile)])
+    for first, which in ((0, "second"), (1, "other, from the first on,")):
+        is_stored = torch.arange(len(tops), device="cpu") % 2 == first
+        stored = tops.where(is_stored, -torch.inf).cummax(0).values
+        before = torch.cat((stored.new_full((1,), -torch.inf), stored[:-1]))
+        largest = torch.maximum(before, tops)
+        rescaled = (before - largest).where(~largest.isneginf(), 0.0).flip(0).cumsum(0).flip(0)  # from each tile on
+        later = torch.cat((rescaled[1:], rescaled.new_zeros(1))) + largest[-1] - largest.clamp(min=_LOWEST)
+        given = row.averaged(scores + later.repeat_interleave(tile)[: len(scores)])
+        words = f"the running maximum is not kept after every {which} tile of {tile} keys"
+        yield from (Predicted(*given, f"maximum of every {which} one, {unit}", words) for unit in _units(row, tile))
 
 
 _Steps = list[tuple[str, Scores]]
@@ -187,8 +215,9 @@ def _left_as_they_are(row: AttentionRow, tile: int, which: str, steps: _Steps) -
             continue
         total = summed.sum(1)
         told = [f"{words} {when}" for when, _ in steps]
-        names = [f"{way}, tile of {tile}{which}"] * len(steps)
-        yield Family("not_rescaled", weights @ row.v / total[:, None], top + total.log(), names, told.__getitem__)
+        out, lse = weights @ row.v / total[:, None], top + total.log()
+        for unit in _units(row, tile):
+            yield Family("not_rescaled", out, lse, [f"{way}, {unit}{which}"] * len(steps), told.__getitem__)
 
 
 def rescaled_output(row: AttentionRow) -> Iterator[Predicted]:
@@ -232,7 +261,6 @@ def lse_bases(row: AveragedRow) -> Iterator[Family]:
 def lse_formulas(row: AttentionRow) -> Iterator[Family]:
     """Log-sum-exps by a wrong formula."""
     top, log_total = row.top, math.log(row.total)
-    of_keys = math.log(float(row.weights.sum())) if bool(row.weights.any()) else -math.inf
     lses = {
         "lse is the logarithm of the sum, without the maximum": log_total,
         "lse is the maximum of the scores alone": top,
@@ -254,7 +282,7 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
         rounded = torch.tensor(row.lse, dtype=torch.float64, device="cpu").to(getattr(torch, name))
         lses[f"lse is rounded to {name}"] = float(rounded)
     if row.case.variant.has_weighty_sinks:
-        lses["the LSE leaves out the sink"] = top + of_keys
+        lses["the LSE leaves out the sink"] = float(row.log_weights.logsumexp(0))
     if row.kv_scales is not None and row.is_plain:
         lses["the maximum in lse lacks the scale of K"] = top / float(row.kv_scales[0, row.kv_head]) + log_total
     for tile in TILES:

@@ -206,9 +206,11 @@ def _in_output_alone(one: Family) -> Family:
     return replace(one, lse=None, ways=ways, words=lambda i: f"{one.words(i)}, for out alone: lse is right")
 
 
-def silent(families: Iterable[Family]) -> set[Key]:
-    """Ways that make 0 / 0 of a row, of which a kernel may make anything: nothing follows from them."""
-    return {(one.cause, one.ways[i]) for one in families for i in one.out.isnan().any(1).nonzero()[:, 0].tolist()}
+def silent(row: AveragedRow, families: Iterable[Family]) -> set[Key]:
+    """Ways that make 0 / 0 of a row, or more than its dtype holds, of which a kernel may make anything."""
+    largest = torch.finfo(row.dtype).max
+    ends = ((one, ~(one.out.abs() <= largest).all(1)) for one in families)
+    return {(one.cause, one.ways[i]) for one, says_nothing in ends for i in says_nothing.nonzero()[:, 0].tolist()}
 
 
 def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
@@ -219,7 +221,8 @@ def predicts(row: AveragedRow, replay: Replay) -> Bool[Tensor, " results"]:
     largest = beside.replayed[:, : len(row.got)].abs().amax(-1, keepdim=True).nan_to_num(0.0, posinf=0.0)
     tolerance = _BOUNDS * beside.bound + roundoff * (largest + beside.expected.abs().nan_to_num(0.0, posinf=0.0))
     if row.got_lse is not None:
-        tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + abs(row.lse))
+        of_lse = beside.replayed[:, -1].abs().nan_to_num(0.0, posinf=0.0).clamp(min=abs(row.lse))
+        tolerance[:, -1] = _BOUNDS * row.lse_bound + 1e-6 * (1 + of_lse)
     same = (beside.replayed == beside.got) | (beside.replayed.isnan() & beside.got.isnan())
     missed = torch.where(same, 0.0, beside.missed)
     bound = beside.bound.clamp(min=_TINY)

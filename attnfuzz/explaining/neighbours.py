@@ -192,6 +192,8 @@ def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:
     alone = msgspec.structs.replace(case, **case.of_sequences([seq] * times), **case.with_own_pages(), values=bare)
     if alone.kv is not None:  # no scale that overflows, nor a power of 2, with which nothing is rounded
         alone = msgspec.structs.replace(alone, kv=msgspec.structs.replace(alone.kv, scales="scattered"))
+    if case.variant.has_weighty_sinks:  # beside a sink that is far above them no key has weight enough to tell
+        alone = msgspec.structs.replace(alone, variant=msgspec.structs.replace(case.variant, sinks="level"))
     plain = plain_values(case, (case.values.seed + _SEEDS[0]) % (1 << 32))
     of_signs = abs(case.scale) * _MEAN_MAGNITUDE * case.head_size
     if alone.kv is not None:

@@ -50,8 +50,6 @@ _OF_FEW_NUMBERS = frozenset(
     }
 )
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
-_OF_LOW_SCORES = frozenset({OF_EMPTY_ROWS, "maximum_not_subtracted"})
-"""Causes that make rows 0 whose values are not small."""
 _ACCOUNTED = 0.1
 """Part of the squares of a row's errors, right numbers included, that a rounding leaves if it accounts for the row:
 that many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
@@ -120,9 +118,6 @@ class WrongRows:
 
     def perhaps(self) -> tuple[str, ...]:
         """Causes that may give errors of such a size, in whatever order and with whatever copies."""
-        if self._is_nothing:
-            causes = dict.fromkeys(rounding.cause for rounding in self._fitting(_is_exact))
-            return tuple(cause for cause in causes if cause not in _OF_LOW_SCORES)
         if not self.rows:
             return ()
         sizes: dict[str, Callable[[AttentionRow], bool]] = {
@@ -138,11 +133,6 @@ class WrongRows:
         return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
 
     @cached_property
-    def _is_nothing(self) -> bool:
-        """Whether all that came out is 0: of small values every rounding gives that, and so does reading nothing."""
-        return all(row.got_lse is None and not bool(row.got.any()) for row in self.rows)
-
-    @cached_property
     def _exact(self) -> Sequence[Rounding]:
         found = self._of_any_numbers
         if not self.is_telling:
@@ -154,10 +144,7 @@ class WrongRows:
     @cached_property
     def _of_any_numbers(self) -> list[Rounding]:
         """However few there are."""
-        found = list(self._fitting(_is_exact))
-        if self._is_nothing:
-            found = [rounding for rounding in found if rounding.cause in _OF_LOW_SCORES]
-        return [rounding for rounding in found if rounding.name not in self._refuted(self.others)]
+        return [one for one in self._fitting(_is_exact) if one.name not in self._refuted(self.others)]
 
     def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
         """Roundings that would make one of these rows wrong that is right, or infinite or NaN that is a number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,11 @@ from attnfuzz.problems.wording import tokens_name
 from attnfuzz.values import LogicalAttention
 
 _SOME_BOUNDS = 8.0
+
+
+def _others(rules: Mapping[str, int], own: int, count: int) -> Iterator[tuple[str, int]]:
+    """The rules that lead to another number than their ``own``, of so many."""
+    yield from ((rule, number) for rule, number in rules.items() if number != own and 0 <= number < count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,7 @@ class Query:
             "the group's first head": first,
             "the group's last head": first + group - 1,
         }
-        yield from ((rule, head) for rule, head in rules.items() if head != self.head and 0 <= head < case.num_q_heads)
+        yield from _others(rules, self.head, case.num_q_heads)
 
     def other_kv_heads(self) -> Iterator[tuple[str, int]]:
         """KV heads that may be read in place of its own, by the formula that leads there."""
@@ -94,6 +99,7 @@ class Query:
         formulas = {
             "h % group size": h % case.gqa_ratio,
             "h % KV heads": h % case.num_kv_heads,
+            "h // group size % group size": own % case.gqa_ratio,
             "h": h,
             "0": 0,
             "the last": case.num_kv_heads - 1,
@@ -103,7 +109,13 @@ class Query:
             "the next, in a ring": (own + 1) % case.num_kv_heads,
         }
         formulas |= {f"h // {d}": h // d for d in range(2, min(2 * case.gqa_ratio + 2, 17)) if d != case.gqa_ratio}
-        yield from ((way, head) for way, head in formulas.items() if head != own and 0 <= head < case.num_kv_heads)
+        yield from _others(formulas, own, case.num_kv_heads)
+
+    def other_seqs(self) -> Iterator[tuple[str, int]]:
+        """Sequences that may be taken for its own, by a rule."""
+        own, count = self.seq, self.case.num_seqs
+        rules = {"the next": own + 1, "the one before": own - 1, "the first": 0, "the last": count - 1}
+        yield from _others(rules | {"the next, in a ring": (own + 1) % count}, own, count)
 
     def tokens(self, positions: Sequence[int]) -> str:
         """`token 16 (page 1, offset 0)`, or `tokens 16-31 (page 1)`."""

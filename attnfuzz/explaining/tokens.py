@@ -25,11 +25,14 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_le
 from attnfuzz.problems.wording import row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
+OF_PADDING = "a padding row, numbered as its sequence"
+"""The way of reading another query in which that is nobody's."""
 _MAX_EXTRA = 512
 _MOST_BY_NUMBER = 96
 """Tokens of a row up to which each is named by its position."""
 _MOST_RANGES = 20
 TILES_OF_KEYS = TILES[1:]
+_BLOCKS_OF_QUERIES = (8, *TILES_OF_KEYS)
 _PARTS = (2, 3, 4, 8)
 """Into which kernels split the keys of one sequence."""
 _STEPS = (2, 3, 4, 8)
@@ -204,7 +207,7 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
     end = min(case.seq_lens[row.seq], length + _MAX_EXTRA)
     k, v = (of(row.seq, row.kv_head)[:end] for of in (row.keys_of, row.values_of))
     dots = case.scale * (k @ row.q)
-    limits = {"the next token": length + 1}
+    limits, told = {"the next token": length + 1}, dict[str, str]()
     limits |= {f"{more} tokens behind the query": length + more for more in range(2, min(17, end - length + 1))}
     limits["all later tokens"] = end
     for size in (*TILES_OF_KEYS, *((case.page_size,) if case.page_size > 1 else ())):
@@ -213,6 +216,12 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
     query_len = len(case.rows_of(row.seq))
     context = case.seq_lens[row.seq] - query_len
     number = row.row - case.rows_of(row.seq).start
+    for block in _BLOCKS_OF_QUERIES if number else ():
+        for tile in TILES_OF_KEYS:
+            first = context + number // block * block  # of those whose tiles are gone through together
+            way = f"tiles of {tile} that the first query of a block of {block} sees"
+            limits[way] = min(first // tile * tile + tile, length)
+            told[way] = f"up to the tile of {tile} in which the first query of its block lies"
     if has_query_lens(case.problem):
         limits["as if it had no context"] = number + 1
         if case.gqa_ratio > 1 and query_len > 1:
@@ -232,7 +241,7 @@ def behind_the_query(row: AttentionRow) -> Iterator[Predicted]:
             words = f"{which} of sequence {row.seq}, behind the query, {takes} weight"
             words += f": its position is computed {way}" if way.startswith("with ") else ""
         else:
-            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {way}"
+            words = f"the query sees the first {'key' if limit == 1 else f'{limit} keys'} only, {told.get(way, way)}"
         yield Predicted(*row.averaged(scores, v[:limit]), way, words)
 
 
@@ -407,11 +416,9 @@ def another_head(row: AttentionRow) -> Iterator[Predicted]:
 
 def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
     """K and V of another sequence: all of it, or as many tokens as this one has."""
-    case, own = row.case, row.seq
-    rules = {"the next": own + 1, "the one before": own - 1, "the first": 0, "the last": case.num_seqs - 1}
-    rules["the next, in a ring"] = (own + 1) % case.num_seqs
-    for way, seq in rules.items():
-        if seq == own or not 0 <= seq < case.num_seqs or not case.seq_lens[seq]:
+    case = row.case
+    for way, seq in row.other_seqs():
+        if not case.seq_lens[seq]:
             continue
         k, v = row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)
         for count, what in ((None, "K and V"), (row.num_tokens, f"the first {row.num_tokens} tokens")):
@@ -420,7 +427,7 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
             keys, values = k[:count], v[:count]
             if len(keys) == row.num_tokens:  # which is both
                 what = f"the first {row.num_tokens} tokens"
-            words = f"sequence {own} reads {what} of sequence {seq}"
+            words = f"sequence {row.seq} reads {what} of sequence {seq}"
             if count is None:
                 scores = _final_up_to(row, case.scale * (keys @ row.q), len(keys))
                 yield Predicted(*row.averaged(scores, values), f"{way}, all of it", words)
@@ -434,54 +441,40 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return
     size, table = case.block_size, block_table_rows(case)
-    count = -(-row.num_tokens // size)
-    entries, last = table[row.seq], len(table[row.seq]) - 1
-    of = "of the block table"
+    own, last, power = table[row.seq], len(table[row.seq]) - 1, 1 << (size - 1).bit_length()
+    of, positions = "of the block table", range(row.num_tokens)
+
+    def of_first(unit: int, entries: Sequence[int]) -> Callable[[int], int]:
+        return lambda t: entries[t // unit * unit // size]
+
     through_the_first = f"every page is read through the first entry {of}"
-    every = range(count)
-    rules = [
-        ("the next entry", f"a page is read through the next entry {of}", [entries[min(i + 1, last)] for i in every]),
+    rules: list[tuple[str, str, Callable[[int], int]]] = [  # the page that each token is read from
+        ("the next entry", f"a page is read through the next entry {of}", lambda t: own[min(t // size + 1, last)]),
         (
             "the entry before",
             f"a page is read through the entry before its own {of}",
-            [entries[max(i - 1, 0)] for i in every],
+            lambda t: own[max(t // size - 1, 0)],
         ),
-        ("the first entry", through_the_first, [entries[0]] * count),
-        ("the page's number", "a page's number in its sequence is taken for a physical page", list(every)),
+        ("the first entry", through_the_first, lambda t: own[0]),
+        ("the page's number", "a page's number in its sequence is taken for a physical page", lambda t: t // size),
+        # a shift in place of a division
+        (
+            "pages of a power of 2",
+            f"the entry {of} is that of position // {power}, not // {size}",
+            lambda t: own[t // power],
+        ),
     ]
-    beside = {
-        "the row of the next sequence": row.seq + 1,
-        "the row of the sequence before": row.seq - 1,
-        "the first row": 0,
-        "the last row": case.num_seqs - 1,
-        "the row of the next sequence, in a ring": (row.seq + 1) % case.num_seqs,
-    }
-    for way, other in beside.items():
-        if other != row.seq and 0 <= other < case.num_seqs:
-            rules.append(
-                (
-                    way,
-                    f"pages of sequence {row.seq} are read through sequence {other}'s row {of}",
-                    list(table[other][:count]),
-                )
-            )
-    positions = range(row.num_tokens)
-    by_token = [
-        (way, words, [pages[t // size] for t in positions]) for way, words, pages in rules if len(pages) == count
-    ]
-    for tile in TILES_OF_KEYS:
-        if tile > size:
-            words = f"all of a tile of {tile} is read from the page of its first token"
-            if tile >= row.num_tokens:
-                words = through_the_first
-            by_token.append(
-                (f"one page for a tile of {tile}", words, [entries[t // tile * tile // size] for t in positions])
-            )
-    if (power := 1 << (size - 1).bit_length()) != size:  # a shift in place of a division
-        words = f"the entry {of} is that of position // {power}, not // {size}"
-        by_token.append(("pages of a power of 2", words, [entries[t // power] for t in positions]))
+    for tile in (tile for tile in TILES_OF_KEYS if tile > size):
+        words = f"all of a tile of {tile} is read from the page of its first token"
+        words = through_the_first if tile >= row.num_tokens else words
+        rules.append((f"one page for a tile of {tile}", words, of_first(tile, own)))
+    for way, other in row.other_seqs():
+        words = f"pages of sequence {row.seq} are read through sequence {other}'s row {of}"
+        if len(table[other]) * size >= row.num_tokens:
+            rules.append((f"the row of {way}", words, of_first(1, table[other])))
     owners = _tokens_of_pages(case)
-    for way, words, pages in by_token:
+    for way, words, page_of in rules:
+        pages = [page_of(t) for t in positions]
         slots = [owners.get((page, t % size)) for t, page in enumerate(pages)]
         is_outside = not all(0 <= page < num_blocks(case) for page in pages)
         is_unknown = None in slots and not math.isfinite(row.poison)
@@ -648,8 +641,8 @@ def weights_of_another_stride(row: AttentionRow) -> Iterator[Predicted]:
             for of, number in numbered.items():
                 starts = [head * stored + number[head] * (read - stored) for head in every]
                 given = torch.stack([plane[at : at + length] for at in starts])
-                if not bool(((given != rows) & (given != 0)).any()) or torch.equal(given[row.head], rows[row.head]):
-                    continue  # where no head has another's weights, it may as well have none
+                if torch.equal(given[row.head], rows[row.head]):
+                    continue
                 words = (
                     f"the weights of query head {row.head} are read {number[row.head] * pad} places {where} their own, "
                     f"as if rows of weights{of} were {read} long, not {stored}"
@@ -681,6 +674,10 @@ def another_row(row: AttentionRow) -> Iterator[Family]:
         if other.num_tokens:
             found.append(Predicted(*_result_of(row, other), way, f"this is the result of {name}"))
         of_query.append(Predicted(*_attend(row, row.k, row.v, q), way, f"the query of {name} is read"))
+    padding = range(case.num_rows, case.num_rows + getattr(case, "padding_tokens", 0))
+    if row.seq in padding and math.isfinite(row.poison):
+        q, words = torch.full_like(row.q, row.poison), f"row {row.seq} of q is read, which holds no query"
+        of_query.append(Predicted(*_attend(row, row.k, row.v, q), OF_PADDING, words))
     yield from family("another_row", found)
     yield from family("another_query", of_query)
     zero = torch.zeros_like(row.v[0]) if row.num_tokens else row.got.new_zeros(len(row.got))

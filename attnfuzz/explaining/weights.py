@@ -224,6 +224,14 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     )
 
 
+def without_keys(reruns: Reruns, places: Places) -> Float64[Tensor, "rows v_head_size"]:
+    """The output where all values and all keys are 0. Raises what `Reruns.run` raises."""
+    run_with(reruns, places, _NONE, _NONE)
+    bits(key_slots(reruns.inputs)).zero_()
+    out, _ = reruns.logical(reruns.run())
+    return out.flatten(0, 1)
+
+
 def weigh_in_groups(reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
     """Groups of places, then the members of those groups that differ most from the others, relative to what is right.
 

@@ -4,9 +4,21 @@ A kernel is declared with an instance: ``@attnfuzz.kernel(CacheWrite(block_size=
 """
 
 from attnfuzz.families.cache_write import CacheWrite as CacheWrite
+from attnfuzz.families.history import History as History
+from attnfuzz.families.hybrid_decode import HybridDecode as HybridDecode
 from attnfuzz.families.latent_verify import LatentVerify as LatentVerify
 from attnfuzz.families.merge_ranks import MergeRanks as MergeRanks
+from attnfuzz.families.packed_decode import PackedDecode as PackedDecode
 from attnfuzz.families.recurrent_decode import RecurrentDecode as RecurrentDecode
 from attnfuzz.families.sparse_decode import SparseDecode as SparseDecode
 
-__all__ = ["CacheWrite", "LatentVerify", "MergeRanks", "RecurrentDecode", "SparseDecode"]
+__all__ = [
+    "CacheWrite",
+    "History",
+    "HybridDecode",
+    "LatentVerify",
+    "MergeRanks",
+    "PackedDecode",
+    "RecurrentDecode",
+    "SparseDecode",
+]

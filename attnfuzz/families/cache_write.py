@@ -15,11 +15,13 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
+from attnfuzz.families.formats import FORMATS
 
 __all__ = ["CacheWrite"]
 
-_FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
+_FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8", "int4_token": "uint8"}
 _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
+_INT4 = FORMATS["int4"]
 _LEAST_SCALE = 1e-6
 """Scale of a row of zeros, which has none of its own; vLLM's."""
 _SCALE_ERROR = 2.0**-21
@@ -29,8 +31,10 @@ _SCALE_ERROR = 2.0**-21
 class CacheWrite(attnfuzz.Problem):
     """``cache``: "same", as the new tokens are; "fp8", divided by a scale for each tensor, which the kernel is given;
     "fp8_token" and "int8_token", by one for each token and head, ``max |x| / 448`` or ``/ 127``, which it works out and
-    stores in ``k_scales`` and ``v_scales``. ``strides``: of the new tokens, which may be parts of q, k and v side by
-    side. ``cache_strides``: of the caches, which may share pages with other layers. ``zeros``: the first token is 0.
+    stores in ``k_scales`` and ``v_scales``; "int4_token", two codes in a byte (`attnfuzz.families.formats`), with a
+    scale, ``(max x - min x) / 15``, and a zero point, ``-min x / scale`` rounded and cut to 0 to 15, which goes into
+    ``k_zeros`` and ``v_zeros``. ``strides``: of the new tokens, which may be parts of q, k and v side by side.
+    ``cache_strides``: of the caches, which may share pages with other layers. ``zeros``: the first token is 0.
     """
 
     num_tokens = Integer(1, 24)
@@ -40,7 +44,7 @@ class CacheWrite(attnfuzz.Problem):
     block_size = Choice((1, 5, 16))
     spare_blocks = Integer(0, 2)
     layout = Choice(("NHD", "HND"))
-    cache = Choice(("same", "fp8", "fp8_token", "int8_token"))
+    cache = Choice(("same", "fp8", "fp8_token", "int8_token", "int4_token"))
     strides = Choice(("contiguous", "outer_gap"))
     cache_strides = Choice(("contiguous", "outer_gap"))
     zeros = Choice((False, True))
@@ -57,8 +61,9 @@ class CacheWrite(attnfuzz.Problem):
         else:
             shape, axes = (blocks, heads, case.block_size, case.head_size), ("block", "head", "offset", "dim")
         of_slots: Any = {"named_by": "slot_mapping", "places": case.block_size}
-        dtype = _FORMATS.get(case.cache, case.dtype)
-        cache = TensorSpec(shape, dtype, "in_place", case.cache_strides, axes, **of_slots)
+        dtype, packed = _FORMATS.get(case.cache, case.dtype), case.cache == "int4_token"
+        row = (case.head_size // 2,) if packed else shape[3:]
+        cache = TensorSpec((*shape[:3], *row), dtype, "in_place", case.cache_strides, axes, **of_slots)
         found = {"key": new, "value": new, "k_cache": cache, "v_cache": cache}
         found["slot_mapping"] = TensorSpec((rows,), "int64")
         if case.cache == "fp8":
@@ -66,6 +71,7 @@ class CacheWrite(attnfuzz.Problem):
         elif case.cache != "same":
             scales = TensorSpec(shape[:3], "float32", "in_place", axes=axes[:3], **of_slots)
             found |= dict.fromkeys(("k_scales", "v_scales"), scales)
+            found |= dict.fromkeys(("k_zeros", "v_zeros") if packed else (), scales._replace(dtype="uint8"))
         return found
 
     def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -93,6 +99,9 @@ class CacheWrite(attnfuzz.Problem):
             if case.cache == "same":
                 found[cache] = _scattered(case, tensors, new, cache, torch.zeros_like(new))
                 continue
+            if case.cache == "int4_token":
+                found |= _in_four_bits(case, tensors, new, name[0])
+                continue
             kind = _FORMATS[case.cache]
             if case.cache == "fp8":
                 scales = tensors[scale].double().expand(new.shape[:2])
@@ -106,10 +115,32 @@ class CacheWrite(attnfuzz.Problem):
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Which slot it is, of a cache."""
-        if name not in ("k_cache", "v_cache", "k_scales", "v_scales"):
+        if name not in ("k_cache", "v_cache", "k_scales", "v_scales", "k_zeros", "v_zeros"):
             return ""
         block, offset = index[0], index[1 if case.layout == "NHD" else 2]
         return f"slot {block * case.block_size + offset}"
+
+
+def _in_four_bits(case: Any, tensors: Mapping[str, Tensor], new: Tensor, name: str) -> dict[str, Expected]:
+    """Scales, zero points and bytes; where rounding is a near thing, both numbers and what lies between."""
+    least = new.amin(-1)
+    scales = (new.amax(-1) - least).div(15).clamp(min=_LEAST_SCALE)
+    loose = torch.where(scales <= _LEAST_SCALE, 2 * _LEAST_SCALE, _SCALE_ERROR * scales)
+    low, high = _rounded(-least / scales, 1.0)
+    quotient = new / scales[..., None]
+    codes = (_rounded(quotient + zero[..., None], quotient.abs() + 16)[i] for i, zero in enumerate((low, high)))
+    lowest, highest = (_INT4.packed(part.to(torch.uint8)).double() for part in codes)
+    return {
+        f"{name}_scales": _scattered(case, tensors, scales, f"{name}_scales", loose),
+        f"{name}_zeros": _scattered(case, tensors, (low + high) / 2, f"{name}_zeros", (high - low) / 2),
+        f"{name}_cache": _scattered(case, tensors, (lowest + highest) / 2, f"{name}_cache", (highest - lowest) / 2),
+    }
+
+
+def _rounded(number: Tensor, size: Tensor | float) -> tuple[Tensor, Tensor]:
+    """The codes that a number may become which was worked out in float32 of parts as large as ``size``."""
+    error = _SCALE_ERROR * (number.abs() + size)
+    return (number - error + 0.5).floor().clamp(0, 15), (number + error + 0.5).floor().clamp(0, 15)
 
 
 def _scattered(case: Any, tensors: Mapping[str, Tensor], new: Tensor, into: str, bound: Tensor) -> Expected:

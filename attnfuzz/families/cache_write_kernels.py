@@ -18,8 +18,8 @@ __all__ = ["cache_write", "cache_write_eager"]
 @attnfuzz.kernel(CacheWrite())
 def cache_write(inputs: Any) -> None:
     """``launch.cache_write``, once for K and once for V."""
-    for new, cache, scale in _pairs(inputs):
-        launch.cache_write(new, cache, inputs.slot_mapping, scale)
+    for new, cache, scale, zeros in _pairs(inputs):
+        launch.cache_write(new, cache, inputs.slot_mapping, scale, zeros)
 
 
 @attnfuzz.kernel(CacheWrite())
@@ -27,10 +27,18 @@ def cache_write_eager(inputs: Any) -> None:
     """By indexing."""
     is_written = inputs.slot_mapping >= 0
     slots = inputs.slot_mapping[is_written]
-    for new, cache, scale in _pairs(inputs):
+    for new, cache, scale, zeros in _pairs(inputs):
         rows, at = new[is_written], (slots // cache.shape[1], slots % cache.shape[1])
         if scale is None:
             cache[at] = rows
+            continue
+        if zeros is not None and scale is not None:
+            rows = rows.float()
+            least = rows.amin(-1)
+            scale[at] = factors = ((rows.amax(-1) - least) / 15).clamp(min=1e-6)
+            zeros[at] = zero = (-least / factors).add(0.5).floor().clamp(0, 15).to(torch.uint8)
+            codes = (rows / factors[..., None] + zero[..., None]).add(0.5).floor().clamp(0, 15).to(torch.uint8)
+            cache[at] = codes[..., ::2] | codes[..., 1::2] << 4
             continue
         largest, factors = launch.LARGEST[cache.dtype], scale
         if scale.dim() > 1:
@@ -41,12 +49,14 @@ def cache_write_eager(inputs: Any) -> None:
         cache.view(torch.uint8)[at] = rows.to(cache.dtype).view(torch.uint8)  # torch has no indexed store of float8
 
 
-def _pairs(inputs: Any) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """New tokens, cache and scales, of K and of V, places of a page before heads."""
+def _pairs(inputs: Any) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
+    """New tokens, cache, scales and zero points, of K and of V, places of a page before heads."""
     for name, new in (("k", inputs.key), ("v", inputs.value)):
         cache = getattr(inputs, f"{name}_cache")
         scale = getattr(inputs, f"{name}_scales", getattr(inputs, f"{name}_scale", None))
+        zeros = getattr(inputs, f"{name}_zeros", None)
         if inputs.layout == "HND":
             cache = cache.transpose(1, 2)
             scale = scale if scale is None or scale.dim() == 1 else scale.transpose(1, 2)
-        yield new, cache, scale
+            zeros = None if zeros is None else zeros.transpose(1, 2)
+        yield new, cache, scale, zeros

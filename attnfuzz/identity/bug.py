@@ -1,8 +1,9 @@
 """What is known of a bug, which failures it predicts, and which findings are one bug. Torch-free.
 
-A cause that was told decides: a failure has among its causes every mistake that gives its very result. Where none
-decides, a failure that shows alike, of a case with all that the bug needs, is presumed to be it. Between findings that
-show differently the part of the kernel decides that both are about.
+A cause that was told decides: a failure has among its causes every mistake that gives its very result. Of two accesses
+to memory that the kernel must leave alone, so does the line, where it is the same. Where neither decides, a failure
+that shows alike, of a case with all that the bug needs, is presumed to be it. Between findings that show differently
+the part of the kernel decides that both are about.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from attnfuzz.identity.features import (
 )
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT, are_of_what_was_read, are_roundings, mistake_of
-from attnfuzz.oracles.registry import OracleName, oracle_of
+from attnfuzz.oracles.registry import RED_ZONE, OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_case
 from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.repeated import plain_values
-from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, ends_process, is_fault
+from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
 
 __all__ = [
     "Bug",
@@ -118,6 +119,11 @@ class Symptom:
     def is_fault(self) -> bool:
         """Whether memory was accessed that is not there, or nobody's."""
         return is_fault(self.oracle, self.kind) or (self.oracle == "crash" and self.kind.startswith(_FAULTS))
+
+    @property
+    def is_of_an_access(self) -> bool:
+        """Whether an access to what the kernel must leave alone was seen: whatever it is of, its line is wrong."""
+        return self.is_fault or self.oracle == RED_ZONE.name
 
     @property
     def sort(self) -> str:
@@ -272,6 +278,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     - ``perhaps``: mistakes that would give errors of such a size.
     - ``results``: the tensors that are concerned, if known.
     - ``missing``: the declaration that it misses, as field and value.
+    - ``line``: where it reads or writes what it must not, if that is known to be one line.
     - ``rough``: it has not been shrunk, so that it may need less than its ``features``.
     - ``flaky``: it does not show in every run.
     - ``finding``: the tag of the finding that tells it; failures that it predicts are counted as that one's.
@@ -286,6 +293,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     perhaps: frozenset[str] = frozenset()
     results: frozenset[str] = frozenset()
     missing: frozenset[tuple[str, str | bool]] = frozenset()
+    line: SourceLine | None = None
     rough: bool = False
     flaky: bool = False
     finding: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
@@ -305,6 +313,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             perhaps=frozenset(said.maybe),
             results=_results(said),
             missing=frozenset(said.remedy.items() if isinstance(said, Failure) else ()),
+            line=said.sources[0] if len(said.sources) == 1 and symptom.is_of_an_access else None,
             **more,
         )
 
@@ -348,9 +357,14 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         return _is_of_lse(self.results)
 
     @property
+    def is_everywhere(self) -> bool:
+        """Whether its mistake is known, and names it: the kernel makes it wherever it computes."""
+        return bool(self.mistakes) and all(map(_is_everywhere, self.mistakes))
+
+    @property
     def is_rounding(self) -> bool:
         """Whether it is known to round, or to have offsets that are too narrow."""
-        return bool(self.mistakes) and all(map(_is_everywhere, self.mistakes))
+        return bool(self.mistakes) and all(mistake_of(one).is_of_luck for one in self.mistakes)
 
     def is_in_formula_beside(self, fault: Bug) -> bool:
         """Whether its numbers are those of a mistake in the formula, of a part that ``fault`` is not about.
@@ -373,22 +387,31 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether runs differ that should not."""
         return not ends_process(self) and (self.flaky or self.oracle in _COMPARE_RUNS)
 
+    @property
+    def is_write_astray(self) -> bool:
+        """Whether something is written around a tensor."""
+        return self.oracle == RED_ZONE.name and self.symptom.kind.startswith("write ")
+
     def predicts(self, seen: Bug) -> bool:
         """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
         if self.kernel != seen.kernel:
             return False
-        if self.is_rounding and self.mistakes == seen.mistakes:
+        if self.is_everywhere and self.mistakes == seen.mistakes:
             return True  # whatever comes of it: numbers, or a shape
         if self.symptom.sort != seen.symptom.sort:
             return False
+        if self.line is not None and seen.line is not None and self.line.is_that_of(seen.line):
+            return True  # whichever tensor lies there, and whether anything does
         if self.mistakes & (seen.mistakes | seen.perhaps) and (
-            self.is_rounding or is_about(seen.all_features, self.features)
+            self.is_everywhere or is_about(seen.all_features, self.features)
         ):
             return True
         if KEPT_BETWEEN_CALLS in self.mistakes and seen.is_of_relation and are_of_what_was_read(seen.mistakes):
             return True  # whose runs come after others, so that what is kept of them is read
         if self.is_told_apart_from(seen):
             return False
+        if self.is_write_astray and self.symptom == seen.symptom and not (self.rough or self.line or seen.line):
+            return True  # around the same tensor, from a line that could not be found: whatever else a case needs
         if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
             return (self.flaky and seen.flaky) or self.features - {NEEDS_PRECEDING} <= seen.features
         if self.symptom != seen.symptom:
@@ -417,7 +440,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         pairs = ((self, other), (other, self))
         if _is_of_lse(self.results) and _concern_others(self, other):
             return True
-        if not self.features and self.symptom == other.symptom and not self.is_rounding:
+        if not self.features and self.symptom == other.symptom and not self.is_everywhere:
             return False
         if self.mistakes == {WITHOUT_WEIGHT} and other.oracle == "accuracy" and other.kind.endswith(":value"):
             return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
@@ -427,6 +450,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True
         if self.is_rounding or other.is_rounding:  # large cases look like some rounding by chance, or like none
             return not any(one.rough and are_roundings(one.mistakes) for one in (self, other))
+        if self.is_everywhere or other.is_everywhere:  # which names it, whatever another one reads
+            return bool(self.mistakes and other.mistakes)
         return not any(are_of_what_was_read(one.mistakes) for one in (self, other))  # which holds where none is told
 
 
@@ -457,7 +482,9 @@ def bugs_shown(
     bugs = {}
     for one in shown:
         bug = Bug.shown_by(one.declaration.target, one.failure, needed, **more)
-        bugs[one.symptom] = msgspec.structs.replace(bug, mistakes=frozenset(), perhaps=frozenset(), missing=frozenset())
+        bugs[one.symptom] = msgspec.structs.replace(
+            bug, mistakes=frozenset(), perhaps=frozenset(), missing=frozenset(), line=None
+        )
     if told is not None:
         case = encode_case(told.case)
         bugs[told.symptom] = Bug.shown_by(told.declaration.target, told.told, needed, case=case, **more)

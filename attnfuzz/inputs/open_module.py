@@ -56,7 +56,9 @@ class OpenValues:
 
 
 _LATEST: list[tuple[Problem, OpenCase, OpenValues]] = []
-"""Values of the case that is being judged: its runs and all oracles ask for the same."""
+"""Values of the cases that are being judged, the last one first: their runs and all oracles ask for the same."""
+_MOST_KEPT = 96
+_MOST_KEPT_ELEMENTS = 1 << 24
 
 
 def values(case: OpenCase, device: torch.device | str, supports: Supports) -> OpenValues:
@@ -68,7 +70,13 @@ def values(case: OpenCase, device: torch.device | str, supports: Supports) -> Op
             return found
     tensors = filled(case)
     found = _worked_out(problem, case, tensors, _written(case, tensors))
-    _LATEST[:] = [(problem, case, found)]
+    _LATEST.insert(0, (problem, case, found))
+    room = _MOST_KEPT_ELEMENTS - sum(tensor.numel() for tensor, _ in found.written.values())
+    for i, (*_, kept) in enumerate(_LATEST[1:], 1):
+        room -= sum(tensor.numel() for tensor, _ in kept.written.values())
+        if room < 0 or i == _MOST_KEPT:
+            del _LATEST[i:]
+            break
     return found
 
 
@@ -77,6 +85,30 @@ def rearranged(case: OpenCase, values: OpenValues, written: Mapping[str, tuple[T
     tensors = {name: tensor for name, (tensor, _) in written.items()}
     found = _worked_out(_problem_of(case), case, tensors, written)
     return found if have_same_results(values, found) else None
+
+
+def asked_again(case: OpenCase, values: OpenValues, written: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Where each result has the same number and bound if the problem is asked about other tensors, and counts.
+
+    Nowhere if the problem cannot answer.
+    """
+    expected: Mapping[str, Expected] = values.origin[0]
+    nowhere = {name: torch.zeros_like(one.value, dtype=torch.bool) for name, one in expected.items()}
+    try:
+        found = _problem_of(case).reference(case, {name: tensor.clone() for name, (tensor, _) in written.items()})
+    except Exception:  # noqa: BLE001 - a reference need not take numbers that it does not write
+        return nowhere
+    for name, one in expected.items():
+        given = found[name]
+        other = given if isinstance(given, Expected) else Expected(given)
+        same = nowhere[name] = other.value.double() == one.value
+        for own, its in ((one.where, other.where), (one.bound, other.bound)):
+            if isinstance(own, Tensor) or isinstance(its, Tensor):
+                one_of, other_of = (1.0 if part is None else part for part in (own, its))
+                same &= torch.eq(*(torch.as_tensor(p, dtype=torch.float64, device="cpu") for p in (one_of, other_of)))
+        if one.where is not None:
+            same &= one.where
+    return nowhere
 
 
 def have_same_results(one: OpenValues, other: OpenValues) -> bool:
@@ -147,13 +179,23 @@ def filled(case: OpenCase) -> dict[str, Tensor]:
 def build(case: OpenCase, allocator: Allocator, values: OpenValues) -> SimpleNamespace:
     """The inputs, in the memory of ``allocator``."""
     tensors = allocate(case, allocator)
+    write(case, tensors, values)
+    for name, where in only_changes(case, values).items():
+        allocator.only_changes(name, where)
+    return inputs(case, tensors)
+
+
+def write(case: OpenCase, tensors: Mapping[str, Tensor], values: OpenValues, placement: None = None) -> None:
+    """Fill in what the problem writes; tensors may have the runs that they are for as an additional first dimension."""
+    del case, placement
     for name, tensor in tensors.items():
         value, is_written = (one.to(tensor.device) for one in values.written[name])
         _bits(tensor).copy_(torch.where(is_written, _bits(value), _bits(tensor)))
-    for name in changed_names(case):
-        if (where := values.where[name]) is not None:
-            allocator.only_changes(name, where)
-    return inputs(case, tensors)
+
+
+def only_changes(case: OpenCase, values: OpenValues) -> dict[str, Tensor]:
+    """Where tensors that are changed in place may be, as far as not everywhere."""
+    return {name: where for name in changed_names(case) if (where := values.where[name]) is not None}
 
 
 def inputs(case: OpenCase, tensors: Mapping[str, Tensor]) -> SimpleNamespace:

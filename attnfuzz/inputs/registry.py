@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attnfuzz.inputs import open_module
@@ -20,7 +22,6 @@ class _OpenModule(ProblemModule):
     """A user's problem writes its inputs itself."""
 
     results = ()
-    in_parts = False
     values = staticmethod(open_module.values)
     inputs = staticmethod(open_module.inputs)
     changed_names = staticmethod(open_module.changed_names)
@@ -30,10 +31,15 @@ class _OpenModule(ProblemModule):
     dead_words = staticmethod(open_module.dead_words)
     where_is = staticmethod(open_module.where_is)
     targets = staticmethod(lambda values, tolerance: values.targets(tolerance))
+    only_changes = staticmethod(open_module.only_changes)
+    write = staticmethod(open_module.write)
 
     def returned_names(self, case: Any, supports: Supports) -> tuple[str, ...]:
         del supports
         return open_module.returned_names(case)
+
+    def contents(self, cases: Sequence[Any], device: torch.device | str, supports: Supports) -> list[Contents]:
+        return [Contents(self.values(case, device, supports), None) for case in cases]
 
     def build(self, case: Any, allocator: Allocator, supports: Supports, values: Any = None) -> Any:
         return open_module.build(case, allocator, values or self.values(case, allocator.device, supports))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED, checksum
 from attnfuzz.trials.comparison import Reference
-from attnfuzz.trials.expectations import DistantExpectations, Expectation, expectations
+from attnfuzz.trials.expectations import DistantExpectations, expectations
 from attnfuzz.trials.observation import KernelRaised, Observation, call
 from attnfuzz.trials.run_checks import HostResults, RunChecks, look
 from attnfuzz.trials.trial import Trial
@@ -185,7 +186,7 @@ class Batch:
         self._pools = [WorkspacePool(device, fill) for fill in RUNS]
         self._fetch = Fetch(home)
         self._attempts: list[_Attempt] = []
-        self._expectations: dict[int, Expectation] = {}
+        self._expectations: dict[int, Any] = {}  # of a problem that says itself what is right, its targets
         self._distant: DistantExpectations | None = None
         self._build_s = self._expect_s = 0.0
         self._before = 0
@@ -200,6 +201,8 @@ class Batch:
             if entry.runs == 1:
                 tensors = {name: tensor[:1] for name, tensor in tensors.items()}
             self._problem.write(entry.case, tensors, entry.contents.values, entry.contents.placement)
+            for name, where in self._problem.only_changes(entry.case, entry.contents.values).items():
+                self._image.only_changes(i, name, where)
         self._image.send()
         self._before = self._checksum()
         self._build_s = time.perf_counter() - started
@@ -213,6 +216,11 @@ class Batch:
         started = time.perf_counter()
         if self._checksum() != self._before:
             raise ReferenceChanged(CHANGED)
+        if self._problem.targets is not None:
+            values = {i: self._entries[i].contents.values for i in self._drawn}
+            self._expectations = {i: self._problem.targets(one, self.tolerance) for i, one in values.items()}
+            self._expect_s = time.perf_counter() - started
+            return
         entries = (self._entries[i] for i in self._drawn)
         requests = [(self.kernel.declaration, entry.case, entry.contents.values) for entry in entries]
         one_copy = self.device == "cpu"
@@ -288,7 +296,7 @@ class Batch:
     def _look_on_host(self) -> dict[int, RunChecks]:
         chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
         self._damaged = damaged = self._damage()
-        seen = [HostResults(self._entries[i].case, self._results(i), self._expectations[i], damaged[i]) for i in chosen]
+        seen = [HostResults(self._entries[i].case, self._results(i), self._expected(i), damaged[i]) for i in chosen]
         return dict(zip(chosen, look(self.kernel.declaration, seen), strict=True))
 
     def _look_on_device(self) -> dict[int, RunChecks]:
@@ -318,6 +326,14 @@ class Batch:
             for one, contents in zip(candidates, all_contents, strict=True)
         ]
         return entries + entries_of(declaration, self.asked)
+
+    def _expected(self, entry: int) -> Any:
+        """What is expected of an entry; targets in the order of its results."""
+        found = self._expectations[entry]
+        if not isinstance(found, list):
+            return found
+        by_name = {one.name: one for one in found}
+        return [by_name[name] for name in self._attempts[entry].runs[0].results]
 
     def _results(self, entry: int) -> list[list[Tensor]]:
         return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[entry].runs]
@@ -380,7 +396,9 @@ class Batch:
     def _trial(self, number: int) -> Trial:
         entry = self._entries[number]
         reference = Reference(self.kernel.declaration, entry.case, device=self.home, tolerance=self.tolerance)
-        reference.values, reference.expectation = entry.contents.values, self._expectations[number]
+        reference.values = entry.contents.values
+        if self._problem.targets is None:
+            reference.expectation = self._expectations[number]
         reference.seconds = self._expect_s / len(self.candidates)
         trial = Trial(
             self.kernel,

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from attnfuzz.internal_errors import gpu_memory_ran_out
 from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
 from attnfuzz.isolation.outcomes import Died, TimedOut
 from attnfuzz.oracles.registry import CRASH, HANG
 from attnfuzz.problems.wording import plural, shape_of
-from attnfuzz.untrusted_text import Frame, gpu_error_in, kernel_frames
-from attnfuzz.verdict import Failure
+from attnfuzz.untrusted_text import Frame, author_of, gpu_error_in, kernel_frames
+from attnfuzz.verdict import Failure, SourceLine
 
 _PAST_TENSE = {"read": "read", "write": "wrote"}
 
 
-def guard_failure(fault: MemoryFault, place: str, details: tuple[str, ...]) -> Failure | None:
+def guard_failure(
+    fault: MemoryFault, place: str, details: tuple[str, ...], sources: tuple[SourceLine, ...] = ()
+) -> Failure | None:
     """The failure if ``fault`` is in the unmapped memory beside a tensor; None if it is anywhere else.
 
-    ``place`` is where the kernel was, as in " at file.py:3, in load".
+    ``place`` is where the kernel was, as in " at file.py:3, in load"; ``sources`` is the line of the access, if known.
     """
     region = next((region for region in fault.regions if region.low <= fault.address < region.high), None)
     if region is None:
@@ -36,6 +38,7 @@ def guard_failure(fault: MemoryFault, place: str, details: tuple[str, ...]) -> F
         message=message,
         details=details,
         tensor=region.name,
+        sources=sources,
     )
 
 
@@ -46,8 +49,10 @@ def _distance(region: GuardedRegion, address: int) -> tuple[str, int]:
     return "before", -((address - region.start) // region.itemsize)
 
 
-_FRAME = re.compile(r'^ +File "(?P<path>[^"\n]*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$', re.MULTILINE)
+_FRAME = re.compile(r'^ +File "(?P<path>[^"\n]*)", line (?P<line>[1-9][0-9]{0,8}) in (?P<function>.*)$', re.MULTILINE)
 _WAIT_FOR_GPU = re.compile(r'^ +File "[^"]*[/\\]torch[/\\]cuda[/\\][^"]*", line \d+ in synchronize$', re.MULTILINE)
+_INTERPRETER = re.compile(r"[/\\]triton[/\\]runtime[/\\]interpreter\.py$")
+_FAULTS = ("SIGSEGV", "SIGBUS")
 _MAX_LINES = 24
 
 
@@ -57,12 +62,21 @@ def failure_of(outcome: Died | TimedOut) -> Failure:
         return _hang(outcome)
     frames = _kernel_frames(outcome.output_tail)
     place = f" at {frames[0]}" if frames else ""
+    access = _frame_of_access(outcome)
+    sources = () if access is None else (SourceLine.at(access.path, access.line),)
+    callers = [frame for frame in frames if frame != access]
     if outcome.fault is not None:
-        guarded = guard_failure(outcome.fault, place, tuple(frame.with_source() for frame in frames[:_MAX_LINES]))
+        details = tuple(frame.with_source() for frame in callers[:_MAX_LINES])
+        guarded = guard_failure(outcome.fault, place, details, sources)
         if guarded is not None:
             return guarded
-    message = _cause_of_death(outcome) + place
-    return Failure(oracle=CRASH.name, kind=_kind(outcome), message=message, details=tuple(_details(outcome, frames)))
+    return Failure(
+        oracle=CRASH.name,
+        kind=_kind(outcome),
+        message=_cause_of_death(outcome) + place,
+        details=tuple(map(str, callers[:_MAX_LINES])) if frames else _tail(outcome.output_tail),
+        sources=sources,
+    )
 
 
 def _hang(outcome: TimedOut) -> Failure:
@@ -113,17 +127,25 @@ def _cause_of_death(died: Died) -> str:
     return f"the kernel ended its process with exit status {died.exit_status}"
 
 
-def _details(died: Died, frames: Sequence[Frame]) -> Iterator[str]:
-    if frames:
-        yield from map(str, frames[:_MAX_LINES])
-    else:
-        yield from _tail(died.output_tail)
-
-
 def _kernel_frames(stack: str) -> list[Frame]:
     """Frames of the code under test, innermost first, as faulthandler writes them."""
-    found = _FRAME.finditer(stack)
-    return kernel_frames(Frame(match["path"], int(match["line"]), match["function"]) for match in found)
+    return kernel_frames(_frames(stack))
+
+
+def _frames(stack: str) -> Iterator[Frame]:
+    for match in _FRAME.finditer(stack):
+        yield Frame(match["path"], int(match["line"]), match["function"])
+
+
+def _frame_of_access(died: Died) -> Frame | None:
+    """The line that a process died at which Triton's interpreter ran; of what is compiled, Python knows only the call.
+
+    Whoever wrote it: what a team's own code calls of an engine is the engine's.
+    """
+    frames = list(_frames(died.output_tail))
+    if died.signal_name not in _FAULTS or not frames or not _INTERPRETER.search(frames[0].path):
+        return None
+    return next((frame for frame in frames if author_of(frame.path) in ("project", "installed")), None)
 
 
 def _tail(output: str) -> tuple[str, ...]:

@@ -164,8 +164,6 @@ class _Judge:
 
     def together(self, cases: Sequence[Case]) -> list[Verdict]:
         """Verdicts on `cases`, from runs that were made together as far as memory and their problem allow."""
-        if cases and not problem_of(cases[0]).in_parts:
-            return [_survived(self.alone(case)) for case in cases]
         for case in cases:
             check_size(case, self.size_limit)
         candidates = [Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
@@ -175,6 +173,8 @@ class _Judge:
         verdicts: dict[int, Verdict] = {}
         for batch in _batches(small, sizes, _IMAGE_BYTES):
             verdicts |= zip(batch, self._at_home([candidates[i] for i in batch], "cpu"), strict=True)
+        if large and problem_of(cases[0]).targets is not None:  # which are made on the host
+            return [verdicts[i] if i in verdicts else _survived(self.alone(cases[i])) for i in range(len(cases))]
         for batch in _batches(large, [case_nbytes(cases[i]) for i in large], _BATCH_BYTES):
             verdicts |= zip(batch, self._at_home([candidates[i].by_itself() for i in batch], self.device), strict=True)
         return [verdicts[i] for i in range(len(cases))]

@@ -21,6 +21,10 @@ from attnfuzz.isolation.outcomes import (
 )
 from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.messages import (
+    BuildReply,
+    BuildRequest,
+    BuiltReply,
+    BuiltRequest,
     Contract,
     DeclarationsReply,
     DeclarationsRequest,
@@ -129,6 +133,17 @@ class LoadedKernels:
         if why is not None:
             raise KernelLoadError(f"prepare() of {declaration.target} failed: {why}")
         self.prepared.add(declaration.target)
+
+    def begin_builds(self, request: BuildRequest) -> BuildReply | None:
+        """Have the present process begin to build; None if it does not say what. Raises `ExecutorUnavailable`."""
+        self.start_device()
+        reply = self._call("build", request, BuildReply, _PREPARE_TIMEOUT_S, self.give_up)
+        return reply if isinstance(reply, BuildReply) else None
+
+    def built(self) -> BuiltReply | None:
+        """How far the present process has come with it; None if it does not say."""
+        reply = self._call("built", BuiltRequest(), BuiltReply, _PROBE_TIMEOUT_S, self.give_up)
+        return reply if isinstance(reply, BuiltReply) else None
 
     def start_device(self) -> None:
         """Have the present process start CUDA if it is to use it, with more patience than for a case.

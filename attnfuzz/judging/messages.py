@@ -84,6 +84,42 @@ class PrepareReply(_Message, frozen=True):
     raised: str | None = None
 
 
+class BuildRequest(_Message, frozen=True):
+    """Begin to build what these kernels, of one engine, need for these cases; the process judges nothing afterwards.
+
+    `cases`: the target of a kernel, and the JSON of a case of its problem.
+    """
+
+    cases: list[tuple[str, msgspec.Raw]]
+
+
+class BuildReply(_Message, frozen=True):
+    """`missing`: for each case the names of the modules that it needs and that are not there yet.
+
+    `modules` is what the engine's are called; they are kept in `folder`, which the variable `setting` chooses.
+    """
+
+    missing: list[list[str]]
+    modules: str
+    folder: str
+    setting: str
+
+    def __post_init__(self) -> None:
+        for name in ("modules", "folder", "setting"):
+            msgspec.structs.force_setattr(self, name, printable(getattr(self, name), NAME_BYTES))
+
+
+class BuiltRequest(_Message, frozen=True):
+    """How far that has come."""
+
+
+class BuiltReply(_Message, frozen=True):
+    """`built`: how many of the missing modules are there now. `is_over`: no more of them will be."""
+
+    built: int
+    is_over: bool
+
+
 class JudgeRequest(_Message, frozen=True):
     """Judge each of `cases`, the JSON of cases of its problem, on the kernel `target`.
 

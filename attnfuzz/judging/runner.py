@@ -22,6 +22,9 @@ from attnfuzz.judging.leaks import MemoryUse, find_leak
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, START_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
     AccessLinesRequest,
+    BuildReply,
+    BuildRequest,
+    BuiltReply,
     CauseLinesRequest,
     DeclarationsRequest,
     DeviceReply,
@@ -200,6 +203,19 @@ class Runner:
             if declaration.needs_preparing:
                 self._kernels.prepare(declaration)
         return [msgspec.structs.replace(declaration, needs_preparing=False) for declaration in declarations]
+
+    def begin_builds(self, cases: Sequence[tuple[Declaration, Case]]) -> BuildReply | None:
+        """Have the executor build, as one job in the background, all that kernels of one engine need for ``cases``.
+
+        It judges nothing afterwards. None where it does not say what is built. Raises `ExecutorUnavailable`, and
+        `ServiceError`.
+        """
+        encoded = [(declaration.target, msgspec.Raw(encode_case(case))) for declaration, case in cases]
+        return self._kernels.begin_builds(BuildRequest(encoded))
+
+    def built(self) -> BuiltReply | None:
+        """How far that has come; None where the executor does not say, which then is at an end."""
+        return self._kernels.built()
 
     def give_up_builds(self, when: GiveUp) -> None:
         """Wait for no build of a kernel any more when ``when`` says so; siblings that are made later do the same."""

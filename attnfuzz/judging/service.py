@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.declaration import Builder, Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.internal_errors import gpu_memory_ran_out
@@ -22,6 +22,10 @@ from attnfuzz.isolation.turns import Turns
 from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.judging.messages import (
     AccessLinesRequest,
+    BuildReply,
+    BuildRequest,
+    BuiltReply,
+    BuiltRequest,
     CauseLinesRequest,
     DeclarationsReply,
     DeclarationsRequest,
@@ -88,8 +92,11 @@ class JudgingService:
         self._watch = Watch(own_code)  # before any kernel is imported
         self._has_judged = False
         self._worn: dict[str, tuple[int, GrowthTrial]] = {}
+        self._builder: Builder | None = None
         self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
             "access_lines": (AccessLinesRequest, self._access_lines),
+            "build": (BuildRequest, self._build),
+            "built": (BuiltRequest, self._built),
             "cause_lines": (CauseLinesRequest, self._cause_lines),
             "declarations": (DeclarationsRequest, self._declarations),
             "device": (DeviceRequest, self._describe_device),
@@ -151,6 +158,26 @@ class JudgingService:
         except BaseException as error:  # noqa: BLE001 - the user's code; whatever it raises is told
             return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
         return PrepareReply()
+
+    def _build(self, request: BuildRequest) -> BuildReply:
+        calls = []
+        for target, encoded in request.cases:
+            kernel = self._kernel(target)
+            if kernel.engine_plan is None or (builder := kernel.engine_plan.builder) is None:
+                raise ValueError(f"{target} has no builder")
+            self._builder = builder
+            case = decode_case(kernel.declaration.problem, bytes(encoded))
+            calls.append(partial(_call_once, kernel, case, self.device))
+        if self._builder is None:
+            raise ValueError("there is nothing to build")
+        missing = self._builder.begin(calls)
+        return BuildReply(missing, self._builder.modules, self._builder.folder, self._builder.setting)
+
+    def _built(self, _: BuiltRequest) -> BuiltReply:
+        if self._builder is None:
+            raise ValueError("nothing has been begun")
+        is_over = self._builder.is_over  # asked first: what is built last counts
+        return BuiltReply(self._builder.built, is_over)
 
     def _judge(self, request: JudgeRequest) -> JudgeReply:
         began = time.perf_counter()
@@ -307,6 +334,10 @@ class JudgingService:
         torch.zeros(1, dtype=torch.float32, device=self.device).item()  # a GPU may be known by name and not answer
         versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
         return DeviceReply(self.device, name, versions)
+
+
+def _call_once(kernel: Kernel, case: Case, device: str) -> None:
+    GrowthTrial(kernel, case, device=device).call()
 
 
 def _is_last(reply: msgspec.Struct) -> bool:

@@ -37,7 +37,7 @@ from attnfuzz.trials.observation import KernelRaised, Observation, call_options
 from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat import interpreter_accesses, interpreter_operations
 from attnfuzz.triton_compat.launches import recorded_launches
-from attnfuzz.untrusted_text import code_line, text_of, type_name
+from attnfuzz.untrusted_text import text_of, type_name
 from attnfuzz.verdict import SourceLine
 
 
@@ -216,12 +216,4 @@ def _recorded(kernel: Kernel, case: Case, device: str) -> list[Operation]:
 
 def _line(place: SourcePlace) -> SourceLine:
     file, line = place
-    return SourceLine(file=_shortest(file), line=line, text=code_line(file, line))
-
-
-def _shortest(file: str) -> str:
-    """Relative to the working directory, or else to the innermost folder of the module path that it lies in."""
-    path = Path(file)
-    folders = [Path.cwd(), *sorted({Path(folder) for folder in sys.path if folder}, key=lambda one: -len(one.parts))]
-    folder = next((one for one in folders if path.is_relative_to(one)), None)
-    return file if folder is None else str(path.relative_to(folder))
+    return SourceLine.at(file, line)

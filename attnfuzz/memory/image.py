@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
+from attnfuzz.inputs.allocation import role_of
 from attnfuzz.memory.arena import Arena, Cursor, Region, Span, aligned
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.problems.cases import Case
@@ -198,6 +199,7 @@ class Image:
         self._others = self._areas[_OTHERS]
         self._others.poison(slice(None))
         self._inputs_changed: Tensor | None = None
+        self._only: dict[tuple[int, str], Tensor] = {}
 
     @property
     def _inputs(self) -> list[_Area]:
@@ -217,6 +219,10 @@ class Image:
             if slot.role == "output":
                 bits(found[name]).copy_(_prefill_of_runs(slot.dtype, len(slot.shape), found[name].device))
         return found
+
+    def only_changes(self, case: int, name: str, where: Tensor) -> None:
+        """Forbid changes of the output ``name`` of a case but for elements of ``where``, of one run."""
+        self._only[case, name] = where
 
     def send(self) -> None:
         """Copy everything to where kernels run, without waiting."""
@@ -244,7 +250,14 @@ class Image:
         """The part of one run's memory that came back: all but the inputs that `input_damage` looks at."""
         memory = _Rows(fetch.at_home(self._others.memory.bytes))
         regions = [
-            Region(name, slot.role, 0, *slot.place, self._others.tensor(memory, case, slot)[run])
+            Region(
+                name,
+                slot.role,
+                0,
+                *slot.place,
+                self._others.tensor(memory, case, slot)[run],
+                self._only.get((case, name)),
+            )
             for name, slot in self._plans[case].slots.items()
             if slot.area == _OTHERS
         ]
@@ -258,9 +271,11 @@ class Image:
         """
         area, memory = self._others, _Rows(fetch.at_home(self._others.memory.bytes))
         for case, plan in enumerate(self._plans):
-            for slot in plan.slots.values():
+            for name, slot in plan.slots.items():
                 if slot.role == "output":
-                    area.tensor(area.at_home, case, slot).copy_(area.tensor(memory, case, slot))
+                    sent, back = (bits(area.tensor(rows, case, slot)) for rows in (area.at_home, memory))
+                    where = self._only.get((case, name))
+                    sent.copy_(back if where is None else torch.where(where, back, sent))
         return self._any([area.changes(memory, area.at_home), self.input_damage(fetch)])
 
     def input_damage(self, fetch: Fetch) -> list[tuple[bool, bool]]:
@@ -327,4 +342,6 @@ def _plan_of(specs: tuple[tuple[str, Role, tuple[int, ...], str, str], ...]) -> 
 def plan_of(case: Case) -> Plan:
     """The plan for ``case``."""
     specs = tensor_specs(case).items()
-    return _plan_of(tuple((name, spec.role, spec.shape, spec.dtype, strides_of(case, name)) for name, spec in specs))
+    return _plan_of(
+        tuple((name, role_of(spec), spec.shape, spec.dtype, strides_of(case, name)) for name, spec in specs)
+    )

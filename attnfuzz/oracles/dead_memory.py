@@ -1,6 +1,7 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
 from attnfuzz.explaining.diagnose import IN_GENERAL, OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
+from attnfuzz.explaining.tokens import OF_PADDING
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.shapes import strides_of, tensor_specs
@@ -65,7 +66,7 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
         return read or Diagnosis("other numbers there change it as well, within its bounds")
     found = diagnose(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
-    places = tuple(one for one in found.causes if one.mistake in OF_PLACES)
+    places = tuple(one for one in found.causes if one.mistake in OF_PLACES or one.way == OF_PADDING)
     words, mistakes = ({getattr(one, name) for one in places} for name in ("words", "mistake"))
     in_general = IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else ""
     return Diagnosis(words.pop() if len(words) == 1 else in_general, places)

@@ -58,7 +58,8 @@ class Oracle:
       processes of its own, and cannot be asked for together with others.
     - ``devices``: where it can judge.
     - ``costly_on``: devices on which it takes as long as hundreds of cases, and so is seldom drawn: a campaign gives
-      such oracles a share of each kernel's time.
+      such oracles a share of each kernel's time. ``compilations``: formats that it compiles there, about, which a case
+      has not compiled; those with fewer have their turn first.
     - ``confirming_runs``: how many runs in all make sure of what it has seen in one.
     - ``ends_process``: what it sees is the end of the process; ``faults``: how those kinds of its failures begin that
       are, too.
@@ -74,6 +75,7 @@ class Oracle:
     asked: Literal["always", "by default", "by name", "elsewhere"] = "by default"
     devices: tuple[str, ...] = ("cpu", "cuda")
     costly_on: tuple[str, ...] = ()
+    compilations: int = 1
     confirming_runs: int = 3
     ends_process: bool = False
     faults: tuple[str, ...] = ()
@@ -186,6 +188,7 @@ PAGE_RELOCATION = Oracle(
     code="relations.page_relocation:PAGE_RELOCATION",
     is_relation=True,
     costly_on=("cuda",),
+    compilations=4,
     faults=("read ", "write ", "raised cuda:"),
 )
 BLOCK_TABLE_SLACK = Oracle(
@@ -213,6 +216,7 @@ RESIDUALS = Oracle(
     code="relations.residuals:RESIDUALS",
     is_relation=True,
     costly_on=("cuda",),
+    compilations=0,
 )
 CONTAINMENT = Oracle(
     name="containment",
@@ -274,6 +278,7 @@ CONFIGURATIONS = Oracle(
     code="relations.configurations:CONFIGURATIONS",
     is_relation=True,
     costly_on=("cuda",),
+    compilations=4,
     faults=("raised cuda:",),
 )
 CALL_SEQUENCE = Oracle(

@@ -364,6 +364,15 @@ class VarlenCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_on
         return {**PagedDecodeCase.with_seq_lens(self, seq_lens), "query_lens": kept}
 
     @property
+    def equal_queries(self) -> bool:
+        return len({*self.query_lens}) == 1
+
+    @property
+    def context(self) -> bool:
+        """Whether all sequences that have query tokens have keys before these."""
+        return all(own < length for own, length in zip(self.query_lens, self.seq_lens, strict=True) if own)
+
+    @property
     def cu_seqlens_q(self) -> tuple[int, ...]:
         """Where each sequence's query tokens begin, and their number at the end."""
         return (0, *accumulate(self.query_lens))

@@ -14,13 +14,14 @@ declared (``head_sizes``, ``block_sizes``) is not asked for, and is not supporte
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
-from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase, VarlenCase
 from attnfuzz.problems.choices import (
     HEAD_SIZES,
     KV_HEADS,
@@ -35,8 +36,9 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
-from attnfuzz.problems.module import Case, Problem, case_type_of, module_of
-from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.problems.fields import Choice, Integer
+from attnfuzz.problems.module import Case, Problem, case_type_of, has_query_lens, module_of
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.supports import (
     DTYPES,
@@ -59,12 +61,15 @@ _SIZES_OF_KEYS = (*HEAD_SIZES, 576)
 _SIZES_OF_VALUES = (8, *HEAD_SIZES, 512)
 """Of latent attention; the last ones are those of DeepSeek-V2 (arXiv 2405.04434): 512 and 64 for the position."""
 _MOST_CALLS = 1 << 15
+_FEW = 64
+QUERIES = ("equal_queries", "context")
+"""Whether all sequences have as many query tokens, and whether all that have any have keys before these."""
 _MERGE_HEADS = range(1, 65)
 _ALLOWED: dict[str, tuple[OptionValue, ...]] = {
     "dtype": DTYPES,
     "layout": LAYOUTS,
     "kv_dtype": (*DTYPES, *KV_DTYPES),
-    "causal": (True, False),
+    **dict.fromkeys(("causal", *QUERIES), (True, False)),
     **{name: (False, True) for name in VARIANTS},
 }
 """Of a variant, whether a case has it."""
@@ -82,13 +87,14 @@ _LARGEST = {
 def fields_of(problem: Problem) -> tuple[str, ...]:
     """What a combination may name beside options."""
     if isinstance(problem, OpenProblem):
-        return tuple(problem.fields)
+        return tuple(name for name, field in problem.fields.items() if isinstance(field, Choice | Integer))
     kind = case_type_of(problem)
     names = ["dtype", "head_size", "num_q_heads"]
     if issubclass(kind, AttentionCase):
         names += ["num_kv_heads", "gqa_ratio", "v_head_size", *kind.variant_names]
     if issubclass(kind, PagedDecodeCase):
         names += ["block_size", "layout", "kv_dtype"]
+    names += QUERIES if has_query_lens(problem) else ()
     return (*names, *(name for name in ("num_splits", "causal") if name in kind.__struct_fields__))
 
 
@@ -103,8 +109,44 @@ def value_in(case: Case, name: str) -> OptionValue | None:
         return case.options.get(name)
     if name in VARIANTS and isinstance(case, AttentionCase):
         return name in case.variant.names
-    value: OptionValue = getattr(case, "value_size" if name == "v_head_size" else name)
+    is_own = isinstance(case, OpenCase)
+    value: OptionValue = getattr(case, "value_size" if name == "v_head_size" and not is_own else name)
     return value
+
+
+def put_into(
+    case: OpenCase, combination: Combination, pick: Callable[[tuple[Any, ...]], Any] = operator.itemgetter(0)
+) -> OpenCase:
+    """``case`` with values of ``combination``, the simplest first to be picked, in place of those that it forbids."""
+    own, options = dict[str, Any](), dict(case.options)
+    for name, values in combination.items():
+        if fits(case, {name: values}):
+            continue
+        if name in options:
+            options[name] = pick(values)
+        else:
+            rank: Any = case.problem.fields[name].rank
+            own[name] = pick(tuple(sorted(values, key=rank)))
+    return msgspec.structs.replace(case, **own, options=options)
+
+
+def simplest_queries(combination: Combination) -> dict[str, tuple[int, ...]]:
+    """The simplest lengths of which ``combination`` says what they are."""
+    query_lens = (2, 1) if combination.get("equal_queries") == (False,) else (1,)
+    context = int(combination.get("context") == (True,))
+    return {"query_lens": query_lens, "seq_lens": tuple(count + context for count in query_lens)}
+
+
+def regular_queries(case: VarlenCase, combination: Combination) -> dict[str, tuple[int, ...]]:
+    """Lengths near those of ``case``, equal and with a context as far as ``combination`` asks for that."""
+    equal, context = (combination.get(name) == (True,) for name in QUERIES)
+    lengths = zip(case.query_lens, case.seq_lens, strict=True)
+    seq_lens = tuple(max(length, 1 + context) if equal or own else length for own, length in lengths)
+    if equal:
+        count = min(*filter(None, case.query_lens), min(seq_lens) - context)
+        return {"query_lens": (count,) * case.num_seqs, "seq_lens": seq_lens}
+    query_lens = (min(own, length - context) for own, length in zip(case.query_lens, seq_lens, strict=True))
+    return {"query_lens": tuple(map(max, query_lens, (0,) * case.num_seqs)), "seq_lens": seq_lens}
 
 
 def alternatives(supports: Supports) -> list[Supports]:
@@ -137,7 +179,7 @@ def settled(problem: Problem, supports: Supports, options: Options) -> Supports:
     """
     if callable(supports.where):
         function = supports.where
-        if module_of(problem).case_type.values_in_keys and supports.v_head_sizes == "equal":
+        if getattr(case_type_of(problem), "values_in_keys", False) and supports.v_head_sizes == "equal":
             supports = msgspec.structs.replace(supports, v_head_sizes="any")
         table = _table_of(function, problem, supports, options)
         return settled(problem, msgspec.structs.replace(supports, where=table), options)
@@ -209,6 +251,10 @@ def _check_values(place: str, name: str, values: tuple[OptionValue, ...], proble
         )
     if name in fields and name in options:
         raise ValueError(f"{place}: both a case of {problem} and the kernel's options have that; rename the option")
+    if isinstance(problem, OpenProblem) and name in fields:
+        for value in values:
+            problem.fields[name].check(place, value)
+        return
     choices = _ALLOWED.get(name) if name in fields else options[name]
     for value in values:
         if choices is not None and not offers(choices, value):
@@ -255,6 +301,8 @@ _Choices = tuple[Any, ...] | Callable[[Any], Any]
 
 def _choices(problem: Problem, supports: Supports, options: Options) -> dict[str, _Choices]:
     """Of each field that a function may look at."""
+    if isinstance(problem, OpenProblem):
+        return {**options, **{name: _values_of(problem.fields[name]) for name in fields_of(problem)}}
 
     def v_head_sizes(case: Any) -> tuple[int, ...]:
         layout = case.layout if supports.v_head_sizes != "equal" and "layout" in fields else None
@@ -278,9 +326,17 @@ def _choices(problem: Problem, supports: Supports, options: Options) -> dict[str
         "v_head_size": v_head_sizes,
         "kv_dtype": kv_dtypes,
         "causal": (True, False) if supports.non_causal else (True,),
+        **dict.fromkeys(QUERIES, (True, False)),
         **{name: (False, True) if name in supports.variants else (False,) for name in VARIANTS},
     }
     return {**options, **{name: found[name] for name in fields}}
+
+
+def _values_of(field: Any) -> tuple[OptionValue, ...]:
+    """The simplest first: all that it may have, or of many numbers those that are drawn."""
+    if isinstance(field, Choice):
+        return field.values
+    return tuple(range(field.low, field.high + 1)) if field.high - field.low < _FEW else cast("Any", field.drawn)
 
 
 def _num_q_heads(case: Any) -> Any:

@@ -44,9 +44,9 @@ class ProblemModule:
     """All that is said of one problem beside its case type: its tensors, their contents, and how cases are drawn.
 
     ``inputs_type`` is the dataclass that kernels get, ``facets`` say all of the fields of a case, in the order in which
-    shrinking goes through them. ``results`` names the two output tensors, out first. ``in_parts``: whether there are
-    `contents`, so that many cases can be built and judged at once. ``targets(values, tolerance)``: what the results are
-    to hold, where the problem says that itself; None where bounds are derived (`attnfuzz.trials.expectations`).
+    shrinking goes through them. ``results`` names the two output tensors, out first. ``targets(values, tolerance)``:
+    what the results are to hold, where the problem says that itself; None where bounds are derived
+    (`attnfuzz.trials.expectations`). ``only_changes(values)``: of tensors that are changed in place, where they may be.
     ``seqs_of(case, row)``: the sequences that a row belongs to; None where results have no rows with heads.
     """
 
@@ -54,8 +54,8 @@ class ProblemModule:
     inputs_type: ClassVar[type]
     facets: ClassVar[tuple[Any, ...]] = ()
     results: ClassVar[tuple[str, ...]] = ("out", "lse")
-    in_parts: ClassVar[bool] = True
     targets: ClassVar[Any] = None
+    only_changes: ClassVar[Any] = staticmethod(lambda case, values: {})
     seqs_of: ClassVar[Any] = None
 
     # Without torch

@@ -136,14 +136,10 @@ def implementation_of(description: OpenProblem) -> Any:
     return _IMPLEMENTED.get(description)
 
 
-def simplest_open_case(problem: OpenProblem, options: Mapping[str, tuple[OptionValue, ...]]) -> OpenCase:
-    """Every field and option at its simplest."""
-    return problem.case_type(options={name: choices[0] for name, choices in options.items()})
-
-
 _NARROWED_BY = {"dtypes": "dtype", "head_sizes": "head_size", "block_sizes": "block_size"}
 """The fields that a word of `Supports` narrows."""
-_PROMISES = ("deterministic", "graph_replay")
+_PROMISES = ("deterministic", "graph_replay", "where")
+"""Words that may be said of any problem."""
 
 
 def narrowed(problem: OpenProblem, supports: Supports) -> OpenProblem:

@@ -19,9 +19,9 @@ from attnfuzz.problems.choices import (
     options_of,
     variants_of,
 )
-from attnfuzz.problems.combinations import alternatives, narrowed
-from attnfuzz.problems.module import Case, Problem, case_type_of, module_of
-from attnfuzz.problems.open_cases import OpenProblem, simplest_open_case
+from attnfuzz.problems.combinations import alternatives, narrowed, put_into, simplest_queries
+from attnfuzz.problems.module import Case, Problem, case_type_of, has_query_lens, module_of
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
 from attnfuzz.problems.variants import PLAIN_VARIANT, with_variants
@@ -35,8 +35,6 @@ def simplest_case(problem: Problem, supports: Supports, options: Options) -> Cas
     Of several combinations that ``where`` permits, of the one whose simplest case is the simplest. Raises ValueError if
     no supported head size fits any supported layout and dtype, or no combination anything else that is declared.
     """
-    if isinstance(problem, OpenProblem):
-        return simplest_open_case(problem, options)
     return simplest_cases(problem, supports, options)[0][1]
 
 
@@ -46,7 +44,9 @@ def simplest_cases(problem: Problem, supports: Supports, options: Options) -> li
     Each with ``supports`` as if that combination were the only one. Raises ValueError where there are none.
     """
     if isinstance(problem, OpenProblem):
-        return [(supports, simplest_open_case(problem, options))]
+        first = problem.case_type(options={name: choices[0] for name, choices in options.items()})
+        own = [(one, put_into(first, next(iter(one.combinations), {}))) for one in alternatives(supports)]
+        return sorted(own, key=lambda entry: entry[1] != first)
     supports = narrowed(problem, supports)
     each = [(one, _simplest(problem, one, options)) for one in alternatives(supports)]
     found = [(one, case) for one, case in each if case is not None]
@@ -66,7 +66,8 @@ def simplest_cases(problem: Problem, supports: Supports, options: Options) -> li
 
 def check_combinations(problem: Problem, supports: Supports, options: Options) -> None:
     """Raise ValueError for a value in ``where`` that no supported case has: it is a mistake, there or elsewhere."""
-    for i, one in enumerate(alternatives(supports)):
+    each = [] if isinstance(problem, OpenProblem) else alternatives(supports)  # fields that go with any others
+    for i, one in enumerate(each):
         for name, values in next(iter(one.combinations), {}).items():
             for value in values:
                 table = ({**one.combinations[0], name: (value,)},)
@@ -97,6 +98,11 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     if "causal" in combination:
         fields["causal"] = combination["causal"][0]
         if not (fields["causal"] or supports.non_causal):
+            return None
+    if has_query_lens(problem):
+        fields |= simplest_queries(combination)
+        longest = {"max_query_len": fields["query_lens"], "max_seq_len": fields["seq_lens"]}
+        if any(max(lengths) > (getattr(supports, name) or max(lengths)) for name, lengths in longest.items()):
             return None
     fields |= {"dtype": dtype, "head_size": head_size, "kv": kv, "layout": layout}
     fields["options"] = {name: choice for name, (choice,) in first.items()}

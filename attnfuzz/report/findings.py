@@ -432,9 +432,8 @@ def are_of_one_place(a: Finding, b: Finding) -> bool:
     The same line of source, or a function of an engine that the adapters of both call, in which the same mistake is
     made in the same way; where nobody knows which, the symptom and what it is about are the same.
     """
-    lines_of_a, lines_of_b = ({(one.file, one.line) for one in finding.failure.sources} for finding in (a, b))
-    if lines_of_a and lines_of_b:
-        return not lines_of_a.isdisjoint(lines_of_b)
+    if a.failure.sources and b.failure.sources:
+        return any(one.is_that_of(other) for one in a.failure.sources for other in b.failure.sources)
     if set(a.declaration.calls).isdisjoint(b.declaration.calls):
         return False
     mistakes_of_a, mistakes_of_b = ({(one.mistake, one.way) for one in finding.failure.causes} for finding in (a, b))

@@ -19,13 +19,13 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.inputs.open_module import Target
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.memory.image import RUNS
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import Case
 from attnfuzz.trials.comparison import axes_of
-from attnfuzz.trials.expectations import Expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class RunChecks:
 class HostResults:
     """A case with the results of its first run and, if there was one, its second: output first, then the LSE.
 
-    `damaged`: as in `RunChecks`.
+    `damaged`: as in `RunChecks`. `expectation`: an `Expectation`, or `Target`s of results in their order.
     """
 
     case: Case
     runs: Sequence[Sequence[Tensor]]
-    expectation: Expectation
+    expectation: Any
     damaged: tuple[bool, ...] = ()
 
 
@@ -92,6 +92,8 @@ def _look_at_bits(declaration: Declaration, seen: Sequence[HostResults]) -> tupl
 
 def _compare(declaration: Declaration, seen: Sequence[HostResults]) -> list[float]:
     """The largest error over bound of each first run."""
+    if any(isinstance(one.expectation, list) for one in seen):
+        return [max(map(_ratio, one.runs[0], one.expectation), default=0.0) for one in seen]
     found = [0.0] * len(seen)
     unit = math.log(2) if declaration.supports.lse == "base2" else 1.0
     for group in _groups(seen, _kind):
@@ -101,6 +103,11 @@ def _compare(declaration: Declaration, seen: Sequence[HostResults]) -> list[floa
         for i, ratio in zip(group, worst, strict=True):
             found[i] = ratio
     return found
+
+
+def _ratio(result: Tensor, target: Target) -> float:
+    ratio = error_ratio(result.double(), target.value, target.bound)
+    return float(ratio.amax()) if ratio.numel() else 0.0
 
 
 def _kind(one: HostResults) -> tuple[Any, ...]:

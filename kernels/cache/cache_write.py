@@ -4,7 +4,9 @@
 
 One program per token and head. A scale for each token and head is max |x| / 448 (or 127), as vLLM's
 ``_reshape_cache_per_token_head`` has it; a row of zeros gets 1e-6, so that nothing is divided by zero. int8 numbers are
-rounded half away from zero; the float8 store rounds to nearest.
+rounded half away from zero; the float8 store rounds to nearest. In 4 bits a code is x / scale + zero, with scale =
+(max x - min x) / 15 and zero = -min x / scale, both rounded and cut to 0 to 15; two lie in a byte, the first in its
+lower half.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -12,7 +14,7 @@ rounded half away from zero; the float8 store rounds to nearest.
 import triton
 import triton.language as tl
 
-__all__ = ["cache_write_kernel"]
+__all__ = ["cache_write_int4_kernel", "cache_write_kernel"]
 
 
 @triton.jit(do_not_specialize=["stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch"])
@@ -54,3 +56,43 @@ def cache_write_kernel(
         b_new = tl.minimum(tl.maximum(b_new, -LARGEST), LARGEST)
     p_cache += i_page * stride_cb + i_place * stride_cp + i_head * stride_ch
     tl.store(p_cache + o_d, b_new.to(p_cache.dtype.element_ty), mask=m_d)
+
+
+@triton.jit(do_not_specialize=["stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch"])
+def cache_write_int4_kernel(
+    p_new, stride_xt, stride_xh,  # [num_tokens, num_kv_heads, head_size], the last dimension contiguous
+    p_cache, stride_cb, stride_cp, stride_ch,  # [num_blocks, block_size, num_kv_heads, head_size / 2]
+    p_slots,  # [num_tokens], int64
+    p_scale,  # [num_blocks, block_size, num_kv_heads]
+    stride_sb, stride_sp, stride_sh,
+    p_zero,  # likewise
+    stride_zb, stride_zp, stride_zh,
+    block_size,
+    half_size,
+    BLOCK_B: tl.constexpr,  # half_size rounded up to a power of two
+):  # fmt: skip
+    """Grid ``(num_tokens, num_kv_heads)``."""
+    i_token = tl.program_id(0).to(tl.int64)
+    i_head = tl.program_id(1).to(tl.int64)
+    slot = tl.load(p_slots + i_token)
+    if slot < 0:  # padding
+        return
+    i_page = slot // block_size
+    i_place = slot % block_size
+    o_b = tl.arange(0, BLOCK_B).to(tl.int64)
+    m_b = o_b < half_size
+
+    p_row = p_new + i_token * stride_xt + i_head * stride_xh + 2 * o_b
+    b_first = tl.load(p_row, mask=m_b, other=0.0).to(tl.float32)  # [BLOCK_B]
+    b_second = tl.load(p_row + 1, mask=m_b, other=0.0).to(tl.float32)
+    least = tl.min(tl.where(m_b, tl.minimum(b_first, b_second), float("inf")))
+    most = tl.max(tl.where(m_b, tl.maximum(b_first, b_second), float("-inf")))
+    scale = tl.maximum((most - least) / 15.0, 1e-6)
+    zero = tl.minimum(tl.maximum(tl.floor(-least / scale + 0.5), 0.0), 15.0)
+    b_first = tl.minimum(tl.maximum(tl.floor(b_first / scale + zero + 0.5), 0.0), 15.0).to(tl.int32)
+    b_second = tl.minimum(tl.maximum(tl.floor(b_second / scale + zero + 0.5), 0.0), 15.0).to(tl.int32)
+
+    tl.store(p_scale + i_page * stride_sb + i_place * stride_sp + i_head * stride_sh, scale)
+    tl.store(p_zero + i_page * stride_zb + i_place * stride_zp + i_head * stride_zh, zero.to(tl.uint8))
+    p_cache += i_page * stride_cb + i_place * stride_cp + i_head * stride_ch
+    tl.store(p_cache + o_b, (b_first | b_second << 4).to(tl.uint8), mask=m_b)

@@ -24,6 +24,9 @@ def _write(inputs: Any, bug: str = "") -> None:
         places_first = cache if inputs.layout == "NHD" else cache.transpose(1, 2)
         size = 16 if bug == "page_size" else places_first.shape[1]
         at = slots // size % len(places_first), slots % size % places_first.shape[1]
+        if inputs.cache == "int4_token":
+            _write_four_bits(inputs, name, places_first, rows.float(), at, bug)
+            continue
         if inputs.cache != "same":
             largest = 127.0 if inputs.cache == "int8_token" else 448.0
             if inputs.cache == "fp8":
@@ -45,6 +48,20 @@ def _write(inputs: Any, bug: str = "") -> None:
         places_first[*at, :, :width] = rows[..., :width]
 
 
+def _write_four_bits(inputs: Any, name: str, cache: Any, rows: Any, at: Any, bug: str) -> None:
+    least = rows.amin(-1)
+    factors = ((rows.amax(-1) - least) / (16 if bug == "sixteenths" else 15)).clamp(min=1e-6)
+    zero = (-least / factors).add(0.0 if bug == "zero_cut" else 0.5).floor().clamp(0, 15)
+    codes = rows / factors[..., None] + (8 if bug == "symmetric" else zero[..., None])
+    codes = codes.add(0.0 if bug == "cut" else 0.5).floor()
+    codes = codes.clamp(0, 15).to(torch.uint8)
+    for what, new in (("scales", factors), ("zeros", zero.to(torch.uint8))):
+        into = getattr(inputs, f"{name}_{what}")
+        (into if inputs.layout == "NHD" else into.transpose(1, 2))[at] = new
+    first, second = (codes[..., ::2], codes[..., 1::2])[:: -1 if bug == "high_first" else 1]
+    cache[at] = first | second << 4
+
+
 PLANTED = {
     "padding": "a padding token is written to the last slot",
     "k_twice": "K goes into both caches",
@@ -55,6 +72,10 @@ PLANTED = {
     "token": "one scale for all heads of a token",
     "cut": "int8 numbers are cut off",
     "zeros": "a row of zeros is divided by zero",
+    "high_first": "the first of two codes goes into the upper half of a byte",
+    "sixteenths": "the range of a row is divided by 16, not by 15",
+    "symmetric": "codes are written as if the zero point were 8",
+    "zero_cut": "a zero point is cut off, not rounded",
     "tile": "the last, partial tile of a head is left out",
 }
 

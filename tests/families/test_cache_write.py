@@ -20,6 +20,10 @@ SAYS = {
     "token": ("accuracy", "_cache"),
     "cut": ("accuracy", "_cache"),
     "zeros": ("", "_cache"),
+    "high_first": ("accuracy", "_cache"),
+    "sixteenths": ("accuracy", "_"),
+    "symmetric": ("accuracy", "_cache"),
+    "zero_cut": ("accuracy", "_"),
     "tile": ("unwritten", "was never written"),
 }
 
@@ -30,7 +34,7 @@ def test_each_planted_bug_is_expected() -> None:
 
 
 @pytest.mark.parametrize("bug", SAYS)
-@pytest.mark.by_day("padding", "k_scale", "packed", "token")
+@pytest.mark.by_day("padding", "k_scale", "packed", "token", "high_first")
 def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
     """A writer that puts tokens elsewhere, or other numbers, would pass."""
 
@@ -48,8 +52,10 @@ def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
         assert one.failure.oracle == oracle or not oracle
         assert message in one.failure.message
     cases: list[Any] = [one.case for one in failures if isinstance(one, attnfuzz.KernelFailure)]
-    assert min(case.num_tokens for case in cases) <= 4
-    assert all(case.head_size <= (80 if bug == "tile" else 16) for case in cases)
+    assert min(case.num_tokens for case in cases) <= (6 if bug == "page_size" else 4)  # a second page of 5
+    # Of stray bytes of two tensors the more are told; where a byte of one is what was there, that is the other one.
+    largest = {"tile": 80, "zero_cut": 64, "page_size": 64}.get(bug, 16)
+    assert all(case.head_size <= largest for case in cases)
 
 
 @pytest.mark.parametrize("kernel", [kernels.right, bundled.cache_write_eager, bundled.cache_write])

@@ -7,17 +7,33 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.families import history_kernels as history_bundled
+from attnfuzz.families import hybrid_decode_kernels as hybrid_decode_bundled
 from attnfuzz.families import latent_verify_kernels as latent_verify_bundled
 from attnfuzz.families import merge_ranks_kernels as merge_ranks_bundled
+from attnfuzz.families import packed_decode_kernels as packed_decode_bundled
 from attnfuzz.families import recurrent_decode_kernels as recurrent_decode_bundled
 from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
 from tests.families import (
+    history_kernels,
+    hybrid_decode_kernels,
     latent_verify_kernels,
     merge_ranks_kernels,
+    packed_decode_kernels,
     recurrent_decode_kernels,
     sparse_decode_kernels,
 )
 from tests.families.searched import smallest_cases
+
+
+def is_small_history(bug: str, case: Any) -> bool:
+    shape = (case.num_kv_heads, case.gqa_ratio, case.head_size) == (1, 1, 16)
+    return bool(shape and case.num_steps <= 3 and len(case.prompts) <= (3 if bug == "old_table" else 2))
+
+
+def is_small_hybrid_decode(bug: str, case: Any) -> bool:
+    del bug
+    return bool((case.head_size, case.num_kv_heads, case.gqa_ratio) == (16, 1, 1) and sum(case.lengths) <= 20)
 
 
 def is_small_latent_verify(bug: str, case: Any) -> bool:
@@ -30,6 +46,11 @@ def is_small_merge_ranks(bug: str, case: Any) -> bool:
     return bool(shape and sum(case.seq_lens) <= 20 and case.num_ranks <= (3 if bug == "two_ranks" else 2))
 
 
+def is_small_packed_decode(bug: str, case: Any) -> bool:
+    del bug
+    return bool((case.num_kv_heads, case.gqa_ratio) == (1, 1) and sum(case.lengths) <= 4 and case.head_size <= 64)
+
+
 def is_small_recurrent_decode(bug: str, case: Any) -> bool:
     return sum(case.tokens) <= 4 and (case.head_size, case.v_head_size) == (16, 16)
 
@@ -40,8 +61,11 @@ def is_small_sparse_decode(bug: str, case: Any) -> bool:
 
 
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
+    "history": (history_kernels, history_bundled, is_small_history, 40, 8),
+    "hybrid_decode": (hybrid_decode_kernels, hybrid_decode_bundled, is_small_hybrid_decode, 60, 15),
     "latent_verify": (latent_verify_kernels, latent_verify_bundled, is_small_latent_verify, 60, 20),
     "merge_ranks": (merge_ranks_kernels, merge_ranks_bundled, is_small_merge_ranks, 100, 30),
+    "packed_decode": (packed_decode_kernels, packed_decode_bundled, is_small_packed_decode, 60, 15),
     "recurrent_decode": (recurrent_decode_kernels, recurrent_decode_bundled, is_small_recurrent_decode, 40, 12),
     "sparse_decode": (sparse_decode_kernels, sparse_decode_bundled, is_small_sparse_decode, 60, 20),
 }
@@ -52,8 +76,11 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
 
 @pytest.mark.parametrize(("family", "bug"), PLANTED)
 @pytest.mark.by_day(
+    "history-plan_by_batch_size", "history-old_table", "history-first_write_stays",
+    "hybrid_decode-names_blocks", "hybrid_decode-stride_of_k", "hybrid_decode-window",
     "latent_verify-sees_later", "latent_verify-one_scale", "latent_verify-uniform",
     "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
+    "packed_decode-high_first", "packed_decode-zeros_of_k", "packed_decode-first_block", "packed_decode-subnormal",
     "recurrent_decode-sentinel_is_slot_0", "recurrent_decode-accepted", "recurrent_decode-gate_step",
     "sparse_decode-minus_one", "sparse_decode-once", "sparse_decode-nan_times_zero",
 )  # fmt: skip

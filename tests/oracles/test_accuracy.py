@@ -36,6 +36,7 @@ def change(name: str, index: tuple[int, ...], value: float) -> Any:
         ("lse", (2, 1), -torch.inf, "lse:inf"),
     ],
 )
+@pytest.mark.by_day("out-*value", "out-*nan", "lse-*-inf-*")
 def test_kind_of_a_wrong_number(
     name: str, index: tuple[int, ...], value: float, kind: str, plant: Any, dense: Case, failure_of: Any
 ) -> None:
@@ -173,6 +174,7 @@ def _as_gpus_flush(smallest: float) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.by_day("float16", "float32")
 def test_numbers_that_gpus_take_for_0(dtype: Any, dense: DenseDecodeCase, plant: Any) -> None:
     """Kernels would be accused of what hardware does to subnormal numbers of float32, or could lose larger ones."""
     values = Values(keys="normal", values="small", seed=5)

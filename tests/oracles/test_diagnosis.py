@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.diagnose import given_by_all
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow
@@ -76,14 +77,15 @@ DROPS = [
 
 
 @pytest.mark.parametrize(("score", "words"), DROPS, ids=[words for _, words in DROPS])
+@pytest.mark.by_day("token 20*", "tokens 8-15 (page 1) of sequence 0 are dropped", "token 16*")
 def test_tokens(score: Any, words: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
     """The token at fault, or its page, would not be named."""
     assert words in failure_of(plant("paged_decode", score=score), long_paged).message
 
 
-@pytest.mark.by_day("33-32-normal", "17-16-equal")
 @pytest.mark.parametrize("keys", ["equal", "normal", "fine"])
 @pytest.mark.parametrize(("seq_len", "block_size"), [(33, 32), (17, 16)])
+@pytest.mark.by_day("33-32-normal")
 def test_the_last_token_where_errors_are_small(
     keys: Any, seq_len: int, block_size: int, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
 ) -> None:
@@ -136,6 +138,7 @@ BY_RULES = [
 
 
 @pytest.mark.parametrize(("tokens_of", "rule"), BY_RULES, ids=[rule for _, rule in BY_RULES])
+@pytest.mark.by_day("(token 3 of each page)", "(the last 3 tokens)", "(page number 1)", "(what is left over*")
 def test_the_rule_is_told_by_which_several_tokens_are_dropped(
     tokens_of: Any, rule: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
 ) -> None:
@@ -227,9 +230,8 @@ def test_measured_weights_decide_where_values_do_not(plant: Any, dense: DenseDec
     assert failure_of(kernel, case).message.endswith("); token 3 of sequence 0 is dropped")
 
 
-@pytest.mark.parametrize("pad", [8, 16])
-def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDecodeCase, failure_of: Any) -> None:
-    """Each row of weights but the first would be told as numbers, though all are off by the same step."""
+def with_row_strides(pad: int) -> Kernel:
+    """Weights of all heads lie one row after another, and are read as if there were ``pad`` more columns."""
 
     @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(lse="none"))
     def strided(inputs: Any) -> Tensor:
@@ -243,8 +245,55 @@ def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDec
                 out[seq, head] = plane[start : start + length] @ v[:, head]
         return out
 
-    message = failure_of(strided, dense).message
+    return strided
+
+
+@pytest.mark.parametrize("pad", [8, 16])
+def test_weights_that_are_read_with_another_row_stride(pad: int, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Each row of weights but the first would be told as numbers, though all are off by the same step."""
+    message = failure_of(with_row_strides(pad), dense).message
     assert f"{pad} places behind their own" in message or f"{3 * pad} places behind their own" in message
+
+
+@pytest.mark.parametrize("pad", [8, 16])
+def test_weights_beside_their_own_are_told_where_all_are_equal(
+    pad: int, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """What lies past the last row of weights would be told as values that are left out."""
+    case = msgspec.structs.replace(dense, num_q_heads=2, num_kv_heads=1, seq_lens=(64,), values=Values(keys="equal"))
+    assert f"{pad} places behind their own" in failure_of(with_row_strides(pad), case).message
+
+
+@pytest.mark.parametrize("shift", [3, 5])
+def test_what_only_equal_keys_bear_out_is_no_cause(
+    shift: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Weights that are shifted would be told as values that are left out, as ordinary keys show that none are."""
+
+    def shifted(scores: Tensor) -> Tensor:
+        return torch.nn.functional.pad(scores.softmax(0)[shift:], (0, min(shift, len(scores))))
+
+    case = msgspec.structs.replace(dense, num_q_heads=1, num_kv_heads=1, seq_lens=(64,), values=Values(keys="equal"))
+    kernel = plant(weights=shifted, supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert failure.message.endswith(")")
+    assert failure.cause == ""
+
+
+def test_what_a_longer_case_shows_is_no_cause_of_what_this_one_shows(
+    plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Of two bugs, the one that has a name would be told of a case that shows the other alone."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        if len(v) > 5:
+            return weights[:-1] @ v[:-1] / weights[:-1].sum()
+        return weights @ v + torch.linspace(-3, 2, v.shape[1]).roll(3)
+
+    case = msgspec.structs.replace(dense, num_q_heads=1, num_kv_heads=1, seq_lens=(5,))
+    kernel = plant(average=average, supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert (failure.cause, failure.message[-1]) == ("", ")")
 
 
 @pytest.mark.night
@@ -290,6 +339,13 @@ def test_another_kv_head(plant: Any, dense: Case, failure_of: Any) -> None:
     assert (
         "query head 1 reads KV head 1, expected 0" in message or "query head 2 reads KV head 0, expected 1" in message
     )
+
+
+def test_a_kv_head_modulo_the_group(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Each head would be read from a place that no single formula gives, and nothing would be told."""
+    case = msgspec.structs.replace(dense, num_q_heads=15, num_kv_heads=5)
+    failure = failure_of(plant(kv_head=lambda head, group: head // group % group), case)
+    assert {(one.mistake, one.way) for one in failure.causes} == {("head_map", "h // group size % group size")}
 
 
 def of_the_next_sequence(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
@@ -532,6 +588,15 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(("bugs", "words"), FORMULAS, ids=[words for _, words in FORMULAS])
+@pytest.mark.by_day(
+    "the scale is left out",
+    "exponentiated in base 2*",
+    "the scores have the wrong sign",
+    "the output is 1.01*",
+    "0.25 is added*",
+    "out and lse are*",
+    "the output is V*",
+)
 def test_formulas(bugs: dict[str, Any], words: str, plant: Any, dense: Case, failure_of: Any) -> None:
     """A mistake in the formula would be shown as numbers only."""
     assert words in failure_of(plant(**bugs), dense).message
@@ -657,6 +722,13 @@ LSES = [
 
 
 @pytest.mark.parametrize(("lse", "words"), LSES, ids=[words for _, words in LSES])
+@pytest.mark.by_day(
+    "lse is in base 2*",
+    "lse is the maximum*",
+    "lse adds a natural maximum to*",
+    "lse is rounded*",
+    "lse adds the largest*",
+)
 def test_log_sum_exps(lse: Any, words: str, plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong log-sum-exp beside a right output would be shown as numbers only."""
     failure = failure_of(plant(lse=lse), dense)
@@ -848,6 +920,7 @@ def beside_all(scores: Tensor) -> Tensor:
     ],
     ids=["weights x V", "weights", "both"],
 )
+@pytest.mark.by_day("both", "weights")
 def test_sums_that_are_not_rescaled(
     weights: Any, total: Any, words: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
 ) -> None:
@@ -859,6 +932,57 @@ def test_sums_that_are_not_rescaled(
     assert words in failure.message
     falling = msgspec.structs.replace(case, values=Values(keys="falling"))
     assert judge(planted, falling, device="cpu").failure is None
+
+
+@pytest.mark.parametrize(("kept", "which"), [(0, "second"), (1, "other, from the first on,")])
+@pytest.mark.parametrize("tile", [8, 16])
+def test_a_maximum_that_every_second_tile_keeps_is_told(
+    tile: int, kept: int, which: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """What was summed before would be told as weights that are wrong somehow, or as rounded scores."""
+
+    def weights(scores: Tensor) -> Tensor:
+        top, found = torch.tensor(-torch.inf), torch.zeros_like(scores)
+        for number, start in enumerate(range(0, len(scores), tile)):
+            part = scores[start : start + tile]
+            higher = torch.maximum(top, part.max())
+            found = found * (top - higher).exp()
+            found[start : start + tile] = (part - higher).exp()
+            top = higher if number % 2 == kept else top
+        return found / found.sum()
+
+    case = msgspec.structs.replace(dense, seq_lens=(60, 40), values=Values(keys="normal", values="normal", seed=2))
+    kernel = plant(weights=weights, supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert f"the running maximum is not kept after every {which} tile of {tile} keys" in failure.message
+    assert failure.cause == "not_rescaled"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_factor_with_a_limit_is_told_by_cases_that_stay_below_it(
+    seed: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """Whether the cause is named would depend on how large the scores of the first case are that fails."""
+
+    def average(scores: Tensor, v: Tensor) -> Tensor:
+        top, out, total = torch.tensor(-torch.inf), torch.zeros(v.shape[1]), torch.zeros(())
+        for score, value in zip(scores, v, strict=True):
+            higher = torch.maximum(top, score)
+            added, rescale = (score - higher).exp(), (top - higher).exp()
+            inverted = (higher - top).exp().clamp(max=1e4) if top > -torch.inf else rescale
+            out, total, top = out * inverted + added * value, total * rescale + added, higher
+        return out / total
+
+    needle = Values(needles=(Needle(seq=0, position=2, kv_head=0),), seed=seed)
+    case = msgspec.structs.replace(
+        dense, num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, dtype="float16", seq_lens=(3,), values=needle
+    )
+    supports = attnfuzz.Supports(lse="none")
+    kernel = plant(weights=lambda s: s, average=average, supports=supports, after=lambda inputs, out, lse: out)
+    failure = failure_of(kernel, case)
+    assert float(failure.message.split(" = ")[1].split(",")[0]) > 5000  # e^16 times as much is more than there is
+    assert failure.cause == "not_rescaled"
+    assert "is multiplied by exp(new - old maximum), not exp(old - new)" in failure.message
 
 
 @pytest.mark.parametrize("seed", [1, 4])
@@ -887,6 +1011,7 @@ def test_a_sum_that_is_not_rescaled_in_some_steps_is_told(
 
 @pytest.mark.parametrize("keys", ["normal", "equal"])
 @pytest.mark.parametrize("exponent", [0, 3])
+@pytest.mark.by_day("0-normal", "3-equal")
 def test_a_token_that_has_all_weight_is_missed(
     keys: Any, exponent: int, plant: Any, dense: DenseDecodeCase, failure_of: Any
 ) -> None:

@@ -176,6 +176,28 @@ def test_a_rounding_is_told_of_a_row_that_is_long(plant: Any) -> None:
     assert [failure.message for failure in found if not re.search(words, failure.message)] == []
 
 
+def test_a_sum_in_an_order_that_nobody_knows_is_told_by_the_size_of_its_errors(plant: Any) -> None:
+    """Threads of a GPU add in orders that are not replayed: nothing would be told of what they round."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        total = torch.zeros(v.shape[1])
+        for t in torch.randperm(len(v), generator=torch.Generator().manual_seed(len(v))).tolist():
+            total = (total + weights[t] * v[t]).bfloat16().float()
+        return total
+
+    case = DenseDecodeCase(
+        num_q_heads=2,
+        num_kv_heads=1,
+        head_size=32,
+        scale=0.125,
+        seq_lens=(150, 70),
+        values=Values(keys="normal", values="normal", seed=3),
+    )
+    failure = judge(plant(average=average), case, device="cpu", oracles=("accuracy",)).failure
+    assert failure is not None
+    assert "; perhaps the sum of weights x V is kept in bfloat16" in failure.message
+
+
 def test_no_rounding_is_told_of_numbers_that_none_makes(plant: Any) -> None:
     """Of a score that is off by a thousandth some rounding of some number is nearly that, and would be told as it."""
     kernel = plant(dots=lambda k, q, scale: 1.0013 * (k.float() @ q.float()) * scale, numerics=STRICT)

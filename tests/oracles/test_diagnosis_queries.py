@@ -11,6 +11,8 @@ from torch import Tensor
 
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import PagedAttentionCase
+from attnfuzz.problems.recipes import Values
+from tests.oracles.conftest import paged_tokens
 
 
 def test_the_correct_kernel_passes(plant: Any, queries: PagedAttentionCase) -> None:
@@ -30,6 +32,7 @@ def test_the_correct_kernel_passes(plant: Any, queries: PagedAttentionCase) -> N
     ],
     ids=["one behind", "three behind", "one short"],
 )
+@pytest.mark.by_day("one behind", "one short")
 def test_which_tokens_a_query_reads(
     bugs: Any, words: str, plant: Any, queries: PagedAttentionCase, failure_of: Any
 ) -> None:
@@ -71,6 +74,38 @@ def test_a_query_that_is_found_by_its_sequence(plant: Any, queries: PagedAttenti
     failure = failure_of(plant("paged_attention", before=by_sequence), case)
     assert failure.cause == "another_query"
     assert "is read" in failure.message
+
+
+def test_a_tile_that_only_later_queries_see_is_told(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:
+    """A loop that ends with what the first query of a block sees would be told as a token that is dropped."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        starts = inputs.cu_seqlens_q.tolist()
+        context = int(inputs.seq_lens[seq]) - (starts[seq + 1] - starts[seq])
+        first = context + (n - 1 - context) // 8 * 8
+        return paged_tokens(inputs, seq, min(n, first // 16 * 16 + 16), kv_head)
+
+    case = msgspec.structs.replace(queries, seq_lens=(17,), query_lens=(2,), block_size=32, values=Values())
+    failure = failure_of(plant("paged_attention", tokens=tokens), case)
+    assert failure.message.endswith(
+        "the query sees the first 16 keys only, up to the tile of 16 in which the first query of its block lies"
+    )
+
+
+def test_a_query_that_is_read_from_a_padding_row(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:
+    """The wrong row would be one bug where it holds a query, and another without a cause where it holds none."""
+
+    def by_sequence(inputs: Any) -> None:
+        starts, q = inputs.cu_seqlens_q.tolist(), inputs.q.clone()
+        for seq, start in enumerate(starts[:-1]):
+            if starts[seq + 1] - start == 1:
+                q[start] = inputs.q[min(seq, len(q) - 1)]
+        inputs.q = q
+
+    case = msgspec.structs.replace(queries, seq_lens=(4, 6), query_lens=(0, 1), padding_tokens=1)
+    failure = failure_of(plant("paged_attention", before=by_sequence), case)
+    assert (failure.oracle, failure.cause) == ("dead_memory", "another_query")
+    assert failure.message.endswith("row 1 of q is read, which holds no query")
 
 
 def test_sequences_without_a_query_may_be_more_than_there_are_rows(

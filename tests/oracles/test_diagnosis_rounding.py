@@ -16,9 +16,10 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.judging.judge import judge
 from attnfuzz.mistake import mistake_of
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.problems.variants import Variant
 from attnfuzz.verdict import Failure
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
@@ -73,9 +74,9 @@ ROUNDED = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", ROUNDED)
-@pytest.mark.by_day("scores-float16")
 def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -> None:
     """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases.
 
@@ -401,8 +402,8 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
     assert len(named) >= share * len(found), [failure.message for failure in found if failure.cause != cause]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.by_day("float16")
 def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str, plant: Any) -> None:
     """A kernel that summed in float32 until a change would be told wrong scores, or a 16-bit exp2."""
     rounded = getattr(torch, dtype)
@@ -435,8 +436,8 @@ def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.by_day("float16")
 def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
     """A loop that ends too early would be told once more as numbers that are taken for 0, and as sums in 16 bits."""
 
@@ -462,12 +463,46 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mistake", OTHERS)
-@pytest.mark.by_day("the last token is dropped-float16")
 def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
     """A dropped token would be told as a matter of precision, and be declared away."""
     found = failures(plant(**OTHERS[mistake]), dtype)
     blamed = [failure for failure in found if mistake_of(failure.cause).is_everywhere]
     assert len(found) >= 10
     assert len(blamed) <= 0.1 * len(found), [failure.message for failure in blamed]  # a bfloat16 has three digits
+
+
+def with_rounded_products(inputs: Any) -> Tensor:
+    """Decode over pages with a sink, where products of q and k are rounded before they are summed."""
+    out = torch.zeros_like(inputs.q)
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        pages = inputs.block_table[seq].long()
+        k, v = (cache[pages].flatten(0, 1)[:length, 0] for cache in (inputs.k_cache, inputs.v_cache))
+        for head, sink in enumerate(inputs.sinks.float()):
+            scores = ROUNDED["products"](k, inputs.q[seq, head], inputs.scale)
+            weights = torch.cat((scores, sink[None])).softmax(0)[:-1]
+            out[seq, head] = (weights @ v.float()).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_rounded_scores_beside_a_sink_that_outweighs_them_are_named(seed: int) -> None:
+    """A number would be fitted to it, and told as a fact: "0.0034 is added to the sum of the weights"."""
+    supports = attnfuzz.Supports(lse="none", variants=("sinks",))
+    kernel = attnfuzz.kernel("paged_decode", supports=supports)(with_rounded_products)
+    case = PagedDecodeCase(
+        num_q_heads=1,
+        num_kv_heads=1,
+        head_size=16,
+        dtype="float16",
+        seq_lens=(4,),
+        block_size=4,
+        scale=0.25,
+        values=Values(keys="fine", values="normal", logit_exponent=4, seed=seed),
+        variant=Variant(sinks="high"),
+    )
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert failure.cause == "scores_rounded"

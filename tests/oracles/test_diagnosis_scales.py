@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attnfuzz.explaining.diagnose import given_by_all
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.inputs.reference import row_weights
 from attnfuzz.problems.cases import PagedDecodeCase
@@ -16,6 +18,7 @@ from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 from attnfuzz.values import attention_values
+from tests.oracles.conftest import paged_tokens
 
 SMALL = torch.full((16,), 1e-6, dtype=torch.float64)
 
@@ -76,6 +79,7 @@ MISTAKES: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize("variant", [PLAIN_VARIANT, Variant(sinks="level", window=5)], ids=["plain", "variant"])
 @pytest.mark.parametrize(("k_scale", "v_scale", "words"), MISTAKES, ids=[words for *_, words in MISTAKES])
+@pytest.mark.by_day("*-variant")
 def test_a_wrong_scale_is_named(k_scale: Any, v_scale: Any, words: str, variant: Variant) -> None:
     """Whoever has to repair the kernel would have to guess which scale is wrong."""
     assert words in told(row_that_got(k_scale, v_scale, variant=variant))
@@ -90,6 +94,27 @@ def test_a_page_that_is_read_without_its_scale_is_named() -> None:
     assert "token 8 (page 2, offset 0) of sequence 0 is read without the scales of the cache, for V alone" in told(
         wrong
     )
+
+
+@pytest.mark.parametrize(("of_v", "words"), [(0, "is left out"), (2, "is applied twice")])
+def test_measured_weights_say_which_scale_is_a_factor_of_all(of_v: int, words: str, plant: Any) -> None:
+    """Weights that are right would be told to be some number times the right ones."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        k, v = (part.float() for part in paged_tokens(inputs, seq, n, kv_head))
+        return k * inputs.k_scale, v * inputs.v_scale**of_v
+
+    case = PagedDecodeCase(
+        num_q_heads=1,
+        num_kv_heads=1,
+        head_size=16,
+        seq_lens=(9,),
+        scale=0.25,
+        block_size=4,
+        kv=QuantisedKv(dtype="float8_e4m3fn", per="tensor", scales="powers"),
+    )
+    lines = explain_case(plant("paged_decode", tokens=tokens), case, device="cpu", seconds=60.0).lines
+    assert any(line.startswith("the weights are right, but the scale of V, ") and words in line for line in lines)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz"])

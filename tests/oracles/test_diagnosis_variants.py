@@ -112,6 +112,16 @@ def test_an_lse_without_the_sink_is_named() -> None:
     assert "the LSE leaves out the sink" in told(replace(right, got_lse=without.got_lse))
 
 
+def test_an_lse_without_the_sink_is_named_where_scores_are_low() -> None:
+    """As float32 keeps it, an LSE of some thousand is off by more than a right one near 0 may be."""
+    values = Values(keys="negative", values="normal", logit_exponent=6)
+    case, bare = (msgspec.structs.replace(one, values=values) for one in (case_with(sinks="level"), case_with()))
+    right, without = row_that_got(case, case), row_that_got(bare, bare)
+    kept = float(torch.tensor(without.got_lse, dtype=torch.float32))
+    assert kept < -1000
+    assert "the LSE leaves out the sink" in told(replace(right, got_lse=kept))
+
+
 def test_alibi_that_counts_from_the_first_key_is_named() -> None:
     """FlashAttention 2 shifts a row's scores by a constant, which in the smallest case looks like a wrong sign."""
     case = case_with(alibi="scattered")

@@ -135,6 +135,7 @@ def results_kept() -> Any:
 
 
 @pytest.mark.parametrize("kept", [scratch_written_first, table_that_grows, counter_and_lock, results_kept])
+@pytest.mark.by_day("scratch_written_first", "counter_and_lock")
 def test_right_kernels_that_keep_buffers_are_left_alone(kept: Any, plant: Any, dense: Case) -> None:
     """A table, a counter, or scratch that is written before it is read, would be taken for memory nobody wrote."""
     kernel = plant(after=kept())
@@ -144,6 +145,7 @@ def test_right_kernels_that_keep_buffers_are_left_alone(kept: Any, plant: Any, d
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 7])
+@pytest.mark.by_day("2", "7")
 def test_what_comes_and_goes_is_not_put_down_to_memory(period: int, plant: Any, dense: Case) -> None:
     """A kernel that counts its calls gives the same bits in some two runs, and would be said to read what it has not
     written.

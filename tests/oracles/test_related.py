@@ -107,6 +107,9 @@ PLANTED: dict[str, tuple[OracleName, Case, Callable[[Any], Kernel]]] = {
 
 
 @pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.by_day(
+    "loose mask", "clamp", "one maximum*", "empty states count", "plan_by_batch_size", "counter_not_reset"
+)
 def test_a_batch_finds_what_single_runs_find(bug: str, plant: Any) -> None:
     """In a campaign on a GPU the relation would find nothing, or tell it in other words than replay."""
     name, case, make = PLANTED[bug]

@@ -226,6 +226,7 @@ def test_a_failure_shrinks_to_the_same_case(plant: Any, queries: PagedAttentionC
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.by_day("meta", "float16")
 def test_check_in_this_process(name: str, paged: PagedDecodeCase, plant: Any) -> None:
     """The call that test suites make would fail for reasons of its own."""
     one_head = plant("paged_decode", kv_head=lambda head, group: 0)

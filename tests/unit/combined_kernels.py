@@ -62,3 +62,42 @@ def by_a_function(inputs):
 @attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(where=TABLE, **PRODUCTS))
 def drops_a_token(inputs):
     return decode(inputs, drops_a_token=True)
+
+
+class Doubled(attnfuzz.Problem):
+    """Twice each number."""
+
+    size = attnfuzz.Integer(1, 8)
+    parts = attnfuzz.Integers(1, 4, least=0, most=3, total=6)
+    dtype = attnfuzz.Choice(("float16", "float32"))
+    head_size = attnfuzz.Choice((8, 16, 32))
+
+    def tensors(self, case):
+        roles: dict[str, Any] = {"x": "input", "y": "output"}
+        return {name: attnfuzz.TensorSpec((case.size,), case.dtype, role) for name, role in roles.items()}
+
+    def write(self, case, tensors):
+        tensors["x"].copy_(attnfuzz.numbers((case.size,), seed=1, name="x"))
+
+    def reference(self, case, tensors):
+        return {"y": 2 * tensors["x"].double()}
+
+
+def small_or_single_precision(case: Any) -> bool:
+    return bool(case.size < 4 or case.dtype == "float32")
+
+
+def doubled(inputs: Any, factor: float = 2.0) -> Any:
+    if inputs.size >= 4 and inputs.dtype != "float32":
+        raise NotImplementedError("so many numbers are doubled in single precision only")
+    return inputs.x * (factor if inputs.size >= 4 else 2)
+
+
+@attnfuzz.kernel(Doubled(), supports=attnfuzz.Supports(where=small_or_single_precision))
+def small_or_single(inputs):
+    return doubled(inputs)
+
+
+@attnfuzz.kernel(Doubled(), supports=attnfuzz.Supports(where=small_or_single_precision))
+def small_or_single_wrong(inputs):
+    return doubled(inputs, factor=3.0)

@@ -120,6 +120,7 @@ MISTAKES: dict[str, Mistake] = {
     "upper_half_doubled": _upper_half_doubled,
     "squared": _squared,
     "plus_one": _plus_one,
+    "k_for_v": altered(v=lambda inputs: inputs.k),
     "random": _random,
     "first_row_only": _first_row_only,
     "not_masked": _not_masked,

@@ -36,9 +36,12 @@ RANKS = {
     "attnfuzz.adapters.solution": 6,
     "attnfuzz.families": 5,  # problems made of the parts that users have
     "attnfuzz.families.cache_write_kernels": 6,
+    "attnfuzz.families.history_kernels": 6,
+    "attnfuzz.families.hybrid_decode_kernels": 6,
     "attnfuzz.families.latent_verify_kernels": 6,
     "attnfuzz.families.sparse_decode_kernels": 6,
     "attnfuzz.families.merge_ranks_kernels": 6,
+    "attnfuzz.families.packed_decode_kernels": 6,
     "attnfuzz.families.recurrent_decode_kernels": 6,
     "attnfuzz.kernels": 6,
     "attnfuzz.oracles": 8,

@@ -73,6 +73,7 @@ def inferred(runner: Runner, kernel: str, file: Path = KERNELS) -> Inferred:
         ("refuses_odd_heads", Supports(head_sizes=(16, 32, 64, 128, 256))),
     ],
 )
+@pytest.mark.by_day("textbook*", "takes_everything*", "leaves_states*", "refuses_groups*", "refuses_odd*")
 def test_what_a_kernel_takes_is_found_out(runner: Runner, kernel: str, supports: Supports) -> None:
     """A correct kernel that declares nothing would have a finding for each thing that it was never meant for."""
     found = inferred(runner, kernel)
@@ -113,6 +114,7 @@ def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: S
         ("sums_of_eight", Numerics(tile_sums="input")),
     ],
 )
+@pytest.mark.by_day("exact*", "sum_of*", "scaled_both*", "stored*")
 def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: str, numerics: Numerics) -> None:
     """A design that engines ship would have a finding of wrong numbers, or one that rounds nothing would be let off."""
     found = inferred(runner, design, DESIGNS)
@@ -121,6 +123,7 @@ def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: st
 
 
 @pytest.mark.parametrize("kernel", ["scaled_query_of_short", "scaled_query_of_long", "scaled_query_of_single_heads"])
+@pytest.mark.by_day("scaled_query_of_long*")
 def test_what_one_path_rounds_is_no_design(runner: Runner, kernel: str) -> None:
     """A change that narrows one path of a kernel would be taken for what the kernel does on purpose."""
     assert inferred(runner, kernel, DESIGNS).numerics == Numerics()
@@ -144,6 +147,7 @@ class OnGpu:
     ("kernel", "numerics"),
     [("tf32_in_tiles", Numerics(matmul="tf32")), ("scaled_tf32", Numerics(query="scaled", matmul="tf32"))],
 )
+@pytest.mark.by_day("tf32_in_tiles*")
 def test_tf32_is_a_design_on_a_gpu(runner: Runner, kernel: str, numerics: Numerics) -> None:
     """`tl.dot` of float32 inputs takes it by default, and right kernels would have two findings each."""
     (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
@@ -151,6 +155,7 @@ def test_tf32_is_a_design_on_a_gpu(runner: Runner, kernel: str, numerics: Numeri
 
 
 @pytest.mark.parametrize("kernel", ["short_outputs", "short_constant"])
+@pytest.mark.by_day("short_outputs")
 def test_what_is_wrong_in_float32_alone_is_no_tf32(runner: Runner, kernel: str) -> None:
     """Whatever loses fewer bits than TF32 does would be let off on a GPU, as if matrix units had lost them."""
     (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
@@ -329,6 +334,15 @@ def test_a_kernel_is_judged_by_the_declaration_that_comes_with_the_call(runner: 
         ("returns_float32", {}),
         ("weighs_what_nobody_wrote", {}),
     ],
+)
+@pytest.mark.by_day(
+    "takes_any_cache*",
+    "divides_by_nothing_and*",
+    "keeps_a_plan*",
+    "base_2_of_long*",
+    "no_lse_of_empty*",
+    "returns_float32*",
+    "weighs*",
 )
 def test_what_is_silently_wrong_is_a_question_or_a_bug(runner: Runner, kernel: str, standings: dict[str, str]) -> None:
     """A broken kernel would end green, with a declaration to paste that hides what is wrong with it."""

@@ -15,7 +15,7 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
-from attnfuzz.verdict import Cause, Failure, Verdict
+from attnfuzz.verdict import Cause, Failure, SourceLine, Verdict
 
 KERNELS = Path(__file__).with_name("misbehaving_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(7,), scale=0.25, dtype="float32")
@@ -103,6 +103,17 @@ def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
     found = explained(runner, "segfaults_at_seven")
     assert found.lines == ()
     assert found.changes[0].startswith("passes if changed to: seq_len 6 instead of 7; seq_len 8 instead of 7")
+
+
+def test_the_line_of_a_crash_is_part_of_its_explanation(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`attnfuzz explain` would leave the text of the line out, which only the stack of the dead process tells."""
+    line = SourceLine(file="kernels.py", line=31, text="tl.load(table + page)")
+    crash = Failure(oracle="crash", kind="SIGSEGV", message="died", sources=(line,))
+    monkeypatch.setattr(runner, "judge", lambda *_, **__: Verdict(failure=crash))
+    monkeypatch.setattr(runner, "explain", lambda *_, **__: Explanation(lines=("it died again",)))
+    declaration = Declaration(name="k", problem="dense_decode", target="k")
+    found = explain_failure(runner, declaration, CASE, crash, weighing_s=1.0, total_s=0.0)
+    assert (found.lines, found.sources) == ((), (line,))
 
 
 def test_a_change_that_shows_another_bug_is_not_told(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

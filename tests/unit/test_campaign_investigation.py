@@ -20,6 +20,7 @@ from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.campaign.triage import investigation
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import NEEDS_PRECEDING
 from attnfuzz.oracles.registry import ORACLES, oracle_of
@@ -27,7 +28,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, Page
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, Verdict
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, SourceLine, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.named_features import named, words
 from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
@@ -91,6 +92,31 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
     is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert words(last(sent, Minimised).features) == features
+
+
+def test_the_line_of_a_stray_write_is_known_once_it_is_explained() -> None:
+    """A crash at the same line would be looked into, and a second stray write told beside the first."""
+    stray = Failure(oracle="red_zone", kind="write after out", message="written behind out")
+    line = SourceLine(file="kernels.py", line=31)
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        return Verdict(failure=stray)
+
+    explained = Explanation(sources=(line,))
+    timed = CaseJudge(
+        scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), explain=lambda *_: explained
+    )
+    suspect = PretendedProcess(lambda case, earlier: stray).suspect(a_case(), failure=stray)
+    is_bug, sent = looked_into(suspect, timed)
+    assert is_bug
+    assert last(sent, Smaller).failure.sources == (line,)
+    known = KnownBugs(last(sent, Minimised).bugs)
+    for at, is_known in ((line, True), (SourceLine(file="kernels.py", line=47), False)):
+        crash = Failure(oracle="crash", kind="SIGSEGV", message="died", sources=(at,))
+        failing = FailingCase(suspect.declaration, a_case(9), crash)
+        assert (known.predicting(failing) is not None) is is_known
 
 
 @pytest.mark.parametrize("ends", [True, False])

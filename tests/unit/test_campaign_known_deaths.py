@@ -111,6 +111,7 @@ def either_of_two(case: PagedDecodeCase) -> bool:
 
 
 @pytest.mark.parametrize("bug", [odd_at_80, needs_long_hnd, either_of_two])
+@pytest.mark.by_day("needs_long_hnd", "either_of_two")
 def test_few_deaths_teach_what_to_skip(bug: Bug, drawn: list[PagedDecodeCase]) -> None:
     """A kernel that crashes on one case in twenty would be slowed down by as many new processes."""
     campaign = Campaign(bug).run(drawn)
@@ -123,9 +124,9 @@ def test_few_deaths_teach_what_to_skip(bug: Bug, drawn: list[PagedDecodeCase]) -
 
 def test_what_no_trait_says_is_not_forbidden_for_long(drawn: list[PagedDecodeCase]) -> None:
     """Conditions made of chance would take half of the input space away."""
-    campaign = Campaign(lambda case: sum(case.seq_lens) % 5 == 3).run(drawn)
+    campaign = Campaign(lambda case: sum(case.seq_lens) % 5 == 3).run(drawn[:700])
     wrongly = [case for case in campaign.skipped if not campaign.bug(case)]
-    assert len(wrongly) <= 0.2 * len(drawn)
+    assert len(wrongly) <= 0.2 * 700
 
 
 def test_a_kernel_that_always_dies_is_left_alone(drawn: list[PagedDecodeCase]) -> None:

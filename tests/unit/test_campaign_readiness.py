@@ -6,6 +6,7 @@ import queue
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Self, cast
 
 import pytest
@@ -15,6 +16,7 @@ from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import BuildWatch, GiveUp
 from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.judging.messages import BuildReply, BuiltReply
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
@@ -169,6 +171,9 @@ class Building:
     def give_up_builds(self, when: GiveUp) -> None:
         self.give_up = when
 
+    def begin_builds(self, cases: list[tuple[Declaration, object]]) -> BuildReply | None:
+        return None
+
     def prepare(self, declarations: list[Declaration]) -> list[Declaration]:
         return declarations
 
@@ -217,3 +222,121 @@ def test_builds_that_share_nothing_are_made_at_once(
     assert Building.most == most
     if not builds_apart:  # first what the first case of each needs
         assert Building.order == [f"mine.py:{one}" for one in "abcabc"]
+
+
+class WithBuilder(Building):
+    """A runner of kernels whose engine has a builder: modules ``missing``, by target, of which none is built so far."""
+
+    missing: ClassVar[dict[str, list[str]]] = {}
+    far: ClassVar[list[BuiltReply]] = []
+    asked: ClassVar[list[str]] = []
+    begun: ClassVar[list[str]] = []
+
+    def heir(self) -> WithBuilder:
+        made = WithBuilder()
+        made.give_up = self.give_up
+        return made
+
+    sibling = heir
+
+    def begin_builds(self, cases: list[tuple[Declaration, object]]) -> BuildReply | None:
+        WithBuilder.begun += [declaration.target for declaration, _ in cases]
+        missing = [self.missing.get(declaration.target, []) for declaration, _ in cases]
+        return BuildReply(missing, "modules of Engine", "/kept", "ENGINE_FOLDER")
+
+    def built(self) -> BuiltReply | None:
+        return self.far.pop(0) if self.far else BuiltReply(0, is_over=False)
+
+    def judge(self, declaration: Declaration, case: object, **how: Any) -> Verdict:
+        WithBuilder.asked.append(declaration.target)
+        return Verdict()
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Readiness, list[str]]]:
+    """Makes what builds kernels a and b, of an engine with a builder, and c, beside the notes that it writes."""
+    for name in ("missing", "far", "asked", "begun"):
+        monkeypatch.setattr(WithBuilder, name, type(getattr(WithBuilder, name))())
+    monkeypatch.setattr(readiness, "_ASK_BUILDER_EVERY_S", 0.01)
+
+    def made(**how: Any) -> tuple[Readiness, list[str]]:
+        notes: list[str] = []
+        kernels = [
+            Declaration(
+                name=one,
+                problem="dense_decode",
+                supports=Supports(dtypes=("float16", "float32"), head_sizes=(64,)),
+                target=f"mine.py:{one}",
+                builds_apart=one != "c",
+            )
+            for one in "abc"
+        ]
+        asking = Readiness(
+            cast(Runner, WithBuilder()),
+            kernels,
+            make_runner=lambda: cast(Runner, WithBuilder()),
+            note=notes.append,
+            infers=False,
+        )
+        return asking, notes
+
+    return made
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + _SOON_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_what_kernels_of_an_engine_need_is_built_as_one_job(job: Callable[..., tuple[Readiness, list[str]]]) -> None:
+    """Each kernel would have its modules compiled by itself, and the modules that kernels share would come last."""
+    WithBuilder.missing = {"mine.py:a": ["decode"], "mine.py:b": ["decode", "prefill"]}
+    WithBuilder.far = [BuiltReply(0, is_over=False), BuiltReply(1, is_over=False), BuiltReply(1, is_over=False)]
+    asking, notes = job()
+    with asking:
+        asking.start()
+        joined = set[str]()
+
+        def are_ready() -> bool:
+            joined.update(join.kernel.target for join in asking.take() if not join.built)
+            return len(joined) == 3 and "building 2 modules of Engine: 1 done" in notes
+
+        _until(are_ready)
+    assert WithBuilder.begun == ["mine.py:a", "mine.py:b", "mine.py:a", "mine.py:b"]  # first what each begins with
+    assert "building 2 modules of Engine, all at once; modules of Engine are kept in /kept; ENGINE_FOLDER names" in str(
+        notes
+    )
+    (compiling,) = (note for note in notes if "compile themselves" in note)
+    assert "mine.py:c" not in compiling
+
+
+def test_kernels_of_which_all_is_built_are_not_built_again(job: Callable[..., tuple[Readiness, list[str]]]) -> None:
+    """A second campaign would wait for compilers that have nothing to do."""
+    asking, notes = job()
+    with asking:
+        asking.start()
+        asking.wait()
+        assert {join.kernel.target for join in asking.take()} == {"mine.py:a", "mine.py:b", "mine.py:c"}
+    assert notes == ["modules of Engine are kept in /kept; ENGINE_FOLDER names another folder"]
+
+
+def test_a_kernel_of_another_engine_does_not_wait_for_a_builder(
+    job: Callable[..., tuple[Readiness, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing an engine takes seconds, in which nothing would be searched."""
+    may_answer = threading.Event()
+
+    def begin(runner: WithBuilder, cases: object) -> None:
+        assert may_answer.wait(_SOON_S)
+
+    monkeypatch.setattr(WithBuilder, "begin_builds", begin)
+    asking, _ = job()
+    with asking:
+        asking.start()
+        _until(lambda: any(join.kernel.target == "mine.py:c" for join in asking.take()))
+        assert "mine.py:a" not in WithBuilder.asked
+        may_answer.set()
+        asking.wait()
+        assert "mine.py:a" in WithBuilder.asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.cases.features import KV_STRIDES_DIFFER, SEVERAL_HEADS, general_features
@@ -12,7 +13,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Failure, SourceLine
 from tests.unit.named_features import words
 from tests.unit.search_bench import findings
 
@@ -176,3 +177,20 @@ def test_strides_of_two_tensors_that_are_ignored_are_two_bugs(tmp_path: Path) ->
         return failure("accuracy", "out:value") if is_strided else None
 
     assert len(findings(KERNEL, tmp_path, out_ignored, q_ignored, cases=600)) == 2
+
+
+@pytest.mark.parametrize(("lines", "bugs"), [((31, 31), 1), ((31, 47), 2)])
+def test_accesses_astray_are_as_many_bugs_as_lines(lines: tuple[int, int], bugs: int, tmp_path: Path) -> None:
+    """One load without a mask was a read past a tensor and a crash; two loads must not be told as one."""
+    past, far = (SourceLine(file="kernels.py", line=line) for line in lines)
+
+    def past_the_end(case: DenseDecodeCase) -> Failure | None:
+        read = Failure(oracle="guard_page", kind="read past k", message="read", tensor="k", sources=(past,))
+        return read if case.gqa_ratio == 3 else None
+
+    def far_away(case: DenseDecodeCase) -> Failure | None:
+        crash = Failure(oracle="crash", kind="SIGSEGV", message="died", sources=(far,))
+        return crash if 0 in case.seq_lens else None
+
+    found = findings(KERNEL, tmp_path, past_the_end, far_away, cases=600)
+    assert len(found) == bugs, signatures(found)

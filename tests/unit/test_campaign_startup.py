@@ -166,6 +166,7 @@ def test_an_import_that_takes_long_is_told_and_one_that_does_not_is_not(monkeypa
     assert told == ["slow.py is still being imported; if it does nothing for 1m00s, it is given up"]
 
 
+@pytest.mark.night
 def test_a_campaign_on_a_gpu_says_where_compiled_kernels_are_kept(tmp_path: Path) -> None:
     """Whoever keeps nothing between runs of a CI waits for compilers each time, and would not know where to look."""
     kept = tmp_path / "kept"
@@ -174,6 +175,12 @@ def test_a_campaign_on_a_gpu_says_where_compiled_kernels_are_kept(tmp_path: Path
     environment = {**os.environ, pretended_gpu.LIMIT: str(1 << 30), "TRITON_CACHE_DIR": str(kept)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=240)
     assert f"no kernel has been compiled into {kept} yet" in done.stdout + done.stderr
+
+
+def test_launchers_that_triton_keeps_are_no_kernels(tmp_path: Path) -> None:
+    """Whoever has compiled nothing would be told that all is kept, and not look for the folder."""
+    kept = tmp_path / "kept"
+    assert f"no kernel has been compiled into {kept} yet" in startup.what_is_compiled(kept)
     (kept / "launcher").mkdir(parents=True)
     (kept / "launcher" / "cuda_utils.so").touch()
     assert startup.what_is_compiled(kept).startswith("no kernel")

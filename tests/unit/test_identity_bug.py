@@ -15,7 +15,7 @@ from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine
 from tests.unit.named_features import named, words
 
 
@@ -243,10 +243,15 @@ def a_finding(
     cause: str = "",
     tensor: str = "",
     maybe: tuple[str, ...] = (),
+    lines: tuple[str, ...] = (),
 ) -> Finding:
     declaration = Declaration(name="k", problem="paged_decode", target=kernel)
     causes = (Cause(mistake=cause),) if cause else ()
-    failure = Failure(oracle=oracle, kind=kind, message="wrong", causes=causes, tensor=tensor, maybe=maybe)
+    places = [one.rpartition(":") for one in lines]
+    sources = tuple(SourceLine(file=file, line=int(line)) for file, _, line in places)
+    failure = Failure(
+        oracle=oracle, kind=kind, message="wrong", causes=causes, tensor=tensor, maybe=maybe, sources=sources
+    )
     return Finding(
         "0-1",
         declaration,
@@ -335,6 +340,63 @@ def test_a_cause_decides_whatever_the_cases_need() -> None:
 def test_one_fault_of_memory_is_one_bug_at_whatever_address(a: Any, b: Any, same: bool) -> None:
     """One wrong stride would be read as three crashes, one for each thing that happened to lie there."""
     assert are_one(a_finding(*a), a_finding(*b)) is are_one(a_finding(*b), a_finding(*a)) is same
+
+
+STRAY = a_finding("red_zone", "write after out", "num_q_heads>1", lines=("engine/ops.py:621",))
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("red_zone", "write after lse", "strides:q", lines=("engine/ops.py:621",)), True),
+        (a_finding("crash", "SIGSEGV", "empty sequence", lines=("/packages/engine/ops.py:621",)), True),
+        (a_finding("guard_page", "write past out", "empty sequence", lines=("engine/ops.py:621",)), True),
+        (a_finding("red_zone", "write after out", "strides:q", lines=("engine/ops.py:622",)), False),
+        (a_finding("red_zone", "write after out", "strides:q", lines=("other_engine/ops.py:621",)), False),
+        (a_finding("red_zone", "write after out", "strides:q", lines=("engine/ops.py:621", "engine/ops.py:7")), False),
+        (a_finding("accuracy", "out:value", "strides:q", lines=("engine/ops.py:621",)), False),
+        (a_finding("red_zone", "write after out", "num_q_heads>1", lines=("engine/ops.py:622",)), True),
+        (a_finding("red_zone", "write after out", "num_q_heads>1"), True),
+    ],
+)
+def test_accesses_of_one_line_are_one_bug_and_others_are_told_apart_by_more_than_that(
+    other: Finding, same: bool
+) -> None:
+    """One store without a mask would be read once for each thing that cases have, or two stores as one."""
+    assert are_one(STRAY, other) is are_one(other, STRAY) is same
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("red_zone", "write after out", "strides:q"), True),
+        (a_finding("red_zone", "write before out", "strides:q"), False),
+        (a_finding("red_zone", "write after lse", "strides:q"), False),
+        (a_finding("red_zone", "q modified", "strides:q"), False),
+    ],
+)
+def test_writes_behind_one_tensor_are_one_bug_where_no_line_is_known(other: Finding, same: bool) -> None:
+    """On a GPU, where compiled code tells no line, one store would be read once for each thing that cases have."""
+    stray = a_finding("red_zone", "write after out", "num_q_heads>1")
+    assert are_one(stray, other) is are_one(other, stray) is same
+
+
+@pytest.mark.parametrize(
+    ("cause", "same"),
+    [("partial_lse", True), ("other_strides", True), ("scores_rounded", False), ("narrow_offsets", False)],
+)
+def test_a_mistake_that_is_made_everywhere_is_told_with_what_its_cases_show_besides(cause: str, same: bool) -> None:
+    """Whatever cause is not told of a larger case was a bug of its own, as is right where luck decides what shows."""
+    one = a_finding("accuracy", "out:value", "strides:out", "num_seqs>1", cause=cause)
+    more = a_finding("residuals", "out:nan", "strides:out", "dtype=bfloat16", maybe=("weights_rounded",))
+    assert are_one(one, more) is are_one(more, one) is same
+    alike = a_finding("accuracy", "out:value", "strides:out", "num_seqs>1", "scale")
+    assert one.bug.predicts(alike.bug) is same
+    assert not are_one(one, a_finding("residuals", "out:nan", "strides:out", "num_seqs>1", cause="read_before_written"))
+    assert one.bug.is_told_apart_from(a_finding("unwritten", "out", cause="read_before_written").bug)
+    anywhere = a_finding("accuracy", "out:value", cause=cause)
+    assert not are_one(anywhere, a_finding("accuracy", "out:value", "strides:out", cause="scale"))
+    assert not are_one(one, a_finding("accuracy", "out:value", "dtype=bfloat16"))
 
 
 def test_a_crash_is_told_with_the_stride_that_is_named() -> None:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,24 +16,12 @@ from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import Reply
 from attnfuzz.isolation.process import waits_for_file_lock
 from attnfuzz.isolation.zygote_client import Zygote
-from tests.unit.execution_clients import SERVICES, call, died, timed_out
+from tests.unit.execution_clients import call, died, timed_out
 
 encode = msgspec.json.encode
 BUILD_S = 3.0
 CASE_S = 1.2
 """Of a case, whose time is shorter than the build takes."""
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
-        yield started
-
-
-@pytest.fixture
-def executor(zygote: Zygote) -> Iterator[Executor]:
-    with Executor(zygote) as made:
-        yield made
 
 
 def test_a_build_is_not_the_time_of_the_case(executor: Executor) -> None:

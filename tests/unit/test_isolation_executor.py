@@ -4,7 +4,6 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,7 @@ from attnfuzz.isolation import Executor, ServiceError, Zygote
 from attnfuzz.isolation.link import OUTPUT_TAIL_BYTES
 from attnfuzz.isolation.messages import FrameError
 from attnfuzz.isolation.outcomes import TimedOut, signal_name
-from tests.unit.execution_clients import SERVICES, assert_gone, call, died, timed_out
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
-        yield started
-
-
-@pytest.fixture
-def executor(zygote: Zygote) -> Iterator[Executor]:
-    with Executor(zygote) as started:
-        yield started
+from tests.unit.execution_clients import assert_gone, call, died, timed_out
 
 
 def test_answers_calls_in_one_process(executor: Executor) -> None:

@@ -3,24 +3,11 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from attnfuzz.isolation import Died, Executor, ExecutorUnavailable, ServiceError, Zygote
 from tests.unit.execution_clients import SERVICES, call, num_descriptors
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
-        yield started
-
-
-@pytest.fixture
-def executor(zygote: Zygote) -> Iterator[Executor]:
-    with Executor(zygote) as started:
-        yield started
 
 
 def test_environment_is_that_of_one_executor(zygote: Zygote, executor: Executor) -> None:

@@ -98,12 +98,6 @@ def test_driver_side_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
-        yield started
-
-
 def hear(control: socket.socket) -> ControlReply:
     control.settimeout(10)
     message: ControlReply = msgspec.json.decode(control.recv(MAX_CONTROL_BYTES), type=ControlReply)

@@ -62,6 +62,14 @@ def test_the_line_of_an_access_is_told(mistake: str, oracle: OracleName, runner:
     assert explanation.sources[0].text
 
 
+def test_a_fault_says_its_own_line(runner: Runner) -> None:
+    """All lines that touch a tensor would be told of an access past its end, or a further process be spent on it."""
+    failure, explanation = told(runner, "past the end", "guard_page")
+    assert failure.oracle == "guard_page"
+    assert [one.line for one in failure.sources] == marked("past the end")
+    assert explanation.sources == failure.sources
+
+
 def test_a_kernel_without_the_mistake_has_no_line_for_it(runner: Runner) -> None:
     """A line that is right would be blamed."""
     (declaration,) = runner.declarations([str(KERNELS)])

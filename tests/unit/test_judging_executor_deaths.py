@@ -31,10 +31,23 @@ def test_place_is_the_innermost_frame_of_the_kernel() -> None:
     """The place shown would be inside Triton or attnfuzz, where nobody can mend the kernel."""
     failure = failure_of(died(-11, "SIGSEGV", "signal", STACK))
     assert failure.message == "the kernel's process died of SIGSEGV at /home/me/kernels.py:33, in walk_pages"
-    assert failure.details == (
-        "/home/me/kernels.py:33, in walk_pages",
-        f"{PACKAGE}/kernels/paged/paged_decode.py:12, in paged_decode",
-    )
+    assert failure.details == (f"{PACKAGE}/kernels/paged/paged_decode.py:12, in paged_decode",)
+
+
+@pytest.mark.parametrize(
+    ("stack", "lines"),
+    [
+        (STACK, [("/home/me/kernels.py", 33)]),
+        (STACK.replace("/home/me/kernels.py", "/site-packages/vllm/ops.py"), [("/site-packages/vllm/ops.py", 33)]),
+        (STACK.replace("triton/runtime/interpreter.py", "torch/functional.py"), []),
+        (STACK.partition("  File")[0], []),
+    ],
+)
+def test_the_line_of_an_access_is_known_where_the_interpreter_made_it(stack: str, lines: list[tuple[str, int]]) -> None:
+    """All bugs of a compiled extension would be told as one, since all of them show at the line that calls it."""
+    sources = failure_of(died(-11, "SIGSEGV", "signal", stack)).sources
+    assert [(one.file, one.line) for one in sources] == lines
+    assert failure_of(died(-6, "SIGABRT", "signal", stack)).sources == ()
 
 
 def test_projects_may_be_called_as_this_one_is() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,13 @@ import msgspec
 import pytest
 import torch
 
+import attnfuzz
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.judge import BatchLost
 from attnfuzz.judging.messages import (
+    BuildReply,
+    BuildRequest,
+    BuiltReply,
     GrowthReply,
     GrowthRequest,
     JudgeReply,
@@ -136,3 +141,34 @@ def test_verdicts_survive_the_wire(ratio: float) -> None:
     verdict = Verdict(failure=failure, error_ratio=ratio)
     sent = msgspec.json.encode(to_wire(verdict))
     assert from_wire(msgspec.json.decode(sent, type=Verdict)) == verdict
+
+
+class PretendedBuilder:
+    """Notes what calls need: here each call is asked for, and names what it was called with."""
+
+    modules, setting, folder, keeps_apart = "modules of Engine", "ENGINE_FOLDER", "/kept", True
+    built, is_over = 1, True
+
+    def begin(self, calls: Sequence[Callable[[], object]]) -> list[list[str]]:
+        for call in calls:
+            call()
+        return [["decode"] for _ in calls]
+
+
+def test_an_engines_builder_is_asked_with_calls_on_the_cases() -> None:
+    """Which modules a kernel needs follows from its inputs; without them nothing could be built beforehand."""
+    seen = list[Any]()
+    engine = attnfuzz.Engine("torch", tried=("1",), builder=PretendedBuilder())
+
+    def decode(inputs: Any, *, mul: Any) -> None:
+        seen.append((inputs.q.shape, mul))
+
+    kernel: Any = engine.kernel("dense_decode", supports=attnfuzz.Supports(), needs={"mul": ("torch:mul",)})(decode)
+    assert kernel.declaration.builds_apart
+    service = JudgingService()
+    service._kernels["mine.py:decode"] = kernel
+    asked = BuildRequest([("mine.py:decode", msgspec.Raw(encode_case(CASE)))])
+    reply = msgspec.json.decode(service.handle("build", msgspec.json.encode(asked)), type=BuildReply)
+    assert reply == BuildReply([["decode"]], "modules of Engine", "/kept", "ENGINE_FOLDER")
+    assert seen == [((1, 2, 8), torch.mul)]
+    assert msgspec.json.decode(service.handle("built", b"{}"), type=BuiltReply) == BuiltReply(1, is_over=True)

@@ -26,7 +26,7 @@ def test_each_oracle_is_declared_once_and_each_of_its_modules_is_used() -> None:
     folder = ROOT / "attnfuzz" / "oracles"
     modules = {str(path.relative_to(folder).with_suffix("")).replace("/", ".") for path in folder.rglob("*.py")}
     used = {one.code.partition(":")[0] for one in KNOWN.values() if one.code}
-    helpers = {f"relations.{name}" for name in ("__init__", "relation", "catalogue", "fresh_copy")}
+    helpers = {f"relations.{name}" for name in ("__init__", "relation", "catalogue", "fresh_copy", "own_containment")}
     assert modules - used == {"__init__", "registry", "exception", "own", "asking_own", *helpers}
 
 

@@ -193,10 +193,12 @@ def test_what_the_smallest_case_leaves_open_a_larger_one_tells(tmp_path: Path) -
     assert words.startswith("in a similar case (lengths ")
 
 
-def test_a_mistake_that_is_none_of_those_known_is_not_told_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lengths", [(3,), (3, 7)], ids=["one sequence", "two"])
+@pytest.mark.by_day("one sequence")
+def test_a_mistake_that_is_none_of_those_known_is_not_told_as_one(lengths: tuple[int, ...], tmp_path: Path) -> None:
     """A reader would look for a page where the scale is wrong."""
     edits = {"* inputs.head_size**-0.5\n            out": "* inputs.head_size**-0.25\n            out"}
-    assert not explained(tmp_path / "kernels.py", edits, lengths=(3, 7), block_size=4, window=9)
+    assert not explained(tmp_path / "kernels.py", edits, lengths=lengths, block_size=4, window=9)
 
 
 def related(path: Path, edits: dict[str, str], oracle: str, **fields: Any) -> Failure | None:

@@ -406,6 +406,7 @@ def test_other_processes_learn_of_a_problem_as_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.by_day("1")
 def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -> None:
     """Who copies the page's example would meet an error, or be told something else than the page shows."""
     text = PAGE.read_text(encoding="utf-8")

@@ -435,3 +435,61 @@ def test_a_regression_file_does_not_say_what_goes_together(tmp_path: Path) -> No
     )
     with pytest.raises(RegressionError, match=r"is for the kernel to declare - at `\$.assumed.where`; leave it out"):
         decode_regression(encode_regression(saved), "saved.json")
+
+
+QUERY_TABLES: list[tuple[Any, Callable[[Any], bool]]] = [
+    (({"equal_queries": True, "context": True},), lambda case: case.equal_queries and case.context),
+    (lambda case: not case.context, lambda case: not case.context),
+    (lambda case: case.equal_queries or case.head_size <= 64, lambda case: case.equal_queries or case.head_size <= 64),
+]
+
+
+@pytest.mark.parametrize("problem", ["paged_attention", "masked_attention"])
+@pytest.mark.parametrize(("where", "permits"), QUERY_TABLES)
+def test_numbers_of_query_tokens_are_as_declared(problem: Any, where: Any, permits: Callable[[Any], bool]) -> None:
+    """A kernel that verifies drafts of one length would be blamed for ragged ones, or meet one sequence only."""
+    supports = settled(problem, Supports(where=where), {})
+    met = drawn_from(cases(problem, supports=supports), draws=150)
+    assert all(permits(case) and why_unsupported(supports, {}, case) is None for case in met)
+    assert sum(cast(Any, case).num_seqs > 1 for case in met) > 20
+    large = max(met, key=size_key)
+    smallest = minimise(large, lambda case: cast(Any, case).num_seqs > 1, supports=supports, options={})
+    assert cast(Any, smallest).num_seqs == 2
+    assert supports_case(supports, {}, simplest_case(problem, supports, {}))
+
+
+def test_a_context_that_no_case_has_room_for_is_told() -> None:
+    """Nothing would be drawn, without a word."""
+    with pytest.raises(ValueError, match="no case has context=True there"):
+        attnfuzz.kernel("paged_attention", supports=Supports(max_seq_len=1, where=({"context": True},)))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (({"parts": 1},), "no such field, and the kernel no such option; it may name size, dtype, head_size, way"),
+        (({"head_size": 64},), r"where\[0\]\['head_size'\]\)=64 must be one of \(8, 16, 32\)"),
+        (lambda case: case.parts == (), "looks at case.parts, but may look at way, size, dtype, head_size only"),
+    ],
+)
+def test_what_may_not_be_said_of_an_own_problem_is_told(where: Any, said: str) -> None:
+    """A misspelt name would permit everything."""
+    with pytest.raises(ValueError, match=said):
+        attnfuzz.kernel(combined_kernels.Doubled(), supports=Supports(where=where), options={"way": (1, 2)})
+
+
+def test_fields_of_own_problems_go_together_as_declared() -> None:
+    """A kernel would be blamed for what its author says that it does not take, or shrinking end at such a case."""
+    kernel = combined_kernels.small_or_single
+    declaration = kernel.declaration
+    for case in drawn_from(
+        cases(declaration.problem, supports=declaration.supports, options=declaration.options), draws=300
+    ):
+        assert why_unsupported(declaration.supports, declaration.options, case) is None
+    simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    assert why_unsupported(declaration.supports, declaration.options, simplest) is None
+    attnfuzz.fuzz(kernel, max_examples=60, device="cpu")(lambda: None)()
+    with pytest.raises(attnfuzz.KernelFailure) as caught:
+        attnfuzz.fuzz(combined_kernels.small_or_single_wrong, max_examples=60, device="cpu")(lambda: None)()
+    found: Any = caught.value.case
+    assert (found.size, found.dtype, found.parts) == (4, "float32", ())

@@ -204,7 +204,7 @@ def test_example_is_explained_and_kept_as_a_test(folder: Path) -> None:
 @pytest.mark.night
 def test_a_backend_with_state_is_found_to_mix_up_calls(tmp_path: Path) -> None:
     """The page would promise what does not happen, or its repair would not be one."""
-    source = block("docs/stateful.md", "python")
+    source = block("docs/stateful.md", "python", "# my_backend.py")
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "my_backend.py").write_text(source, encoding="utf-8")
     assert attnfuzz("explore", "my_backend.py", "--budget", "60s", "--fail-fast", cwd=tmp_path).returncode == 1

@@ -581,6 +581,7 @@ def halve(rows, cache):
 """
 
 
+@pytest.mark.night
 def test_of_a_users_problem_an_engines_own_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter would stand in the script without what it needs, and raise there."""
     engine_file, file = tmp_path / "halving_engine.py", tmp_path / "own.py"
@@ -624,6 +625,7 @@ def decode(query, cache, values, out, *workspaces):
 
 
 @pytest.mark.parametrize("workspaces", [1, 12])
+@pytest.mark.by_day("12")
 def test_with_narrow_formats_a_script_takes_the_repairs_of_the_interpreter_from_attnfuzz(
     workspaces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

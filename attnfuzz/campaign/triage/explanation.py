@@ -71,10 +71,10 @@ def explain_failure(
         beside = _causes_beside(runner, declaration, case)
         told = _with_causes(told, beside)
         found = msgspec.structs.replace(found, lines=tuple(filter(None, (*found.lines, in_words(beside)))))
-    if lines := runner.access_lines(declaration, case, failure).sources:
+    if lines := failure.sources or runner.access_lines(declaration, case, failure).sources:
         found = msgspec.structs.replace(found, sources=lines)
     if failure.oracle == CRASH.name and not found.runs:  # it has died again, which has been said
-        found = Explanation()
+        found = Explanation(sources=failure.sources)
     if isinstance(case, OpenCase):
         found = msgspec.structs.replace(found, told=_with_causes(told, found.causes or ()))
     else:

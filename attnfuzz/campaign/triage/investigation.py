@@ -152,6 +152,8 @@ class Investigation:
         try:
             if not self._confirm():
                 return False
+            if self._is_design(self._finding):  # it needs none of the cases before it, of which nothing can be asked
+                return True
             self._recognise()
             self._take_numbers_of_relation()
             self._shrink()
@@ -615,6 +617,7 @@ class Investigation:
         needed = self._needs()
         explanation = self._explanation()
         told = explanation.told or (self._now.failure if self._now.preceding else self._now.failure.undecided)
+        told = msgspec.structs.replace(told, sources=explanation.sources or told.sources)
         if told != self._now.failure:
             self._step_to(self._now.with_case(self._now.case, told))
         is_declarable = self._passes_as_declared(needed)  # what is told may name a declaration
@@ -627,7 +630,6 @@ class Investigation:
                 complete=is_complete,
                 explanation=(*explanation.lines, *self._of_strides(needed)),
                 blame=explanation.blame,
-                sources=explanation.sources,
                 weights=explanation.rows,
                 declarable=is_declarable,
             )

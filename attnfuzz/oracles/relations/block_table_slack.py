@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.bundled.own_paged import PagedProblem, paged_case
+from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.open_module import have_same_results
 from attnfuzz.inputs.registry import Contents, problem_of
@@ -36,14 +37,14 @@ def _applies(declaration: Declaration, case: Any) -> bool:
     if not supports.deterministic:
         return False
     if isinstance(case, OpenCase):
-        return _of_own_problem(case) is not None
+        return _of_own_problem(declaration, case) is not None
     has_unused = any(case.blocks_of(seq) < case.max_blocks_per_seq for seq in range(case.num_seqs))
     return supports.batch_invariant or (has_unused and len(paddings_of(supports)) > 1)
 
 
 def _further(declaration: Declaration, case: Any, contents: Contents) -> FurtherRuns | None:
     is_own = isinstance(case, OpenCase)
-    changed = _of_own_problem(case) if is_own else _changed(declaration, case)
+    changed = _of_own_problem(declaration, case) if is_own else _changed(declaration, case)
     if changed is None:  # the same ids may come out of another recipe
         return None
     before: PagedDecodeCase = case
@@ -63,13 +64,15 @@ def _further(declaration: Declaration, case: Any, contents: Contents) -> Further
     return FurtherRuns([Changed(words, changed, values)], compare)
 
 
-def _of_own_problem(case: OpenCase) -> OpenCase | None:
+def _of_own_problem(declaration: Declaration, case: OpenCase) -> OpenCase | None:
     """A case of a user's paged problem with other unused entries; None without any."""
     if not isinstance(implementation_of(case.problem), PagedProblem):
         return None
     for unused in getattr(case.problem.fields["unused_entries"], "values", ()):
         other = msgspec.structs.replace(case, unused_entries=unused)
-        if block_table_rows(paged_case(other)) != block_table_rows(paged_case(case)):
+        if block_table_rows(paged_case(other)) != block_table_rows(paged_case(case)) and supports_case(
+            declaration.supports, declaration.options, other
+        ):
             return other
     return None
 

@@ -42,7 +42,7 @@ def drawn(
     """The one that `case` draws among those applicable: the same case draws the same anywhere and always.
 
     `turn`: the one among those that are costly there whose turn it is, see `Drawn`; first those of what the kernel has
-    promised by name.
+    promised by name, then those that compile little.
     """
     number = case_number(case)
     one_in = _ONE_IN if problem_of(case).targets is None else _OF_A_USERS_ONE_IN
@@ -54,7 +54,8 @@ def drawn(
     )
     if turn is not None:
         costly = [one for one in costly if one.applies(declaration, case)]
-        costly.sort(key=lambda one: not one.is_promised(declaration))  # a kernel that is searched for seconds has few
+        # a kernel that is searched for seconds has few
+        costly.sort(key=lambda one: (not one.is_promised(declaration), one.oracle.compilations))
         return costly[turn % len(costly)] if costly else None
     if others and number // one_in[device] % _COSTLY_ONE_IN:
         costly = []

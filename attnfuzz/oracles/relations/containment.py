@@ -18,6 +18,8 @@ An 8-bit cache holds such numbers too, but float8_e4m3fn has NaN alone. Under a 
 
 Each law compares two runs, or a run with what an empty row gives. None needs a right result for a number that is not
 finite, which is why cases hold finite numbers only, and references and error bounds need not know of others.
+
+Of users' problems: `own_containment`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -36,6 +39,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import Contents
 from attnfuzz.numerics import attention_bound, error_ratio
 from attnfuzz.oracles import registry
+from attnfuzz.oracles.relations import own_containment
 from attnfuzz.oracles.relations.relation import (
     Changed,
     FurtherRuns,
@@ -48,6 +52,8 @@ from attnfuzz.oracles.relations.relation import (
     where_bits_differ,
 )
 from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure
@@ -151,11 +157,16 @@ class _SpoiledToken:
         return self.length if seq == self.seq else min(self.case.seq_lens[seq], self.length, self.case.shared_tokens)
 
 
-def _applies(declaration: Declaration, case: AttentionCase) -> bool:
+def _applies(declaration: Declaration, case: Any) -> bool:
+    if isinstance(case, OpenCase):
+        is_torchs_own = any(one.dtype == "bfloat16" for one in tensor_specs(case).values()) and _products_leak()
+        return declaration.supports.deterministic and not is_torchs_own and own_containment.applies(case)
     return declaration.supports.deterministic and any(case.seq_lens[seq] for seq in case.row_seqs)
 
 
-def _further(declaration: Declaration, case: AttentionCase, contents: Contents) -> FurtherRuns | None:
+def _further(declaration: Declaration, case: Any, contents: Contents) -> FurtherRuns | None:
+    if isinstance(case, OpenCase):
+        return own_containment.further(case, contents)
     place = _SpoiledToken.of(case, contents.values)
     runs, laws = list[Changed](), list[_Law]()
 
@@ -416,4 +427,12 @@ def _lse_of_empty_rows(
     return unit * numbers.get("sinks", torch.full_like(bound.lse, -math.inf)), unit * bound.lse
 
 
-CONTAINMENT = Relation(registry.CONTAINMENT, _applies, one_by_one(_further), further=_further, cases=AttentionCase)
+CONTAINMENT = Relation(
+    registry.CONTAINMENT,
+    _applies,
+    one_by_one(_further),
+    weight=lambda _, case: 3 if isinstance(case, OpenCase) else 1,  # to which little else applies
+    further=_further,
+    cases=AttentionCase,
+    of_any_problem=True,
+)

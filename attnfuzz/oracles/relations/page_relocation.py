@@ -351,7 +351,7 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
             starts.clamp_(max=table.start).add_(far.first_entry)  # where the last one ends may not fit into 32 bits
 
     edits = {"block_table": move_ids, "mask_indptr": move_tables} | _moves_of_names(case, far.moved)
-    if trial.device == "cpu":
+    if trial.device == "cpu" or isinstance(case, OpenCase):  # whose values are those of the host
         inputs = problem_of(case).build(case, memory, supports, trial.reference.values_on("cpu"))
         for name, edit in edits.items():
             if hasattr(inputs, name):
@@ -472,6 +472,9 @@ _NOT_WRAPPED = (
     "that offsets are cut to 32 bits does not explain it: what should be read was put where such offsets lead, too, "
     "and the result is wrong all the same"
 )
+_WRONG_BELOW = (
+    "that offsets are cut to 32 bits does not explain it: the result is wrong with all of them below 2^31 bytes, too"
+)
 _FOLLOW_IDS = "read each page where its row of the block table says that it lies"
 _WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
@@ -493,8 +496,6 @@ def _weight(declaration: Declaration, case: Case) -> int:
 
 
 def _check(trial: Trial) -> Failure | None:
-    if isinstance(trial.case, OpenCase) and trial.device != "cpu":
-        return None  # what writes astray on a GPU would change decoys, which later runs have too
     most_rows = MOST_ROWS if trial.device == "cpu" else MOST_ROWS_ON_GPU
     for far in _placements(trial.kernel.declaration, trial.case, most_rows):
         if far.first_entry and not _is_right(trial, Far(first_entry=_NEAR_ENTRY)):
@@ -502,7 +503,10 @@ def _check(trial: Trial) -> Failure | None:
         if trial.device == "cpu" and _is_right(trial, far):
             continue
         if far.moved:
-            return _explained_by_names(trial, far)
+            failure = _explained_by_names(trial, far)
+            if failure is not None or trial.device == "cpu":
+                return failure
+            continue
         if far.first_page and not _heeds_page_strides(trial):
             far = Far(stretched=far.stretched)
         ignored = _ignored(trial, far)
@@ -615,6 +619,16 @@ def _moved(case: OpenCase, least: int) -> dict[str, int]:
     return found
 
 
+def _below_limits(case: Any) -> dict[str, int]:
+    """The last entries at which these tensors can begin with all offsets below 2^31 bytes, as aligned as before."""
+    found: dict[str, int] = {}
+    for _, group, step in named_groups(case):
+        entry = max(strided_layout(*_lies(spec)).strides[0] * ITEMSIZE[spec.dtype] for spec in group.values())
+        last = _HALF // max(1, entry) - next(iter(group.values())).shape[0]
+        found |= dict.fromkeys(group, max(0, last // step * step))
+    return found
+
+
 def named_groups(case: OpenCase) -> Iterator[tuple[str, dict[str, TensorSpec], int]]:
     """Each tensor of names with those whose entries it names, alike, and so many entries that all are aligned alike."""
     groups: dict[str, dict[str, TensorSpec]] = {}
@@ -690,8 +704,10 @@ def _if_wrapped(trial: Trial, far: Far, advice: str) -> tuple[str, str]:
 
     Offsets of 32 bits lead to one place, the right one modulo 2^32: with the same numbers there as well such a kernel
     is right. On a GPU rows share granules of memory with what lies there, so that it cannot be tried: there the limit
-    up to which it is right has to do.
+    up to which it is right has to do. Of what names entries it is tried on each device.
     """
+    if far.moved and not _is_right(trial, Far(moved=_below_limits(trial.case))):
+        return "", _WRONG_BELOW
     if trial.device != "cpu":
         return NARROW_OFFSETS, advice
     try:

@@ -66,6 +66,7 @@ def judged(
         ("workspace_of_the_first_call", "next call: IndexError", r"after this case gives IndexError: index 9 is out"),
     ],
 )
+@pytest.mark.by_day("stale_partials*", "plan_by_batch*", "workspace*")
 def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: str, runner: Runner) -> None:
     """A kernel that is right in each test by itself, and wrong in a server, would pass."""
     others = [name for name, one in KNOWN.items() if one.is_relation and name != "call_sequence"]
@@ -91,6 +92,7 @@ FOUND_BY_SHAPE = PagedDecodeCase(
         ("plan_without_table", "the same call with seq_lens shortened from [9, 5] to [4, 2] after"),
     ],
 )
+@pytest.mark.by_day("plan_without_scale*", "plan_without_table*")
 def test_plans_kept_under_a_key_that_leaves_something_out_are_found(kernel: str, message: str, runner: Runner) -> None:
     """Kernels that keep a plan by shapes would be right in all that a search draws, and wrong in a server."""
     assert judged(runner, kernel, file=PLANNING, case=FOUND_BY_SHAPE) is None

@@ -176,7 +176,7 @@ def test_those_that_are_costly_have_turns(plant: Any, paged: PagedDecodeCase) ->
     assert chosen(declaration, paged, DEFAULT_ORACLES, Drawn(turn=0), device="cpu") == []
 
 
-@pytest.mark.parametrize(("promised", "first"), [(True, "graph_replay"), (None, "page_relocation")])
+@pytest.mark.parametrize(("promised", "first"), [(True, "graph_replay"), (None, "delays")])
 def test_what_a_kernel_promises_has_the_first_turn(
     plant: Any, paged: PagedDecodeCase, promised: bool | None, first: str
 ) -> None:

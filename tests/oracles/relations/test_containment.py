@@ -147,6 +147,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.by_day("a row of*", "a maximum of*", "a split of*", "a sum over*", "one maximum*")
 def test_what_is_not_finite_and_leaks_or_counts(bug: str, plant: Any) -> None:
     """One request whose cache holds an infinity would spoil others, or its own masked tokens would count."""
     kind, steps = PLANTED[bug]
@@ -204,6 +205,7 @@ def test_who_reads_a_shared_page_may_show_what_is_on_it(plant: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.by_day("float8_e4m3fn")
 def test_nan_in_an_8_bit_cache_that_spreads(kv_dtype: Any) -> None:
     """A request whose cache holds 0x7F would spoil all others."""
     eager = load_here("paged_eager")

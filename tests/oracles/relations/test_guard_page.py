@@ -95,7 +95,8 @@ def test_one_element_outside_is_caught_and_named(
         assert failure.kind == f"{access} {side} {'kv_cache' if interleaved else tensor}"
         assert ": 1 element (" in failure.message
         assert f" {side} its {'end' if side == 'past' else 'start'} at {KERNELS}:" in failure.message
-        assert failure.details[0].endswith("0)" if access == "write" else "volatile=True)")  # the line of the kernel
+        (line,) = failure.sources
+        assert line.text.endswith("0)" if access == "write" else "volatile=True)")
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])

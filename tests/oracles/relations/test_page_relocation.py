@@ -500,6 +500,7 @@ def test_a_copy_of_a_far_cache_takes_no_gigabytes(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("changes", OTHER_LAYOUTS)
+@pytest.mark.by_day("changes0", "changes2", "changes4")
 def test_all_layouts_and_strides(changes: dict[str, Any], runner: Runner, tmp_path: Path) -> None:
     """A layout whose pages do not go where they should would hide the bug, or blame the right kernel."""
     case = msgspec.structs.replace(PAGED, **changes)

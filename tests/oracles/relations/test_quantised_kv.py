@@ -92,6 +92,7 @@ def test_scales_of_expanded_heads_are_those_of_their_heads() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.by_day("float16")
 def test_a_kernel_that_rounds_what_the_cache_stands_for_may_say_so(dtype: Any) -> None:
     """vLLM's way of writing it would be accused: by accuracy, or by value_affinity of float16's subnormal numbers."""
 

@@ -1,0 +1,48 @@
+"""Decode over pages that layers of several kinds share, with or without chunked local attention.
+
+A manager's page has the bytes that the largest layer needs, so that others leave a gap at its end, V's unlike K's, and
+is divided into the blocks that a kernel reads. With ``chunk`` the last token sees its own chunk up to itself, as
+Llama 4's local layers have it; the first chunk begins with the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz import Choice, Expected, Integer, TensorSpec
+
+__all__ = ["HybridDecode"]
+
+
+class HybridDecode(attnfuzz.PagedProblem):
+    """``chunk``: tokens of a chunk; 0 for none. ``block_size``: tokens of a page, which the table names."""
+
+    chunk = Integer(0, 64, likely=(0, 1, 2, 15, 16, 17, 32, 48, 64))
+    block_size = Choice((4, 16, 64))
+    kernel_blocks = Choice((1, 2, 4))
+    layout = Choice(("NHD",))
+    v_cache_strides = Choice(("", "contiguous", "outer_gap"))
+
+    def tensors(self, case: Any) -> dict[str, TensorSpec]:
+        """Caches ``[pages, blocks, tokens of a block, num_kv_heads, head_size]``."""
+        heads = (len(case.lengths), case.num_kv_heads * case.gqa_ratio, case.head_size)
+        q, out = (TensorSpec(heads, case.dtype, role, axes=("seq", "head", "dim")) for role in ("input", "output"))
+        return {"q": q, **self.cache(case), "out": out}
+
+    def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Numbers near 1."""
+        tensors["q"].copy_(attnfuzz.numbers(tuple(tensors["q"].shape), seed=case.seed, name="q"))
+        self.write_cache(case, tensors)
+
+    def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
+        """An empty sequence gives 0."""
+        k, v = (
+            [keys[(len(keys) - 1) // case.chunk * case.chunk if case.chunk and len(keys) else 0 :] for keys in of_seqs]
+            for of_seqs in self.cached(case, tensors)
+        )
+        found = attnfuzz.attention(tensors["q"], k, v, scale=case.head_size**-0.5, dtype=case.dtype)
+        return {"out": found["out"]}

@@ -1,0 +1,59 @@
+"""Right kernels of `attnfuzz.families.PackedDecode`: the bundled one in Triton, and the same in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz.families.packed_decode import PackedDecode
+from attnfuzz.kernels.cache import launch
+
+__all__ = ["packed_decode", "packed_decode_eager"]
+
+
+@attnfuzz.kernel(PackedDecode())
+def packed_decode(inputs: Any) -> None:
+    """``launch.packed_decode``."""
+    k, v = (
+        launch.Packed(
+            getattr(inputs, f"{name}_cache"),
+            getattr(inputs, f"{name}_scales"),
+            getattr(inputs, f"{name}_zeros", None),
+            getattr(inputs, f"{name}_global", None),
+        )
+        for name in ("k", "v")
+    )
+    scale = inputs.head_size**-0.5
+    launch.packed_decode(inputs.q, k, v, inputs.block_table, inputs.seq_lens, scale, inputs.out)
+
+
+@attnfuzz.kernel(PackedDecode())
+def packed_decode_eager(inputs: Any) -> None:
+    """Sequence by sequence."""
+    inputs.out.zero_()
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        tokens = torch.arange(length, device=inputs.q.device)
+        pages, offsets = inputs.block_table[seq, tokens // inputs.block_size].long(), tokens % inputs.block_size
+        k, v = (_numbers(inputs, name, pages, offsets).repeat_interleave(inputs.gqa_ratio, 1) for name in ("k", "v"))
+        scores = torch.einsum("hd,thd->ht", inputs.q[seq].float(), k) * inputs.head_size**-0.5
+        inputs.out[seq] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(inputs.out.dtype)
+
+
+def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor) -> Any:
+    """Numbers ``[tokens, num_kv_heads, head_size]`` of K or V."""
+    packed, scales = getattr(inputs, f"{name}_cache")[pages, offsets], getattr(inputs, f"{name}_scales")
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()
+    if inputs.cache_format == "int4":
+        zeros = getattr(inputs, f"{name}_zeros")[pages, offsets].int()
+        return (codes - zeros[..., None]).float() * scales[pages, offsets]
+    sizes = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6), dtype=torch.float32, device=codes.device)[codes & 7]
+    numbers = torch.where(codes >= 8, -sizes, sizes)
+    if inputs.cache_format == "mxfp4":
+        factors = torch.exp2(scales[pages, offsets].float() - 127)
+    else:
+        bits = scales.view(torch.uint8)[pages, offsets]  # torch has no indexed load of float8
+        factors = bits.view(scales.dtype).float() * getattr(inputs, f"{name}_global")
+    return numbers * factors.repeat_interleave(codes.shape[-1] // factors.shape[-1], dim=-1)

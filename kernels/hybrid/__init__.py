@@ -1,0 +1,1 @@
+"""Decode over pages that layers of several kinds share."""

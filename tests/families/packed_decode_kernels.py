@@ -1,0 +1,74 @@
+"""Kernels of `attnfuzz.families.PackedDecode` with a bug each, of the kinds that readers of 4 bits had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz.families import PackedDecode
+
+
+def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -> Any:
+    packed, scales = getattr(inputs, f"{name}_cache")[pages, offsets], getattr(inputs, f"{name}_scales")
+    halves = (packed >> 4, packed & 15) if bug == "high_first" else (packed & 15, packed >> 4)
+    codes = torch.stack(halves, dim=-1).flatten(-2).int()
+    if bug == "planes":  # the lower halves of all bytes are the first half of the head
+        codes = torch.cat(halves, dim=-1).int()
+    if inputs.cache_format == "int4":
+        zeros = getattr(inputs, "k_zeros" if bug == "zeros_of_k" else f"{name}_zeros")[pages, offsets].int()
+        zeros = torch.full_like(zeros, 8) if bug == "symmetric" else zeros
+        return (codes - zeros[..., None]).float() * scales[pages, offsets]
+    table = (0, 0, 1, 1.5, 2, 3, 4, 6) if bug == "subnormal" else (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    sizes = torch.tensor(table, device=codes.device)[codes & 7]
+    numbers = torch.where(codes >= 8, -sizes, sizes)
+    if inputs.cache_format == "mxfp4":
+        factors = torch.exp2(scales[pages, offsets].float() - (128 if bug == "bias" else 127))
+    else:
+        of_all = getattr(inputs, "k_global" if bug == "global_of_k" else f"{name}_global")
+        factors = scales.view(torch.uint8)[pages, offsets].view(scales.dtype).float() * of_all
+    if bug == "first_block":
+        factors = factors[..., :1]
+    return numbers * factors.repeat_interleave(codes.shape[-1] // factors.shape[-1], dim=-1)
+
+
+def _decode(inputs: Any, bug: str = "") -> None:
+    inputs.out.zero_()
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        tokens = torch.arange(length, device=inputs.q.device)
+        pages, offsets = inputs.block_table[seq, tokens // inputs.block_size].long(), tokens % inputs.block_size
+        k, v = (_numbers(inputs, name, pages, offsets, bug) for name in ("k", "v"))
+        k, v = (rows.repeat_interleave(inputs.gqa_ratio, 1) for rows in (k, v))
+        scores = torch.einsum("hd,thd->ht", inputs.q[seq].float(), k) * inputs.head_size**-0.5
+        inputs.out[seq] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(inputs.out.dtype)
+
+
+PLANTED = {
+    "high_first": "the upper half of a byte is read before the lower one",
+    "planes": "lower halves are taken for the first half of a head",
+    "symmetric": "int4 is read as if its zero point were 8",
+    "zeros_of_k": "V is read with the zero points of K",
+    "subnormal": "the smallest number of e2m1, which is subnormal, is read as 0",
+    "global_of_k": "V is read with the scale of all of K",
+    "first_block": "the scale of the first block is used for all",
+    "bias": "exponents of MXFP4 have a bias of 128",
+}
+
+
+def _planted(bug: str) -> Any:
+    def decode(inputs: Any) -> None:
+        _decode(inputs, bug)
+
+    decode.__name__ = decode.__qualname__ = bug
+    return attnfuzz.kernel(PackedDecode())(decode)
+
+
+@attnfuzz.kernel(PackedDecode())
+def right(inputs: Any) -> None:
+    _decode(inputs)
+
+
+for _bug in PLANTED:
+    globals()[_bug] = _planted(_bug)

@@ -1,0 +1,23 @@
+"""Executors that several files need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from attnfuzz.isolation import Executor, Zygote
+from tests.unit.execution_clients import SERVICES
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Forks executors of a service that misbehaves in every way a kernel can."""
+    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
+        yield started
+
+
+@pytest.fixture
+def executor(zygote: Zygote) -> Iterator[Executor]:
+    with Executor(zygote) as started:
+        yield started
