@@ -91,6 +91,8 @@ def grouped_decode_kernel(
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
     BLOCK_DV: tl.constexpr,  # v_head_size likewise
     OWN_V: tl.constexpr,  # whether v_head_size is not head_size: else one mask serves both
+    WHOLE_BLOCKS: tl.constexpr,  # whether the head sizes are those of the blocks
+    SAME_STRIDES: tl.constexpr,  # whether pages and tokens are as far apart in V as in K
     BLOCK_S: tl.constexpr,  # num_seqs rounded up to a power of two where splits are shared out, otherwise 0
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
@@ -134,12 +136,13 @@ def grouped_decode_kernel(
                 p_v, stride_vb, stride_vt, stride_vh, stride_vd, p_pages, stride_page,
                 p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
                 p_partial_acc, p_partial_max, p_partial_sum, p_counters,
-                i_seq.to(tl.int64), i_block_of_seq, i_block, i_off, start,
+                i_seq.to(tl.int64), i_block_of_seq, i_block, i_page, i_off, start,
                 tl.minimum(seq_len, begin + (until - seq_begin) * TILE), TILE, seq_len,
                 i_split - first_split, splits_used, i_seq + first_split, num_seqs + num_splits,
                 scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
                 p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-                X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, True, False, LAST_COMBINES, BLOCK_G, CHUNK,
+                X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, True, False, LAST_COMBINES,
+                BLOCK_G, CHUNK,
             )  # fmt: skip
             tile = until
             seq_begin = seq_end
@@ -172,11 +175,12 @@ def grouped_decode_kernel(
         p_v, stride_vb, stride_vt, stride_vh, stride_vd, p_pages, stride_page,
         p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
         p_partial_acc, p_partial_max, p_partial_sum, p_counters,
-        i_seq, i_block_of_seq, i_block, i_off, begin + i_split * TILE, seq_len, num_splits * TILE, seq_len,
+        i_seq, i_block_of_seq, i_block, i_page, i_off, begin + i_split * TILE, seq_len, num_splits * TILE, seq_len,
         i_split, splits_used, 0, num_splits,
         scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
         p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-        X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, False, PDL, LAST_COMBINES, BLOCK_G, CHUNK,
+        X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, False, PDL, LAST_COMBINES,
+        BLOCK_G, CHUNK,
     )  # fmt: skip
 
 
@@ -188,14 +192,14 @@ def attend(
     p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
     p_partial_acc, p_partial_max, p_partial_sum, p_counters,
     i_seq, i_block_of_seq,
-    i_block, i_off,  # [TILE], pages of the first tile and places in them
+    i_block, i_page, i_off,  # [TILE], of the first tile: pages, which these are of the sequence, places in them
     start_token, stop, step, seq_len,  # a tile from every step-th token on, below stop
     i_split, splits_used,  # of this sequence
     first_split, splits_of_head,  # where its states begin among those of a head, and how many these are
     scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
     p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
     X: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    OWN_V: tl.constexpr,
+    OWN_V: tl.constexpr, WHOLE_BLOCKS: tl.constexpr, SAME_STRIDES: tl.constexpr,
     SHARED_OUT: tl.constexpr,  # whether a head's states are those of all sequences
     PDL: tl.constexpr, LAST_COMBINES: tl.constexpr, BLOCK_G: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -205,12 +209,12 @@ def attend(
     o_t = tl.arange(0, TILE)
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-    m_d = o_d < head_size
+    m_d = o_d < (BLOCK_D if WHOLE_BLOCKS else head_size)  # the former of which the compiler knows to hold
     o_dv = o_d
     m_dv = m_d
     if OWN_V:
         o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
-        m_dv = o_dv < v_head_size
+        m_dv = o_dv < (BLOCK_DV if WHOLE_BLOCKS else v_head_size)
     i_member = i_head_block * BLOCK_M + o_m  # of the group
     m_m = i_member < group_size
     i_head = i_kv_head * group_size + i_member
@@ -232,6 +236,8 @@ def attend(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    step_pages = step // block_size
+    step_off = step - step_pages * block_size
     for start in range(start_token, stop, step):
         m_t = start + o_t < seq_len
         if window is not None:
@@ -239,14 +245,17 @@ def attend(
         m_td = m_t[:, None] & m_d[None, :]
         m_tdv = m_t[:, None] & m_dv[None, :]
         o_kt = i_block.to(tl.int64) * stride_kb + i_off.to(tl.int64) * stride_kt
-        o_vt = i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
+        o_vt = o_kt if SAME_STRIDES else i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
         # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
         b_k = tl.load(p_k + o_kt[:, None] + o_kd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
         b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_tdv, other=0.0)  # [TILE, BLOCK_DV]
-        i_t = start + step + o_t
-        i_page = i_t // block_size
-        i_off = i_t - i_page * block_size
-        i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
+        # A division for each token would be a third of the loop.
+        i_off += step_off
+        m_next = i_off >= block_size
+        i_off = tl.where(m_next, i_off - block_size, i_off)
+        i_page += step_pages + m_next.to(tl.int32)
+        m_page = start + step + o_t < seq_len
+        i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=m_page, other=0)  # [TILE]
 
         b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype))) * scale  # [BLOCK_M, TILE]
         if soft_cap is not None or p_slopes is not None:

@@ -70,15 +70,22 @@ class GroupedPlan(NamedTuple):
 
 
 def plan_splits(
-    num_seqs: int, head_programs: int, tiles: int, processors: int, fill: int, balanced: bool | None = None
+    num_seqs: int,
+    head_programs: int,
+    tiles: int,
+    processors: int,
+    fill: int,
+    balanced: bool | None = None,
+    many_tiles: int = _MANY_TILES,
 ) -> tuple[int, bool]:
     """How many splits, and whether they are shared out by length: then of all sequences, otherwise of each.
 
     ``tiles``: of the longest sequence that there is room for; ``fill``: programs that each multiprocessor should get.
+    ``many_tiles``: so many of a split are worth it that those of all sequences are counted.
     """
     each = max(1, min(fill * processors // max(1, num_seqs * head_programs), tiles))
     if balanced is None:
-        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * each
+        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > many_tiles * each
     if not balanced:
         return each, False
     return max(1, fill * processors // max(1, head_programs)), True
@@ -200,7 +207,8 @@ def grouped_decode(
                 launch.head_blocks, block_size, head_size, v_head_size, block_table.shape[1],
             ),
             {
-                "X": call.strides.x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
+                "X": call.strides.x, "SAME_STRIDES": call.strides.k[:2] == call.strides.v[:2],
+                **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
                 **call.variant.of_rows,
             },
             launch.options,
@@ -327,6 +335,7 @@ def _launch(
     pdl = gpu is not None and gpu.is_hopper and (plan.pdl if pdl is None else pdl)
     own_v = v_head_size != head_size
     block_s = sequences_counted(num_seqs) if plan.balanced else 0
+    whole = {"WHOLE_BLOCKS": (head_size, v_head_size) == (block_d, block_dv)}
     both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
     block_g = min(block_m, triton.next_power_of_2(group_size))
@@ -337,7 +346,7 @@ def _launch(
         head_blocks=head_blocks,
         num_splits=num_splits,
         balanced=plan.balanced,
-        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_S": block_s, "OWN_V": own_v, **both},
+        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_S": block_s, "OWN_V": own_v, **whole, **both},
         of_combination={"CHUNK": chunk, "SHARED_OUT": plan.balanced, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
         options={**warps_and_stages, **dependent},
