@@ -5,8 +5,8 @@ are in one folder, and up to 0.5 ninja has one log for it: of two that are built
 one has built. Here a module that is built has a log of its own, as in later versions; one that is up to date by the log
 of the folder stays as it is.
 
-What many calls need is built as one graph: `build_jit_specs` writes one file for ninja, so that all cores have work
-and none has twice. Its log is the folder's, and each module gets a copy when it is done: FlashInfer would else build
+What many calls need is built as graphs: `build_jit_specs` writes one file for ninja, so that all cores have work and
+none has twice. Its log is the folder's, and each module gets a copy when it is done: FlashInfer would else build
 it again, as later versions do with what they have built so themselves. Until then it is locked, as by FlashInfer, so
 that whoever needs it waits.
 """
@@ -31,6 +31,7 @@ _OWN_LOG = "builddir = $name\n"
 _LOGS = (".ninja_log", ".ninja_deps")
 _LOOK_EVERY_S = 0.2
 _LOCK_WITHIN_S = 10.0
+_FIRST_WAVE = 2
 _NICER = 5
 """The search of what is ready goes before."""
 
@@ -57,7 +58,7 @@ class FlashInferBuilds:
             return None
         spec = getattr(core, "JitSpecNvcc", None) or getattr(core, "JitSpec", None)
         parts = ("build", "build_and_load", "is_ninja_generated", "lock_path", "ninja_path", "write_ninja")
-        functions = ("FileLock", "build_jit_specs", "generate_ninja_build_for_op", "jit_env", "run_ninja")
+        functions = ("FileLock", "build_jit_specs", "generate_ninja_build_for_op", "jit_env")
         if any(not hasattr(spec, part) for part in parts) or any(not hasattr(core, one) for one in functions):
             return None
         return core
@@ -162,27 +163,24 @@ class FlashInferBuilds:
 
     def _build(self) -> None:
         core = self._core
-        ninja = core.run_ninja
-
-        def run(*how: Any, **also: Any) -> None:
+        lock = core.FileLock
+        try:
+            os.nice(_NICER)
             for name, spec in self._building.items():
-                self._locks[name] = core.FileLock(spec.lock_path, thread_local=False)
+                self._locks[name] = lock(spec.lock_path, thread_local=False)
                 self._locks[name].acquire()
             self._are_locked.set()
             threading.Thread(target=self._hand_over, daemon=True).start()
-            ninja(*how, **also)
-
-        core.run_ninja = run
-        try:
-            os.nice(_NICER)
-            for spec in self._building.values():
-                if not hasattr(spec, "try_load"):
-                    spec.write_ninja()
-            core.build_jit_specs(list(self._building.values()))
+            core.FileLock = _held
+            for wave in _waves(list(self._building.values())):
+                for spec in wave:
+                    if not hasattr(spec, "try_load"):
+                        spec.write_ninja()
+                core.build_jit_specs(wave)
         except Exception:  # noqa: BLE001 - whoever needs a module that cannot be built is told why
             pass
         finally:
-            core.run_ninja = ninja
+            core.FileLock = lock
             self._are_locked.set()
             self._is_over.set()
 
@@ -213,6 +211,20 @@ class FlashInferBuilds:
             return set((Path(self.folder) / _LOGS[0]).read_text(encoding="utf-8").splitlines())
         except OSError:
             return set()
+
+
+def _held(*of: object, **also: object) -> contextlib.AbstractContextManager[None]:
+    """In place of a lock that this process holds already."""
+    del of, also
+    return contextlib.nullcontext()
+
+
+def _waves(modules: list[Any]) -> Iterator[list[Any]]:
+    """Two of them, then four, and so on: of one graph all modules are done at about the same time, which is late."""
+    begin, count = 0, _FIRST_WAVE
+    while begin < len(modules):
+        yield modules[begin : begin + count]
+        begin, count = begin + count, 2 * count
 
 
 class _Nothing:

@@ -478,7 +478,7 @@ class Readiness:
         number = len({name for names in begun.missing for name in names})
         kept = f"{begun.modules} are kept in {begun.folder}; {begun.setting} names another folder"
         what = f"building {number} {begun.modules}"
-        self._told.put(f"{what}, all at once; {kept}" if number else kept)
+        self._told.put(f"{what}; {kept}" if number else kept)
         self._job = f"{what}: 0 done" if number else ""
         self._are_missing_known.set()
         told = 0

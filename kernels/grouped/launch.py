@@ -70,22 +70,15 @@ class GroupedPlan(NamedTuple):
 
 
 def plan_splits(
-    num_seqs: int,
-    head_programs: int,
-    tiles: int,
-    processors: int,
-    fill: int,
-    balanced: bool | None = None,
-    many_tiles: int = _MANY_TILES,
+    num_seqs: int, head_programs: int, tiles: int, processors: int, fill: int, balanced: bool | None = None
 ) -> tuple[int, bool]:
     """How many splits, and whether they are shared out by length: then of all sequences, otherwise of each.
 
     ``tiles``: of the longest sequence that there is room for; ``fill``: programs that each multiprocessor should get.
-    ``many_tiles``: so many of a split are worth it that those of all sequences are counted.
     """
     each = max(1, min(fill * processors // max(1, num_seqs * head_programs), tiles))
     if balanced is None:
-        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > many_tiles * each
+        balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * each
     if not balanced:
         return each, False
     return max(1, fill * processors // max(1, head_programs)), True

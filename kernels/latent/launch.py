@@ -35,9 +35,6 @@ _MOST_HEADS = 64
 """With 512 columns their accumulator takes half of the registers of eight warps."""
 _FILL = 2
 """Programs of 16 heads that a multiprocessor should get, which has shared memory for two; of more heads it has one."""
-_MANY_TILES = 64
-"""In a split of the longest sequence before splits are shared out: 64 of 4,096 tokens take up to 1.6 times as long then
-(H200)."""
 _COMBINED_ELEMENTS = 8192
 """Of partial outputs, in one step: as ``grouped_decode`` has it."""
 _COMBINED_COLUMNS = 64
@@ -145,10 +142,10 @@ def latent_decode(
     head_blocks = triton.cdiv(num_q_heads, block_m)
     processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
     tiles = triton.cdiv(block_table.shape[1] * block_size, tile)
-    if balanced is None and num_splits is not None:
-        balanced = False
+    if num_splits is not None or 4 * num_seqs * head_blocks >= 3 * processors:  # whole sequences nearly fill the GPU
+        balanced = bool(balanced)
     planned, balanced = plan_splits(
-        num_seqs, head_blocks, tiles, processors, plan.fill if fill is None else fill, balanced, _MANY_TILES
+        num_seqs, head_blocks, tiles, processors, plan.fill if fill is None else fill, balanced
     )
     num_splits = planned if num_splits is None else num_splits
     check_positive("num_splits", num_splits)

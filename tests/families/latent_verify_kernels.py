@@ -33,7 +33,7 @@ def _verify(i: Any, bug: str = "") -> tuple[Tensor, Tensor]:
     for n, length in enumerate(i.seq_lens.tolist()):
         size = 16 if bug == "page_size" else i.block_size
         most = length if bug != "dead_tail" else -(-length // size) * size
-        positions = torch.arange(most)
+        positions = torch.arange(most, device=i.out.device)
         table = i.block_table[min(starts[n], len(i.seq_lens) - 1) if bug == "by_row" else n].long()
         slots = table[(positions // size).clamp(max=len(table) - 1)] * i.block_size + positions % size
         if i.latents == "same":
@@ -50,9 +50,9 @@ def _verify(i: Any, bug: str = "") -> tuple[Tensor, Tensor]:
         width = i.rank if bug == "no_rope" else q.shape[-1]
         scale = (i.rank if bug == "rank_scale" else q.shape[-1]) ** -0.5
         scores = torch.einsum("qhd,td->hqt", q[..., :width], rows[:, :width]) * scale
-        limits = length - new + torch.arange(1, len(q) + 1)
+        limits = length - new + torch.arange(1, len(q) + 1, device=i.out.device)
         if bug == "from_the_start":
-            limits = torch.arange(1, len(q) + 1) + (length - new if new == 1 else 0)
+            limits = torch.arange(1, len(q) + 1, device=i.out.device) + (length - new if new == 1 else 0)
         if (not i.causal and bug != "all_causal") or bug == "sees_later":
             limits = torch.full_like(limits, length)
         if bug == "whole_tiles":

@@ -53,7 +53,7 @@ def _merge(i: Any, bug: str = "") -> tuple[Tensor, Tensor]:
     parts = shares[..., None] * outs
     out = (parts if bug == "nan_times_zero" else torch.where(shares[..., None] == 0, 0.0, parts)).sum(0)
     if bug == "heads":
-        order = torch.arange(out.shape[1]).view(-1, i.num_heads).T.flatten()
+        order = torch.arange(out.shape[1], device=out.device).view(-1, i.num_heads).T.flatten()
         out = out[:, order]
     lse = lses[0] if bug == "local_lse" else (total.log() + largest)
     return out.to(i.out.dtype), lse / natural

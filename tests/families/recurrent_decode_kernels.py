@@ -31,7 +31,7 @@ def _decode(i: Any, bug: str = "") -> None:
     if i.normalised:
         q, k = (part * (part.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for part in (q, i.k.float()))
         k = i.k.float() if bug == "key_length" else k
-    heads = torch.arange(v.shape[1])
+    heads = torch.arange(v.shape[1], device=v.device)
     of_head = heads % i.num_heads if bug == "head_map" else heads // i.values_per_key
     q, k = q[:, of_head] * i.head_size**-0.5, k[:, of_head]
     gate = i.g if i.gates == "given" else i.a.float() + i.dt_bias

@@ -305,9 +305,7 @@ def test_what_kernels_of_an_engine_need_is_built_as_one_job(job: Callable[..., t
 
         _until(are_ready)
     assert WithBuilder.begun == ["mine.py:a", "mine.py:b", "mine.py:a", "mine.py:b"]  # first what each begins with
-    assert "building 2 modules of Engine, all at once; modules of Engine are kept in /kept; ENGINE_FOLDER names" in str(
-        notes
-    )
+    assert "building 2 modules of Engine; modules of Engine are kept in /kept; ENGINE_FOLDER names" in str(notes)
     (compiling,) = (note for note in notes if "compile themselves" in note)
     assert "mine.py:c" not in compiling
 

@@ -68,10 +68,16 @@ def _at_a_first_call(trial: Trial) -> Failure | None:
 
 
 def lines_of(kernel: Kernel, case: Case, *, device: str) -> tuple[str, ...]:
-    """Of a case that fails: with which configurations it does. Nothing of a kernel that is right, or tunes nothing."""
+    """Of a case that fails: with which configurations it does. Nothing of a kernel that is right, or tunes nothing.
+
+    Nor of one that raises before it tunes anything.
+    """
     if never_tuned(kernel.declaration.target):
         return ()
-    wrong, right = _judged(Trial(kernel, case, device=device, tolerance="bound"), _TRIED)
+    try:
+        wrong, right = _judged(Trial(kernel, case, device=device, tolerance="bound"), _TRIED)
+    except KernelRaised:
+        return ()
     return (_sentence([one for one, _ in wrong], right),) if wrong else ()
 
 

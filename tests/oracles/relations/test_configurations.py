@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations import configurations as configurations_relation
@@ -84,6 +86,16 @@ def test_a_kernel_that_is_right_with_all_it_may_take_is_silent(name: str) -> Non
     verdict = judge(kernel(name), CASE, device="cpu", relations=("configurations",))
     assert verdict.failure is None
     assert verdict.related == ("configurations",)
+
+
+def test_of_a_kernel_that_raises_nothing_is_said() -> None:
+    """Its explanation would end as an error of attnfuzz's own, and its finding without any."""
+
+    def raises(inputs: Any) -> None:
+        raise ValueError(inputs.head_size)
+
+    raising = attnfuzz.kernel("dense_decode")(raises)
+    assert configurations_relation.lines_of(raising, CASE, device="cpu") == ()
 
 
 def test_a_drawn_case_tries_some_of_many_and_other_cases_others() -> None:
