@@ -230,10 +230,14 @@ def _packed(reader: Declaration, fields: Mapping[str, Field]) -> WrittenDecode:
     """Likewise, of a reader of packed formats."""
     found: dict[str, Field] = {}
     for name, field in _fields(reader).items():
-        of_writer = fields.get("cache" if name == "cache_format" else name)
-        if isinstance(field, Choice) and isinstance(of_writer, Choice):
-            own = field.values
-            field = Choice(tuple(one for one in own if _WRITTEN_AS.get(str(one), one) in of_writer.values))
+        if name == "cache_format":
+            field = Choice(
+                tuple(
+                    one for one in _WRITTEN_AS if one in _values(field) and _WRITTEN_AS[one] in _values(fields["cache"])
+                )
+            )
+        elif isinstance(field, Choice) and isinstance(fields.get(name), Choice):
+            field = Choice(tuple(one for one in field.values if one in _values(fields[name])))
         found[name] = field
     return WrittenDecode(**found)
 

@@ -42,7 +42,7 @@ def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
         from attnfuzz.report.declarations import print_kernels
         from attnfuzz.report.terminal import make_console
 
-        with Runner(device="cpu") as runner:
+        with Runner() as runner:
             declarations = runner.declarations(list(kernels) or ["*"])
     print_kernels(make_console(), declarations, verbose=verbose)
     return SHOWN

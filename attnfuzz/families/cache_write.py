@@ -18,15 +18,19 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
-from attnfuzz.families.formats import FORMATS, LEAST_SCALE, SCALE_ERROR, Between
+from attnfuzz.families.formats import FORMATS, LEAST_SCALE, SCALE_ERROR, Between, rotation
 from attnfuzz.numerics.rounded import Rounded, exactly
 
 __all__ = ["CacheWrite", "one_token_is_kept"]
 
 _FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
-_PACKED = {"int4_token": FORMATS["int4"], "nvfp4": FORMATS["nvfp4"]}
+_PACKED = {"int4_token": FORMATS["int4"], "int4_rotated": FORMATS["int4"], "nvfp4": FORMATS["nvfp4"]}
 _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
 _POSITIONS = 64
+_SUM_ERROR = 2.0**-20
+"""Of a sum of up to 256 numbers in float32, against the sum of their sizes."""
+_LOW_BITS = 2.0**-19
+"""Of a float32 of which the lowest 4 bits hold a zero point."""
 
 
 class CacheWrite(attnfuzz.Problem):
@@ -34,7 +38,8 @@ class CacheWrite(attnfuzz.Problem):
     "fp8_token" and "int8_token", by one for each token and head, ``max |x| / 448`` or ``/ 127``, which it works out and
     stores in ``k_scales`` and ``v_scales``; "int4_token" and "nvfp4", two codes in a byte, as
     `attnfuzz.families.formats` has them, with scales in these two, for each 16 numbers of "nvfp4", and zero points of
-    "int4_token" in ``k_zeros`` and ``v_zeros``; "nvfp4" is given ``k_global`` and ``v_global``.
+    "int4_token" in ``k_zeros`` and ``v_zeros``; "int4_rotated", as the first of these, of ``x @ rotation`` in the dtype
+    of x; "nvfp4" is given ``k_global`` and ``v_global``.
 
     ``rotary``: of a kernel that rotates K, ``Choice(("none", "neox", "gptj"))``: pairs are halves of what is rotated,
     or neighbours. Token i is at ``positions[i]``, whose row of ``cos_sin``, float32, has the cosines of all pairs, then
@@ -44,7 +49,8 @@ class CacheWrite(attnfuzz.Problem):
     one of them, whichever, ``Choice(("none", "same", "other"))``, and its file imports `one_token_is_kept`.
 
     ``strides``: of the new tokens, which may be parts of q, k and v side by side. ``cache_strides``: of the caches,
-    which may share pages with other layers. ``zeros``: the first token is 0.
+    which may share pages with other layers. ``zeros``: the first token is 0. ``one_sided``: all numbers of the second
+    token, times `rotation` if they are to be, lie on one side of 0.
     """
 
     num_tokens = Integer(1, 24)
@@ -54,13 +60,14 @@ class CacheWrite(attnfuzz.Problem):
     block_size = Choice((1, 5, 16))
     spare_blocks = Integer(0, 2)
     layout = Choice(("NHD", "HND"))
-    cache = Choice(("same", "fp8", "fp8_token", "int8_token", "int4_token", "nvfp4"))
+    cache = Choice(("same", "fp8", "fp8_token", "int8_token", "int4_token", "nvfp4", "int4_rotated"))
     rotary = Choice(("none",))
     rotated = Choice(("whole", "half"))
     repeats = Choice(("none", "same"))
     strides = Choice(("contiguous", "outer_gap"))
     cache_strides = Choice(("contiguous", "outer_gap"))
     zeros = Choice((False, True))
+    one_sided = Choice((False, True))
     dtype = Choice(("float16", "bfloat16"))
     seed = Seed()
 
@@ -103,6 +110,13 @@ class CacheWrite(attnfuzz.Problem):
         generator = torch.Generator("cpu").manual_seed(case.seed)
         for name in ("key", "value"):
             tensors[name].copy_(attnfuzz.numbers(tuple(tensors[name].shape), seed=case.seed, name=name))
+            if case.one_sided:
+                second = tensors[name][min(1, len(tensors[name]) - 1)]
+                new = 0.5 + second.double().abs()
+                if case.cache == "int4_rotated":
+                    turn = rotation(case.head_size)
+                    new = new @ turn.mT / turn[0].square().sum()
+                second.copy_(new)
             if case.zeros:
                 tensors[name][0] = 0
         slots = tensors["k_cache"].shape[0] * case.block_size
@@ -137,11 +151,9 @@ class CacheWrite(attnfuzz.Problem):
         return {name: _scattered(case, tensors, name, new) for name, new in _by_token(case, tensors).items()}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of K and V, and of the rotation."""
+        """Of the rotation by positions."""
         found: dict[str, dict[str, Any]] = {}
-        if case.rotary == "none":
-            found["K is written in place of V"] = {"value": tensors["key"]}
-        else:
+        if case.rotary != "none":
             slots, table = tensors["slot_mapping"], tensors["cos_sin"]
             cos, sin = table.chunk(2, dim=-1)
             pairs = {"neox": "gptj", "gptj": "neox"}[case.rotary]
@@ -221,7 +233,12 @@ def _by_token(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Rounded]:
         if name == "key" and case.rotary != "none":
             new = _rotated(case, new, tensors)
         if form := _PACKED.get(case.cache):
-            written = form.write(new, tensors.get(f"{kind}_global"))
+            scale_error = SCALE_ERROR
+            if case.cache == "int4_rotated":
+                turn, scale_error = rotation(case.head_size), SCALE_ERROR + _LOW_BITS
+                error = new.error @ turn.abs() + new.value.abs() @ turn.abs() * _SUM_ERROR
+                new = Rounded(new.value @ turn, error).stored(case.dtype)
+            written = form.write(new, tensors.get(f"{kind}_global"), scale_error)
             parts = {"cache": written.packed, "scales": written.scales, "zeros": written.zeros}
             found |= {f"{kind}_{what}": part.rounded() for what, part in parts.items() if part is not None}
             continue

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.families.cache_write import CacheWrite, one_token_is_kept
+from attnfuzz.families.formats import rotation
 from attnfuzz.kernels.cache import launch
 
 __all__ = ["cache_write", "cache_write_eager", "one_token_is_kept"]
@@ -35,6 +36,9 @@ def cache_write(inputs: Any) -> None:
     if inputs.rotary != "none":
         rotary = launch.Rotary(inputs.cos_sin, inputs.positions, inputs.rotary == "neox")
     k, v = _parts(inputs)
+    if inputs.cache == "int4_rotated":
+        key = _rotated(inputs, k.new.float(), inputs.cos_sin[inputs.positions][:, None]) if rotary else k.new
+        k, v, rotary = k._replace(new=_turned(key, k.new.dtype)), v._replace(new=_turned(v.new, v.new.dtype)), None
     launch.cache_write(k.new, k.cache, inputs.slot_mapping, k.scale, k.zeros, k.of_all, rotary)
     launch.cache_write(v.new, v.cache, inputs.slot_mapping, v.scale, v.zeros, v.of_all)
 
@@ -48,13 +52,15 @@ def cache_write_eager(inputs: Any) -> None:
         rows, at = new[written], (slots // cache.shape[1], slots % cache.shape[1])
         if name == "k" and inputs.rotary != "none":
             rows = _rotated(inputs, rows.float(), inputs.cos_sin[inputs.positions[written]][:, None])
+        if inputs.cache == "int4_rotated":
+            rows = _turned(rows, new.dtype)
         if scale is None:
             cache[at] = rows.to(cache.dtype)
             continue
         rows = rows.float()
         if zeros is not None:
-            least = rows.amin(-1)
-            scale[at] = factors = ((rows.amax(-1) - least) / 15).clamp(min=1e-6)
+            least = rows.amin(-1).clamp(max=0)
+            scale[at] = factors = ((rows.amax(-1).clamp(min=0) - least) / 15).clamp(min=1e-6)
             zeros[at] = zero = (-least / factors).add(0.5).floor().clamp(0, 15).to(torch.uint8)
             codes = (rows / factors[..., None] + zero[..., None]).add(0.5).floor().clamp(0, 15).to(torch.uint8)
             cache[at] = codes[..., ::2] | codes[..., 1::2] << 4
@@ -82,6 +88,10 @@ def _last_ones(slots: Tensor) -> Tensor:
     tokens = torch.arange(len(slots), device=slots.device)
     names_later = (slots[:, None] == slots[None, :]) & (tokens[:, None] < tokens[None, :])
     return ((slots >= 0) & ~names_later.any(1)).nonzero().flatten()
+
+
+def _turned(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return (rows.float() @ rotation(rows.shape[-1]).to(rows.device, torch.float32)).to(dtype)
 
 
 def _rotated(inputs: Any, rows: Tensor, table: Tensor) -> Tensor:

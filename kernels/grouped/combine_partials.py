@@ -5,7 +5,8 @@
 
 Split ``s`` takes tiles ``s, s + num_splits, ...`` from the first one that the query sees, so splits that have a tile
 are the first ``min(number of tiles, num_splits)``. The others leave nothing, and nothing of them is read. Where splits
-are shared out by length (``share_splits``), each sequence has a number of its own, which the first half has noted.
+are shared out by length (``find_range``, ``share_splits``), each sequence has a number of its own, which the first half
+has noted.
 
 Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over. Attention
 sinks are added here, once for each row (``score_variants``), unless the first half has stored the result.
@@ -19,7 +20,16 @@ import triton.language as tl
 from attnfuzz.kernels.common.score_variants import add_sink, count_sink, window_begin
 from attnfuzz.kernels.common.softmax_state import store_state
 
-__all__ = ["combine_heads", "combine_partials_kernel", "count_splits", "find_split", "first_tile_begin", "share_splits"]
+__all__ = [
+    "combine_heads",
+    "combine_partials_kernel",
+    "count_splits",
+    "find_range",
+    "find_split",
+    "first_tile_begin",
+    "share_splits",
+    "splits_of_range",
+]
 
 
 @triton.jit
@@ -66,6 +76,44 @@ def find_split(splits, i_split):
     i_seq = tl.sum(m_before.to(tl.int32), axis=0)
     first = tl.max(tl.where(m_before, ends, 0), axis=0)
     return i_seq, first, tl.min(tl.where(m_before, 2147483647, ends), axis=0)
+
+
+@triton.jit
+def find_range(
+    p_seq_lens, stride_len, num_seqs, num_splits, i_split, window, TILE: tl.constexpr, BLOCK_S: tl.constexpr
+):  # fmt: skip
+    """Range ``i_split`` of the tiles of all sequences, of which there are ``num_splits``, or as many as tiles.
+
+    Returns its first tile and the one after its last, which are the same if there are fewer ranges, how many tiles and
+    ranges there are, the sequence of the first tile and the first tile of that. A sequence without tokens has a tile
+    with nothing in it, so that somebody stores its result.
+    """
+    o_s = tl.arange(0, BLOCK_S)
+    m_s = o_s < num_seqs
+    b_len = tl.load(p_seq_lens + o_s.to(tl.int64) * stride_len, mask=m_s, other=0).to(tl.int32)  # [BLOCK_S]
+    begin = first_tile_begin(b_len, window, TILE) if window is not None else 0
+    tiles = tl.where(m_s, tl.maximum(tl.cdiv(b_len - begin, TILE), 1), 0)
+    ends = tl.cumsum(tiles, axis=0)
+    total = tl.sum(tiles, axis=0)
+    ranges = tl.minimum(num_splits, total)
+    first = (total.to(tl.int64) * i_split // ranges).to(tl.int32)
+    last = (total.to(tl.int64) * (i_split + 1) // ranges).to(tl.int32)
+    last = tl.where(i_split < ranges, last, first)
+    m_before = ends <= first
+    i_seq = tl.sum(m_before.to(tl.int32), axis=0)
+    return first, last, total, ranges, i_seq, tl.max(tl.where(m_before, ends, 0), axis=0)
+
+
+@triton.jit
+def splits_of_range(begin, end, total, ranges):
+    """Of the ranges of ``find_range`` the first that has one of the tiles ``[begin, end)``, and how many have.
+
+    Range ``p`` begins at ``total * p // ranges``, so tile ``t`` is in the last ``p`` with ``total * p < (t + 1) *
+    ranges``.
+    """
+    first = ((begin + 1).to(tl.int64) * ranges - 1) // total
+    last = (end.to(tl.int64) * ranges - 1) // total
+    return first.to(tl.int32), (last - first).to(tl.int32) + 1
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.

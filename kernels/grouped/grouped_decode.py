@@ -10,7 +10,8 @@ stands between a simple kernel and that:
   that tile are on their way while the length is, and a launch that is made for long sequences serves short ones too.
 * One long sequence among many short ones has no more splits than they, and the batch waits for it, up to eight times as
   long as its tokens need. The host cannot help, since lengths are on the GPU. With ``BLOCK_S`` each program counts the
-  tiles of all sequences first, and splits are shared out by them (``share_splits``).
+  tiles of all sequences first and takes an equal range of them, which may end one sequence and begin the next
+  (``find_range``): as many programs as run at once have the same to read, and end together.
 * An address in the cache depends on a page id, which is a load of its own. The ids of the next tile are loaded one step
   ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way.
 * The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
@@ -39,9 +40,9 @@ from attnfuzz.kernels.common.score_variants import count_sink, vary_scores, wind
 from attnfuzz.kernels.grouped.combine_partials import (
     combine_heads,
     count_splits,
-    find_split,
+    find_range,
     first_tile_begin,
-    share_splits,
+    splits_of_range,
 )
 
 __all__ = ["grouped_decode_kernel"]
@@ -65,9 +66,10 @@ def grouped_decode_kernel(
     p_out, stride_os, stride_oh, stride_od,  # [num_seqs, num_q_heads, v_head_size]
     p_lse, stride_lse_s, stride_lse_h,  # [num_seqs, num_q_heads]
     # to be combined: float32, contiguous; those of splits without tiles are left as they are
-    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], without num_seqs if splits are shared out
+    # [num_seqs, num_q_heads, num_splits, v_head_size], or [num_q_heads, num_seqs + num_splits, v_head_size] if BLOCK_S
+    p_partial_acc,
     p_partial_max, p_partial_sum,  # without v_head_size
-    p_shares,  # [num_seqs, 2], int32: a sequence's first split and how many it has; not used unless BLOCK_S
+    p_shares,  # [num_seqs, 2], int32: a sequence's first state and how many it has; not used unless BLOCK_S
     p_counters,  # [num_seqs, num_q_heads], int32, 0 before and after; None unless LAST_COMBINES
     # scalars
     scale, num_seqs, num_splits, num_kv_heads,
@@ -89,6 +91,8 @@ def grouped_decode_kernel(
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
     BLOCK_DV: tl.constexpr,  # v_head_size likewise
     OWN_V: tl.constexpr,  # whether v_head_size is not head_size: else one mask serves both
+    WHOLE_BLOCKS: tl.constexpr,  # whether the head sizes are those of the blocks
+    SAME_STRIDES: tl.constexpr,  # whether pages and tokens are as far apart in V as in K
     BLOCK_S: tl.constexpr,  # num_seqs rounded up to a power of two where splits are shared out, otherwise 0
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
@@ -105,29 +109,52 @@ def grouped_decode_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
     i_split = tl.program_id(1)
+    o_t = tl.arange(0, TILE)
+    if BLOCK_S > 0:
+        i_block_of_seq = tl.program_id(0)
+        tile, last, total, ranges, i_seq, seq_begin = find_range(
+            p_seq_lens, stride_len, num_seqs, num_splits, i_split, window, TILE, BLOCK_S
+        )
+        while tile < last:
+            seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+            begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
+            seq_end = seq_begin + tl.maximum(tl.cdiv(seq_len - begin, TILE), 1)
+            until = tl.minimum(seq_end, last)
+            first_split, splits_used = splits_of_range(seq_begin, seq_end, total, ranges)
+            # For the second kernel, by the program that begins the sequence.
+            if (tile == seq_begin) & (i_block_of_seq == 0):
+                tl.store(p_shares + i_seq.to(tl.int64) * 2, i_seq + first_split)
+                tl.store(p_shares + i_seq.to(tl.int64) * 2 + 1, splits_used)
+            start = begin + (tile - seq_begin) * TILE
+            i_page = (start + o_t) // block_size
+            i_off = start + o_t - i_page * block_size
+            p_pages = p_table + i_seq.to(tl.int64) * stride_table_s
+            m_page = (start + o_t < seq_len) & (i_page < max_blocks)
+            i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=m_page, other=0)  # [TILE]
+            attend(
+                p_q, stride_qs, stride_qh, stride_qd, p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+                p_v, stride_vb, stride_vt, stride_vh, stride_vd, p_pages, stride_page,
+                p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
+                p_partial_acc, p_partial_max, p_partial_sum, p_counters,
+                i_seq.to(tl.int64), i_block_of_seq, i_block, i_page, i_off, start,
+                tl.minimum(seq_len, begin + (until - seq_begin) * TILE), TILE, seq_len,
+                i_split - first_split, splits_used, i_seq + first_split, num_seqs + num_splits,
+                scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
+                p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
+                X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, True, False, LAST_COMBINES,
+                BLOCK_G, CHUNK,
+            )  # fmt: skip
+            tile = until
+            seq_begin = seq_end
+            i_seq += 1
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+        return
     i_seq = tl.program_id(0) // (num_kv_heads * head_blocks)
     i_block_of_seq = tl.program_id(0) - i_seq * (num_kv_heads * head_blocks)
-    i_kv_head = i_block_of_seq // head_blocks
-    i_head_block = i_block_of_seq - i_kv_head * head_blocks
-    first_split = 0  # of the sequence, among those of a head that lie in memory
-    splits_of_head = num_splits
-    if BLOCK_S > 0:
-        splits = share_splits(p_seq_lens, stride_len, num_seqs, num_splits, window, TILE, BLOCK_S)
-        i_seq, first_split, end = find_split(splits, i_split)
-        if i_seq >= num_seqs:
-            return
-        num_splits = end - first_split
-        i_split -= first_split
-        # For the second kernel, by one of the programs that know it.
-        if (i_split == 0) & (i_block_of_seq == 0):
-            tl.store(p_shares + i_seq.to(tl.int64) * 2, first_split)
-            tl.store(p_shares + i_seq.to(tl.int64) * 2 + 1, num_splits)
     i_seq = i_seq.to(tl.int64)
-    i_kv_head = i_kv_head.to(tl.int64)
 
-    o_t = tl.arange(0, TILE)
     p_pages = p_table + i_seq * stride_table_s
-    step = num_splits * TILE
     begin = 0
     if window is not None:
         # Unlike without one, the first tile depends on the length.
@@ -143,14 +170,51 @@ def grouped_decode_kernel(
     splits_used = tl.maximum(count_splits(seq_len, begin, num_splits, TILE), 1)
     if i_split >= splits_used:
         return
+    attend(
+        p_q, stride_qs, stride_qh, stride_qd, p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+        p_v, stride_vb, stride_vt, stride_vh, stride_vd, p_pages, stride_page,
+        p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
+        p_partial_acc, p_partial_max, p_partial_sum, p_counters,
+        i_seq, i_block_of_seq, i_block, i_page, i_off, begin + i_split * TILE, seq_len, num_splits * TILE, seq_len,
+        i_split, splits_used, 0, num_splits,
+        scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
+        p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
+        X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, False, PDL, LAST_COMBINES,
+        BLOCK_G, CHUNK,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend(
+    p_q, stride_qs, stride_qh, stride_qd, p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+    p_v, stride_vb, stride_vt, stride_vh, stride_vd,
+    p_pages, stride_page,  # at this sequence
+    p_out, stride_os, stride_oh, stride_od, p_lse, stride_lse_s, stride_lse_h,
+    p_partial_acc, p_partial_max, p_partial_sum, p_counters,
+    i_seq, i_block_of_seq,
+    i_block, i_page, i_off,  # [TILE], of the first tile: pages, which these are of the sequence, places in them
+    start_token, stop, step, seq_len,  # a tile from every step-th token on, below stop
+    i_split, splits_used,  # of this sequence
+    first_split, splits_of_head,  # where its states begin among those of a head, and how many these are
+    scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
+    p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
+    X: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    OWN_V: tl.constexpr, WHOLE_BLOCKS: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    SHARED_OUT: tl.constexpr,  # whether a head's states are those of all sequences
+    PDL: tl.constexpr, LAST_COMBINES: tl.constexpr, BLOCK_G: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One program's tiles of a sequence, and the result, or a state to be combined."""
+    i_kv_head = (i_block_of_seq // head_blocks).to(tl.int64)
+    i_head_block = i_block_of_seq - i_block_of_seq // head_blocks * head_blocks
+    o_t = tl.arange(0, TILE)
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-    m_d = o_d < head_size
+    m_d = o_d < (BLOCK_D if WHOLE_BLOCKS else head_size)  # the former of which the compiler knows to hold
     o_dv = o_d
     m_dv = m_d
     if OWN_V:
         o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
-        m_dv = o_dv < v_head_size
+        m_dv = o_dv < (BLOCK_DV if WHOLE_BLOCKS else v_head_size)
     i_member = i_head_block * BLOCK_M + o_m  # of the group
     m_m = i_member < group_size
     i_head = i_kv_head * group_size + i_member
@@ -172,21 +236,26 @@ def grouped_decode_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for start in range(begin + i_split * TILE, seq_len, step):
+    step_pages = step // block_size
+    step_off = step - step_pages * block_size
+    for start in range(start_token, stop, step):
         m_t = start + o_t < seq_len
         if window is not None:
             m_t = m_t & (start + o_t >= window_begin(seq_len - 1, window))
         m_td = m_t[:, None] & m_d[None, :]
         m_tdv = m_t[:, None] & m_dv[None, :]
         o_kt = i_block.to(tl.int64) * stride_kb + i_off.to(tl.int64) * stride_kt
-        o_vt = i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
+        o_vt = o_kt if SAME_STRIDES else i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
         # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
         b_k = tl.load(p_k + o_kt[:, None] + o_kd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
         b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_tdv, other=0.0)  # [TILE, BLOCK_DV]
-        i_t = start + step + o_t
-        i_page = i_t // block_size
-        i_off = i_t - i_page * block_size
-        i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
+        # A division for each token would be a third of the loop.
+        i_off += step_off
+        m_next = i_off >= block_size
+        i_off = tl.where(m_next, i_off - block_size, i_off)
+        i_page += step_pages + m_next.to(tl.int32)
+        m_page = start + step + o_t < seq_len
+        i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=m_page, other=0)  # [TILE]
 
         b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype))) * scale  # [BLOCK_M, TILE]
         if soft_cap is not None or p_slopes is not None:
@@ -218,27 +287,26 @@ def grouped_decode_kernel(
         o_out = i_head[:, None] * stride_oh + o_dv[None, :] * stride_od
         tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_mdv)
         tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_m)
-        return
-
-    num_q_heads = num_kv_heads * group_size
-    i_row = i_head if BLOCK_S > 0 else i_seq * num_q_heads + i_head
-    o_state = i_row * splits_of_head + first_split + i_split  # [BLOCK_M]
-    tl.store(p_partial_acc + o_state[:, None] * v_head_size + o_dv[None, :], acc, mask=m_mdv)
-    tl.store(p_partial_max + o_state, row_max, mask=m_m)
-    tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)
-    if LAST_COMBINES:
-        # All threads have stored before one of them counts, and that one's release makes it visible to who acquires.
-        tl.debug_barrier()
-        # One for each block of heads, of which a sequence has no more than heads.
-        p_counter = p_counters + i_seq * num_q_heads + i_block_of_seq
-        arrived = tl.atomic_add(p_counter, 1, sem="acq_rel")
-        if arrived == splits_used - 1:
-            tl.store(p_counter, 0)
-            i_in_group = i_head_block * BLOCK_M + tl.arange(0, BLOCK_G)
-            i_heads = i_kv_head * group_size + i_in_group
-            i_rows = i_heads if BLOCK_S > 0 else i_seq * num_q_heads + i_heads
-            combine_heads(
-                p_partial_acc, p_partial_max, p_partial_sum, p_out, stride_oh, stride_od, p_lse, stride_lse_h,
-                p_sinks, stride_sink, i_heads, i_in_group < group_size,
-                i_rows * splits_of_head + first_split, splits_used, v_head_size, BLOCK_G, BLOCK_DV, CHUNK,
-            )  # fmt: skip
+    else:
+        num_q_heads = num_kv_heads * group_size
+        i_row = i_head if SHARED_OUT else i_seq * num_q_heads + i_head
+        o_state = i_row * splits_of_head + first_split + i_split  # [BLOCK_M]
+        tl.store(p_partial_acc + o_state[:, None] * v_head_size + o_dv[None, :], acc, mask=m_mdv)
+        tl.store(p_partial_max + o_state, row_max, mask=m_m)
+        tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)
+        if LAST_COMBINES:
+            # All threads have stored before one of them counts, and its release makes that visible to who acquires.
+            tl.debug_barrier()
+            # One for each block of heads, of which a sequence has no more than heads.
+            p_counter = p_counters + i_seq * num_q_heads + i_block_of_seq
+            arrived = tl.atomic_add(p_counter, 1, sem="acq_rel")
+            if arrived == splits_used - 1:
+                tl.store(p_counter, 0)
+                i_in_group = i_head_block * BLOCK_M + tl.arange(0, BLOCK_G)
+                i_heads = i_kv_head * group_size + i_in_group
+                i_rows = i_heads if SHARED_OUT else i_seq * num_q_heads + i_heads
+                combine_heads(
+                    p_partial_acc, p_partial_max, p_partial_sum, p_out, stride_oh, stride_od, p_lse, stride_lse_h,
+                    p_sinks, stride_sink, i_heads, i_in_group < group_size,
+                    i_rows * splits_of_head + first_split, splits_used, v_head_size, BLOCK_G, BLOCK_DV, CHUNK,
+                )  # fmt: skip

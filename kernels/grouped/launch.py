@@ -44,12 +44,12 @@ _MANY_TILES = 20
 """In a split of the longest sequence. A program of an H100 takes about 1.4 us for one.
 
 Block tables have room for whole pages: 512 tokens, which are 16 tiles, are up to 17 there with pages of 272."""
+_FILL_OF_RANGES = 3
+"""Programs of a multiprocessor that take a range of all tiles: as many as its registers hold."""
 _MOST_COUNTED = 4096
 """Sequences whose tiles a program counts. A batch of more fills any GPU many times over."""
 _COUNTED = tuple(64 << 2 * i for i in range(6))
 """At once. Each size is a compilation, and batches change with every step of a server."""
-_SPLITS_OF_EACH = 2
-"""Where splits are shared out, on average at least; ``share_splits`` needs as many."""
 _PROCESSORS_OF_A_CPU = 8
 """In the interpreter, so that there are splits."""
 _SECOND_KERNEL = {"LAST_COMBINES": False, "BLOCK_G": 1, "CHUNK": 1}
@@ -81,7 +81,7 @@ def plan_splits(
         balanced = 1 < num_seqs <= _MOST_COUNTED and tiles > _MANY_TILES * each
     if not balanced:
         return each, False
-    return max(_SPLITS_OF_EACH * num_seqs, fill * processors // max(1, head_programs)), True
+    return max(1, fill * processors // max(1, head_programs)), True
 
 
 def sequences_counted(num_seqs: int) -> int:
@@ -106,12 +106,12 @@ def plan_grouped(
     the lengths are on the GPU. ``columns``: the larger head size rounded up to a power of two; ``kv_itemsize``: bytes
     of a number in the cache. ``fill``: programs that each multiprocessor should get.
 
-    Measured on an H100: where four small programs share a multiprocessor, each waits for its own tiles while the others
-    have some, which hides more than one that has more tiles on their way. Larger heads leave room for two, and 8 bits
-    become 16 in registers, on a way that takes one more tile. Short sequences end at different times, and twice as many
-    splits fill what that leaves. Where a sequence may be so long that its splits have many tiles, they are shared out
-    by length (``share_splits``): that takes two microseconds, but then a batch takes as long as its tokens together ask
-    for, and not as long as its longest sequence does.
+    Where four small programs share a multiprocessor, each waits for its own tiles while the others have some (H100).
+    Larger heads leave room for two. With two stages a tile is asked for only when the last one is used up; with three
+    the memory of an H200 has enough to do. Short sequences end at different times, and twice as many splits fill what
+    that leaves. Where a sequence may be so long that its splits have many tiles, all tiles are shared out in equal
+    ranges, of which all run at once (``find_range``): that takes two microseconds, but then a batch takes as long as
+    its tokens together ask for, and not as long as its longest sequence does.
     """
     row_bytes = columns * kv_itemsize
     tile = 64 if row_bytes <= 128 else 32 if row_bytes <= 512 else LEAST_FOR_DOT
@@ -121,8 +121,9 @@ def plan_grouped(
     leaves_gaps = num_seqs > 1 and max_seq_len <= _SHORT and num_seqs * head_programs <= 2 * processors
     if leaves_gaps and not balanced and fill is None:
         num_splits, _ = plan_splits(num_seqs, head_programs, tiles, processors, 2 * usual, balanced)
-    num_stages = 3 if kv_itemsize == 1 else 2
-    return GroupedPlan(num_splits, tile, num_warps=4, num_stages=num_stages, pdl=True, balanced=balanced)
+    if balanced and fill is None:
+        num_splits, _ = plan_splits(num_seqs, head_programs, tiles, processors, min(usual, _FILL_OF_RANGES), True)
+    return GroupedPlan(num_splits, tile, num_warps=4, num_stages=3, pdl=True, balanced=balanced)
 
 
 def grouped_decode(
@@ -154,12 +155,12 @@ def grouped_decode(
 
     Arguments and result as there. ``num_splits``: programs that share a sequence, at most; where it is not given,
     ``fill`` is how many programs a multiprocessor should get. ``balanced``: not each sequence gets as many, but the
-    GPU shares ``num_splits``, or twice the sequences if that is more, out among all of them by their lengths, which
-    only the GPU knows. ``tile`` and ``num_stages`` are taken as far as they fit into shared memory. ``pdl``:
-    programmatic dependent launch. What is not given is chosen as it was measured on this GPU, if it was and ``tuned``
-    does not forbid it, or else by ``plan_grouped``. ``block_m``: query heads of a program, a power of two, at least 16
-    and as far as registers hold its accumulator; larger groups are shared out. ``num_combined``: splits that are
-    combined in one step, a power of two, as far as registers hold them.
+    GPU shares the tiles of all of them out among ``num_splits``, by their lengths, which only the GPU knows. ``tile``
+    and ``num_stages`` are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is
+    not given is chosen as it was measured on this GPU, if it was and ``tuned`` does not forbid it, or else by
+    ``plan_grouped``. ``block_m``: query heads of a program, a power of two, at least 16 and as far as registers hold
+    its accumulator; larger groups are shared out. ``num_combined``: splits that are combined in one step, a power of
+    two, as far as registers hold them.
 
     ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
     program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
@@ -181,7 +182,7 @@ def grouped_decode(
         _check_counters(counters, q)
     rows: tuple[int, ...] = (0,)
     if num_splits > 1:
-        rows = (num_q_heads, num_splits) if launch.balanced else (num_seqs, num_q_heads, num_splits)
+        rows = (num_q_heads, num_seqs + num_splits) if launch.balanced else (num_seqs, num_q_heads, num_splits)
     partials = (
         *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*rows, v_head_size), rows, rows)),
         torch.empty((num_seqs, 2) if launch.balanced else (0,), dtype=torch.int32, device=q.device),
@@ -199,7 +200,8 @@ def grouped_decode(
                 launch.head_blocks, block_size, head_size, v_head_size, block_table.shape[1],
             ),
             {
-                "X": call.strides.x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
+                "X": call.strides.x, "SAME_STRIDES": call.strides.k[:2] == call.strides.v[:2],
+                **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
                 **call.variant.of_rows,
             },
             launch.options,
@@ -209,7 +211,7 @@ def grouped_decode(
                 combine_partials_kernel, (num_seqs * num_q_heads, 1, 1),
                 (*lengths, *partials, *results),
                 {
-                    "num_splits": num_splits, "num_q_heads": num_q_heads, "v_head_size": v_head_size, "window": window,
+                    "num_splits": rows[-1], "num_q_heads": num_q_heads, "v_head_size": v_head_size, "window": window,
                     **sink_arguments(call.variant.sinks), **launch.of_combination,
                 },
                 launch.options_of_combination,
@@ -300,11 +302,7 @@ def _launch(
         plan = plan._replace(tile=32, num_warps=8)
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
-    if plan.balanced:
-        num_splits = max(num_splits, _SPLITS_OF_EACH * num_seqs)
-        check_grid("num_splits", num_splits, f"use balanced=False for num_seqs={num_seqs}")
-    else:
-        check_grid("num_splits", num_splits, "use 64")
+    check_grid("num_splits", num_splits, "use 64")
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
@@ -330,6 +328,7 @@ def _launch(
     pdl = gpu is not None and gpu.is_hopper and (plan.pdl if pdl is None else pdl)
     own_v = v_head_size != head_size
     block_s = sequences_counted(num_seqs) if plan.balanced else 0
+    whole = {"WHOLE_BLOCKS": (head_size, v_head_size) == (block_d, block_dv)}
     both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
     block_g = min(block_m, triton.next_power_of_2(group_size))
@@ -340,7 +339,7 @@ def _launch(
         head_blocks=head_blocks,
         num_splits=num_splits,
         balanced=plan.balanced,
-        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_S": block_s, "OWN_V": own_v, **both},
+        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_S": block_s, "OWN_V": own_v, **whole, **both},
         of_combination={"CHUNK": chunk, "SHARED_OUT": plan.balanced, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
         options={**warps_and_stages, **dependent},

@@ -25,6 +25,8 @@ SAYS = {
     "sixteenths": ("accuracy", "_"),
     "symmetric": ("accuracy", "_cache"),
     "zero_cut": ("accuracy", "_"),
+    "no_signs": ("accuracy", "_"),
+    "one_sided": ("accuracy", "_"),
     "tile": ("unwritten", "was never written"),
     "by_slot": ("accuracy", "k_"),
     "pairs": ("accuracy", "k_"),
@@ -44,7 +46,6 @@ SAYS = {
 
 
 TELLS = {
-    "k_twice": "K is written in place of V",
     "by_slot": "K is rotated by its slot, not by its position",
     "pairs": "K is rotated in pairs of neighbours, not of halves",
     "backwards": "K is rotated backwards",
