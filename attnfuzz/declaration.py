@@ -308,7 +308,7 @@ def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Ker
 def load_kernels(target: str, *, within: Path | None = None, folder: Path | None = None) -> list[Kernel]:
     """Kernels named by ``target``: a bundled name or glob, ``engine:name``, ``module[:name]``, ``file.py[:name]``.
 
-    And ``KERNEL+MERGE``, two of these as one (see `attnfuzz.composition`).
+    And ``KERNEL+MERGE`` or ``WRITER+READER``, two of these as one (see `attnfuzz.composition`).
 
     ``within`` is the root of a project, for a target that no user has typed but a file names: then nothing is imported
     but the bundled kernels and what lies in there. ``folder`` is where relative paths begin, if that is not the working

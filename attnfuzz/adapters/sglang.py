@@ -16,7 +16,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters.tokens import flat, slots_of, whole_prompts, with_room
-from attnfuzz.families import LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
+from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
 from attnfuzz.problems.supports import DTYPES
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "extend_attention_mask",
     "extend_attention_tree",
     "extend_attention_unified",
+    "fused_rope_and_cache",
     "gated_delta",
     "gated_delta_packed",
     "gated_delta_sigmoid",
@@ -58,6 +59,27 @@ _CACHES: dict[str, Any] = {
 
 def _ops(name: str) -> tuple[str, ...]:
     return tuple(f"{place}.{name}" for place in _OPS)
+
+
+@SGLANG.kernel(
+    CacheWrite(
+        layout=attnfuzz.Choice(("NHD",)),
+        cache=attnfuzz.Choice(("same", "fp8")),
+        rotary=attnfuzz.Choice(("neox", "gptj")),
+        rotated=attnfuzz.Choice(("whole",)),
+        head_size=attnfuzz.Choice((16, 64, 128)),
+        block_size=attnfuzz.Choice((1, 16)),
+    ),
+    needs={"write": _ops("fused_qk_rope_reshape_and_cache:fused_qk_rope_reshape_and_cache")},
+    supports=attnfuzz.Supports(),
+)
+def fused_rope_and_cache(i: Any, *, write: Any) -> None:
+    """K is rotated and written with V, `fused_qk_rope_reshape_and_cache`, and K once more in place of q."""
+    scales = (i.k_scale, i.v_scale) if i.cache == "fp8" else (None, None)
+    write(
+        i.key, i.key, i.value, i.k_cache, i.v_cache, i.slot_mapping, i.positions, i.cos_sin, *scales,
+        i.rotary == "neox", True, output_zeros=False,
+    )  # fmt: skip
 
 
 _DECODE: dict[str, Any] = {

@@ -49,7 +49,7 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 
     for one in given:
         if parts_of(one) is None:
-            raise click.BadParameter(f"{one!r} must name two kernels, as KERNEL+MERGE", ctx, param)
+            raise click.BadParameter(f"{one!r} must name two kernels, as KERNEL+MERGE or WRITER+READER", ctx, param)
     return given
 
 
@@ -61,7 +61,8 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
     multiple=True,
     callback=_compositions,
     metavar="KERNEL+MERGE",
-    help="Also search attention over two parts by KERNEL, merged by MERGE; repeatable.",
+    help="Also search attention over two parts by KERNEL, merged by MERGE; WRITER+READER: over the cache that a kernel "
+    "of CacheWrite wrote. Repeatable.",
 )
 @click.option(
     "--budget",

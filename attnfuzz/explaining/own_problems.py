@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from attnfuzz.inputs.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.fields import Seed
-from attnfuzz.problems.open_cases import OpenCase, implementation_of
+from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
 from attnfuzz.problems.own import Expected
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, plural
@@ -81,6 +82,21 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
             yield Cause(mistake="read_elsewhere", way=f"{name}: {step:+}", words=words)
         elif not _is_read_of_others(reruns, name, ignored):
             yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
+
+
+def mistaken(reruns: Reruns) -> Iterator[Cause]:
+    """The one of the mistakes that the problem knows which gives the kernel's results."""
+    case = reruns.case
+    if not isinstance(case, OpenCase):
+        return
+    reruns.reset()
+    got = reruns.run()
+    reference = AskedProblem(case)
+    if is_given(got, reference.right):
+        return
+    found = [words for words, targets in reference.known_mistakes() if is_given(got, targets)]
+    if len(found) == 1:
+        yield Cause(mistake="mistaken", way=found[0], words=found[0])
 
 
 def taken_for_another(reruns: Reruns) -> Iterator[Cause]:
@@ -169,6 +185,20 @@ class AskedProblem:
         bits(other).view(-1)[elements] = memory[there]
         return self.asked({name: other})
 
+    def known_mistakes(self) -> Iterator[tuple[str, list[Target]]]:
+        """With each of the problem's own mistakes. Raises ProblemError."""
+        try:
+            known = implementation_of(self._case.problem).mistakes(self._case, self._tensors)
+            for words, others in known.items():
+                tensors = {name: other for name, other in others.items() if name in self._tensors}
+                fields = {name: other for name, other in others.items() if name not in tensors}
+                case = SimpleNamespace(**{**msgspec.structs.asdict(self._case), **fields})  # whatever a kernel declares
+                yield words, self.asked(tensors, case)
+        except (ProblemError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ProblemError.raised("mistakes", self._case, error) from error
+
     def mistaken(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
         """Inputs that may be taken for others: a way, words, and what would be read of tensors. Halves of bytes, where
         the last axis is one of bytes; scales of blocks, where it is one of blocks; tensors that are alike."""
@@ -201,10 +231,10 @@ class AskedProblem:
             ):
                 yield f"{other} for {name}", f"{other} is read in place of {name}", {name: two}
 
-    def asked(self, others: Mapping[str, Tensor], case: OpenCase | None = None) -> list[Target]:
-        """With `others` in place of tensors of the same names, and if so that of another case."""
+    def asked(self, others: Mapping[str, Tensor], case: Any = None) -> list[Target]:
+        """With `others` in place of tensors of the same names, and if so that of another case of the problem."""
         case = case or self._case
-        problem = implementation_of(case.problem)
+        problem = implementation_of(self._case.problem)
         given = {name: others.get(name, tensor).clone() for name, tensor in self._tensors.items()}
         bounds = problem.bound(case, {name: tensor.clone() for name, tensor in given.items()})
         found = []

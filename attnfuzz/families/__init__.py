@@ -11,6 +11,7 @@ from attnfuzz.families.merge_ranks import MergeRanks as MergeRanks
 from attnfuzz.families.packed_decode import PackedDecode as PackedDecode
 from attnfuzz.families.recurrent_decode import RecurrentDecode as RecurrentDecode
 from attnfuzz.families.sparse_decode import SparseDecode as SparseDecode
+from attnfuzz.families.written_decode import WrittenDecode as WrittenDecode
 
 __all__ = [
     "CacheWrite",
@@ -21,4 +22,5 @@ __all__ = [
     "PackedDecode",
     "RecurrentDecode",
     "SparseDecode",
+    "WrittenDecode",
 ]

@@ -1,8 +1,11 @@
-"""Writing new tokens into a paged KV cache, quantised or not: vLLM's ``reshape_and_cache_flash`` and its relatives.
+"""Writing new tokens into a paged KV cache, rotated and quantised or not: vLLM's ``reshape_and_cache_flash``.
 
 Token i of ``key`` and ``value`` goes into slot ``slot_mapping[i]``: page ``slot // block_size``, place
 ``slot % block_size``. A slot of -1 stands for a padding token of a captured graph, which is written nowhere. Every byte
 of the caches that no slot names stays as it is.
+
+vLLM's writers launch a program for each token and tile, in no order: where two tokens have one slot, nothing says which
+is kept, or that what is kept is of one token. Engines repeat a slot for prompts that begin alike, with equal tokens.
 """
 
 from __future__ import annotations
@@ -15,23 +18,15 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Seed, TensorSpec
-from attnfuzz.families.formats import FORMATS, rotation
+from attnfuzz.families.formats import FORMATS, LEAST_SCALE, SCALE_ERROR, Between, rotation
+from attnfuzz.numerics.rounded import Rounded, exactly
 
-__all__ = ["CacheWrite"]
+__all__ = ["CacheWrite", "one_token_is_kept"]
 
-_FORMATS = {
-    "fp8": "float8_e4m3fn",
-    "fp8_token": "float8_e4m3fn",
-    "int8_token": "int8",
-    "int4_token": "uint8",
-    "int4_rotated": "uint8",
-}
+_FORMATS = {"fp8": "float8_e4m3fn", "fp8_token": "float8_e4m3fn", "int8_token": "int8"}
+_PACKED = {"int4_token": FORMATS["int4"], "int4_rotated": FORMATS["int4"], "nvfp4": FORMATS["nvfp4"]}
 _LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
-_INT4 = FORMATS["int4"]
-_LEAST_SCALE = 1e-6
-"""Scale of a row of zeros, which has none of its own; vLLM's."""
-_SCALE_ERROR = 2.0**-21
-"""Relative, of a quotient in float32 or of a product with a reciprocal; of a scale that was rounded as well."""
+_POSITIONS = 64
 _SUM_ERROR = 2.0**-20
 """Of a sum of up to 256 numbers in float32, against the sum of their sizes."""
 _LOW_BITS = 2.0**-19
@@ -41,12 +36,21 @@ _LOW_BITS = 2.0**-19
 class CacheWrite(attnfuzz.Problem):
     """``cache``: "same", as the new tokens are; "fp8", divided by a scale for each tensor, which the kernel is given;
     "fp8_token" and "int8_token", by one for each token and head, ``max |x| / 448`` or ``/ 127``, which it works out and
-    stores in ``k_scales`` and ``v_scales``; "int4_token", two codes in a byte (`attnfuzz.families.formats`), with a
-    scale, ``(max x - min x) / 15`` where 0 counts as one of the x, and a zero point, ``-min x / scale`` rounded, which
-    goes into ``k_zeros`` and ``v_zeros``; "int4_rotated", so of ``x @ rotation`` in the dtype of x. ``strides``: of the
-    new tokens, which may be parts of q, k and v side by side. ``cache_strides``: of the caches, which may share pages
-    with other layers. ``zeros``: the first token is 0. ``one_sided``: all numbers of the second token, rotated if they
-    are to be, lie on one side of 0.
+    stores in ``k_scales`` and ``v_scales``; "int4_token" and "nvfp4", two codes in a byte, as
+    `attnfuzz.families.formats` has them, with scales in these two, for each 16 numbers of "nvfp4", and zero points of
+    "int4_token" in ``k_zeros`` and ``v_zeros``; "int4_rotated", as the first of these, of ``x @ rotation`` in the dtype
+    of x; "nvfp4" is given ``k_global`` and ``v_global``.
+
+    ``rotary``: of a kernel that rotates K, ``Choice(("none", "neox", "gptj"))``: pairs are halves of what is rotated,
+    or neighbours. Token i is at ``positions[i]``, whose row of ``cos_sin``, float32, has the cosines of all pairs, then
+    their sines. ``rotated``: how much of a head; the rest stays. K may be rounded to its dtype once it is rotated.
+
+    ``repeats``: whether slots are named by several tokens, equal ones ("same"). Of a kernel that keeps a whole row of
+    one of them, whichever, ``Choice(("none", "same", "other"))``, and its file imports `one_token_is_kept`.
+
+    ``strides``: of the new tokens, which may be parts of q, k and v side by side. ``cache_strides``: of the caches,
+    which may share pages with other layers. ``zeros``: the first token is 0. ``one_sided``: all numbers of the second
+    token, times `rotation` if they are to be, lie on one side of 0.
     """
 
     num_tokens = Integer(1, 24)
@@ -56,7 +60,10 @@ class CacheWrite(attnfuzz.Problem):
     block_size = Choice((1, 5, 16))
     spare_blocks = Integer(0, 2)
     layout = Choice(("NHD", "HND"))
-    cache = Choice(("same", "fp8", "fp8_token", "int8_token", "int4_token", "int4_rotated"))
+    cache = Choice(("same", "fp8", "fp8_token", "int8_token", "int4_token", "nvfp4", "int4_rotated"))
+    rotary = Choice(("none",))
+    rotated = Choice(("whole", "half"))
+    repeats = Choice(("none", "same"))
     strides = Choice(("contiguous", "outer_gap"))
     cache_strides = Choice(("contiguous", "outer_gap"))
     zeros = Choice((False, True))
@@ -74,21 +81,32 @@ class CacheWrite(attnfuzz.Problem):
         else:
             shape, axes = (blocks, heads, case.block_size, case.head_size), ("block", "head", "offset", "dim")
         of_slots: Any = {"named_by": "slot_mapping", "places": case.block_size}
-        dtype, packed = _FORMATS.get(case.cache, case.dtype), case.cache.startswith("int4")
-        row = (case.head_size // 2,) if packed else shape[3:]
+        form = _PACKED.get(case.cache)
+        dtype = "uint8" if form else _FORMATS.get(case.cache, case.dtype)
+        row = (case.head_size // 2,) if form else shape[3:]
         cache = TensorSpec((*shape[:3], *row), dtype, "in_place", case.cache_strides, axes, **of_slots)
         found = {"key": new, "value": new, "k_cache": cache, "v_cache": cache}
         found["slot_mapping"] = TensorSpec((rows,), "int64")
+        if case.rotary != "none":
+            found["positions"] = TensorSpec((rows,), "int64")
+            found["cos_sin"] = TensorSpec((_POSITIONS, _rotated_size(case)), "float32", axes=("position", "number"))
+        one = TensorSpec((1,), "float32")
         if case.cache == "fp8":
-            found |= dict.fromkeys(("k_scale", "v_scale"), TensorSpec((1,), "float32"))
+            found |= dict.fromkeys(("k_scale", "v_scale"), one)
         elif case.cache != "same":
             scales = TensorSpec(shape[:3], "float32", "in_place", axes=axes[:3], **of_slots)
+            if form and form.block:
+                blocks = (*shape[:3], case.head_size // form.block)
+                scales = scales._replace(shape=blocks, dtype=form.scale_dtype, axes=(*axes[:3], "scale"))
             found |= dict.fromkeys(("k_scales", "v_scales"), scales)
-            found |= dict.fromkeys(("k_zeros", "v_zeros") if packed else (), scales._replace(dtype="uint8"))
+            found |= dict.fromkeys(
+                ("k_zeros", "v_zeros") if form and form.has_zeros else (), scales._replace(dtype="uint8")
+            )
+            found |= dict.fromkeys(("k_global", "v_global") if form and form.has_global else (), one)
         return found
 
     def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Slots are a permutation, so that no two tokens have the same."""
+        """Slots in any order; of each four tokens, three have one if slots are repeated. Positions are no slots."""
         generator = torch.Generator("cpu").manual_seed(case.seed)
         for name in ("key", "value"):
             tensors[name].copy_(attnfuzz.numbers(tuple(tensors[name].shape), seed=case.seed, name=name))
@@ -107,30 +125,49 @@ class CacheWrite(attnfuzz.Problem):
         places = torch.randperm(rows, generator=generator, device="cpu", dtype=torch.int64)[: case.num_tokens]
         tensors["slot_mapping"].fill_(-1)
         tensors["slot_mapping"][places] = order
-        if case.cache == "fp8":
-            tensors["k_scale"].fill_(0.03)
-            tensors["v_scale"].fill_(0.5)
+        if case.rotary != "none":
+            drawn = torch.randint(0, _POSITIONS, (rows,), generator=generator, dtype=torch.int64, device="cpu")
+            tensors["positions"].copy_(drawn)
+            pairs = _rotated_size(case) // 2
+            frequency = 10.0 ** -(4 * torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs)
+            angle = torch.arange(_POSITIONS, dtype=torch.float64, device="cpu")[:, None] * frequency
+            tensors["cos_sin"].copy_(torch.cat((angle.cos(), angle.sin()), dim=1))
+        for i, place in enumerate(places.tolist() if case.repeats != "none" else ()):
+            first = places[i - i % 4]
+            if i % 4 in (1, 2):
+                tensors["slot_mapping"][place] = tensors["slot_mapping"][first]
+                for name in ("key", "value", "positions") if case.repeats == "same" else ():
+                    if name in tensors:
+                        tensors[name][place] = tensors[name][first]
+        for name, number in (("k_scale", 0.03), ("v_scale", 0.5), ("k_global", 0.03), ("v_global", 0.01)):
+            if name in tensors:
+                tensors[name].fill_(number)
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
-        """The right cache; for quantised numbers, those before they are rounded, and as their bound that rounding."""
-        found = {}
-        for name, cache, scale in (("key", "k_cache", "k_scale"), ("value", "v_cache", "v_scale")):
-            new = tensors[name].double()
-            if case.cache == "same":
-                found[cache] = _scattered(case, tensors, new, cache, torch.zeros_like(new))
-                continue
-            if case.cache.startswith("int4"):
-                found |= _in_four_bits(case, tensors, new, name[0])
-                continue
-            kind = _FORMATS[case.cache]
-            if case.cache == "fp8":
-                scales = tensors[scale].double().expand(new.shape[:2])
-            else:
-                scales = new.abs().amax(-1).div(_LARGEST[kind])
-                loose = torch.where(scales < _LEAST_SCALE, 2 * _LEAST_SCALE, _SCALE_ERROR * scales)
-                found[f"{scale}s"] = _scattered(case, tensors, scales, f"{scale}s", loose)
-            quotient = new / scales.clamp(min=_LEAST_SCALE)[..., None]
-            found[cache] = _scattered(case, tensors, quotient, cache, attnfuzz.rounding(quotient, kind))
+        """The right cache; for quantised numbers, those before they are rounded, and as their bound that rounding.
+
+        Of tokens that share a slot, all numbers between theirs: `one_token_is_kept` tells the ones from the others.
+        """
+        return {name: _scattered(case, tensors, name, new) for name, new in _by_token(case, tensors).items()}
+
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Of the rotation by positions."""
+        found: dict[str, dict[str, Any]] = {}
+        if case.rotary != "none":
+            slots, table = tensors["slot_mapping"], tensors["cos_sin"]
+            cos, sin = table.chunk(2, dim=-1)
+            pairs = {"neox": "gptj", "gptj": "neox"}[case.rotary]
+            of_pairs = {"neox": "halves", "gptj": "neighbours"}
+            found |= {
+                "K is rotated by its slot, not by its position": {"positions": slots.clamp(min=0) % len(table)},
+                "K is rotated by the token's number, not by its position": {
+                    "positions": torch.arange(len(slots), device="cpu") % len(table)
+                },
+                f"K is rotated in pairs of {of_pairs[pairs]}, not of {of_pairs[case.rotary]}": {"rotary": pairs},
+                "K is not rotated": {"rotary": "none"},
+                "K is rotated backwards": {"cos_sin": torch.cat((cos, -sin), -1)},
+                "sines and cosines are exchanged": {"cos_sin": torch.cat((sin, cos), -1)},
+            }
         return found
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
@@ -141,45 +178,105 @@ class CacheWrite(attnfuzz.Problem):
         return f"slot {block * case.block_size + offset}"
 
 
-def _in_four_bits(case: Any, tensors: Mapping[str, Tensor], new: Tensor, name: str) -> dict[str, Expected]:
-    """Scales, zero points and bytes; where rounding is a near thing, both numbers and what lies between."""
-    error, of_scale = torch.zeros_like(new), _SCALE_ERROR
-    if case.cache == "int4_rotated":
-        turn = rotation(case.head_size)
-        error, new, of_scale = new.abs() @ turn.abs() * _SUM_ERROR, new @ turn, _SCALE_ERROR + _LOW_BITS
-        error = error + attnfuzz.rounding(new, case.dtype)
-    least, worst = new.amin(-1).clamp(max=0), error.amax(-1)
-    scales = (new.amax(-1).clamp(min=0) - least).div(15).clamp(min=_LEAST_SCALE)
-    loose = torch.where(scales <= _LEAST_SCALE, 2 * _LEAST_SCALE, of_scale * scales) + worst * 2 / 15
-    low, high = _rounded(-least / scales, 1.0, worst / scales)
-    quotient = new / scales[..., None]
-    off = (error + quotient.abs() * worst[..., None] * 2 / 15) / scales[..., None]
-    codes = (_rounded(quotient + zero[..., None], quotient.abs() + 16, off)[i] for i, zero in enumerate((low, high)))
-    lowest, highest = (_INT4.packed(part.to(torch.uint8)).double() for part in codes)
-    return {
-        f"{name}_scales": _scattered(case, tensors, scales, f"{name}_scales", loose),
-        f"{name}_zeros": _scattered(case, tensors, (low + high) / 2, f"{name}_zeros", (high - low) / 2),
-        f"{name}_cache": _scattered(case, tensors, (lowest + highest) / 2, f"{name}_cache", (highest - lowest) / 2),
-    }
+@attnfuzz.oracle
+def one_token_is_kept(run: Any) -> str | None:
+    """Of tokens with one slot, each head of K and of V holds what belongs to one of them, scales included."""
+    case, tensors = run.case, vars(run.inputs)
+    if getattr(case, "repeats", "") != "other":
+        return None
+    rows = _by_token(case, tensors)
+    slots = tensors["slot_mapping"]
+    for slot in slots[slots >= 0].unique().tolist():
+        tokens = (slots == slot).nonzero().flatten()
+        at = slot // case.block_size, slot % case.block_size
+        for kind in ("k", "v") if len(tokens) > 1 else ():
+            fits = torch.ones(len(tokens), case.num_kv_heads, dtype=torch.bool, device="cpu")
+            for name, new in rows.items():
+                if name[0] == kind:
+                    result = run.results[name] if case.layout == "NHD" else run.results[name].transpose(1, 2)
+                    off = (result.double()[at] - new.value[tokens]).abs() <= new.error[tokens]
+                    fits &= off.flatten(2).all(-1) if off.dim() > 2 else off
+            for head in (~fits.any(0)).nonzero().flatten().tolist():
+                return f"slot {slot} of {kind}_cache, head {head}, holds a mixture of tokens {tokens.tolist()}"
+    return None
 
 
-def _rounded(number: Tensor, size: Tensor | float, off: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes that a number may become which was worked out in float32 of parts as large as ``size``, and is ``off``
-    by up to so much before that.
-    """
-    error = _SCALE_ERROR * (number.abs() + size) + off
-    return (number - error + 0.5).floor().clamp(0, 15), (number + error + 0.5).floor().clamp(0, 15)
+def _rotated_size(case: Any) -> int:
+    return int(case.head_size) // (1 if case.rotated == "whole" else 2)
 
 
-def _scattered(case: Any, tensors: Mapping[str, Tensor], new: Tensor, into: str, bound: Tensor) -> Expected:
-    """``new`` and its ``bound``, by token, at their slots."""
+def _rotated(case: Any, key: Rounded, tensors: Mapping[str, Tensor]) -> Rounded:
+    """Pairs (x, y) become (x cos - y sin, y cos + x sin), and may be rounded then."""
+    size, table = _rotated_size(case), tensors["cos_sin"][tensors["positions"]][:, None].double()
+    cos, sin = exactly(table[..., : size // 2]), exactly(table[..., size // 2 :])
+
+    is_halved = case.rotary == "neox"
+    shape = (*key.value.shape[:2], *((2, size // 2) if is_halved else (size // 2, 2)))
+
+    def part(number: Tensor, i: int) -> Tensor:
+        return number[..., :size].reshape(shape).select(2 if is_halved else 3, i)
+
+    def joined(x: Tensor, y: Tensor, whole: Tensor) -> Tensor:
+        both = torch.cat((x, y), -1) if is_halved else torch.stack((x, y), -1).flatten(2)
+        return torch.cat((both, whole[..., size:]), -1)
+
+    x, y = (Rounded(part(key.value, i), part(key.error, i)) for i in range(2))
+    x, y = ((x * cos) - (y * sin)).stored(case.dtype), ((y * cos) + (x * sin)).stored(case.dtype)
+    return Rounded(joined(x.value, y.value, key.value), joined(x.error, y.error, key.error))
+
+
+def _by_token(case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Rounded]:
+    """What belongs to each token in each tensor that is written, ``[tokens, num_kv_heads, ...]``."""
+    found: dict[str, Rounded] = {}
+    for kind, name in (("k", "key"), ("v", "value")):
+        new = exactly(tensors[name])
+        if name == "key" and case.rotary != "none":
+            new = _rotated(case, new, tensors)
+        if form := _PACKED.get(case.cache):
+            scale_error = SCALE_ERROR
+            if case.cache == "int4_rotated":
+                turn, scale_error = rotation(case.head_size), SCALE_ERROR + _LOW_BITS
+                error = new.error @ turn.abs() + new.value.abs() @ turn.abs() * _SUM_ERROR
+                new = Rounded(new.value @ turn, error).stored(case.dtype)
+            written = form.write(new, tensors.get(f"{kind}_global"), scale_error)
+            parts = {"cache": written.packed, "scales": written.scales, "zeros": written.zeros}
+            found |= {f"{kind}_{what}": part.rounded() for what, part in parts.items() if part is not None}
+            continue
+        if case.cache != "same":
+            format_ = _FORMATS[case.cache]
+            if case.cache == "fp8":
+                scales = tensors[f"{kind}_scale"].double().expand(new.value.shape[:2])
+                off = torch.zeros_like(scales)
+            else:
+                scales, off = new.value.abs().amax(-1) / _LARGEST[format_], new.error.amax(-1) / _LARGEST[format_]
+                loose = torch.where(scales < LEAST_SCALE, 2 * LEAST_SCALE, SCALE_ERROR * scales + off)
+                found[f"{kind}_scales"] = Rounded(scales, loose)
+            off = off[..., None]
+            divisor = scales.clamp(min=LEAST_SCALE)[..., None]
+            quotient = new.value / divisor
+            error = (new.error + quotient.abs() * off) / (divisor - off)
+            new = Rounded(quotient, error + attnfuzz.rounding(quotient.abs() + error, format_))
+        found[f"{kind}_cache"] = new
+    return found
+
+
+def _scattered(case: Any, tensors: Mapping[str, Tensor], into: str, new: Rounded) -> Expected:
+    """``new``, by token, at their slots."""
     shape = tuple(tensors[into].shape)
-    value, bounds = (torch.zeros(shape, dtype=torch.float64, device="cpu") for _ in range(2))
-    where = torch.zeros(shape, dtype=torch.bool, device="cpu")
-    is_written = tensors["slot_mapping"] >= 0
-    slots = tensors["slot_mapping"][is_written]
-    block, offset = slots // case.block_size, slots % case.block_size
-    by_token = (part if case.layout == "NHD" else part.transpose(1, 2) for part in (value, bounds, where))
-    for part, given in zip(by_token, (new, bound, torch.ones_like(new, dtype=torch.bool)), strict=True):
-        part[block, offset] = given[is_written]
-    return Expected(value, where, bounds)
+    turned = shape if case.layout == "NHD" else (shape[0], shape[2], shape[1], *shape[3:])
+    slots = tensors["slot_mapping"]
+    rows, is_written = turned[0] * turned[1], slots >= 0
+    named = slots[is_written]
+    low, high = (torch.zeros((rows, *turned[2:]), dtype=torch.float64, device="cpu") for _ in range(2))
+    for limit, given, way in (
+        (low, new.value - new.error, torch.minimum),
+        (high, new.value + new.error, torch.maximum),
+    ):
+        limit[named] = given[is_written]
+        for slot, row in zip(named, given[is_written], strict=True) if case.repeats == "other" else ():
+            limit[slot] = way(limit[slot], row)
+    where = torch.zeros(rows, dtype=torch.bool, device="cpu").index_fill_(0, named, True)
+    value, bound = Between(low, high).rounded()
+    found = (value, where.view(-1, *(1,) * (len(turned) - 2)).expand(low.shape), bound)
+    laid = (part.reshape(turned) if case.layout == "NHD" else part.reshape(turned).transpose(1, 2) for part in found)
+    return Expected(*(part.contiguous() for part in laid))

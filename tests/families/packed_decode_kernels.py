@@ -49,7 +49,12 @@ def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -
         factors = torch.exp2(scales[pages, offsets].float() - (128 if bug == "bias" else 127))
     else:
         of_all = getattr(inputs, "k_global" if bug == "global_of_k" else f"{name}_global")
-        factors = scales.view(torch.uint8)[pages, offsets].view(scales.dtype).float() * of_all
+        stored = scales.view(torch.uint8)[pages, offsets]
+        if bug == "swizzled" and name == "v" and scales.shape[1] % 4 == scales.shape[3] % 4 == 0:
+            place, block = offsets[:, None], torch.arange(scales.shape[3])[None]
+            to = pages[:, None], place // 4 * 4 + block % 4, slice(None), block // 4 * 4 + place % 4
+            stored = scales.view(torch.uint8)[to].transpose(1, 2).contiguous()
+        factors = stored.view(scales.dtype).float() * of_all
     if bug == "first_block":
         factors = factors[..., :1]
     return numbers * factors.repeat_interleave(codes.shape[-1] // factors.shape[-1], dim=-1)
@@ -75,6 +80,7 @@ PLANTED = {
     "global_of_k": "V is read with the scale of all of K",
     "first_block": "the scale of the first block is used for all",
     "bias": "exponents of MXFP4 have a bias of 128",
+    "swizzled": "scales of V are read in squares of four tokens and four blocks, as another writer leaves them",
     "unsigned": "int8 is read as uint8",
     "scale_of_head_0": "scales of the first KV head are those of all",
     "scale_of_page": "the scale of the first token of a page is that of all its tokens",

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.families import cache_write_kernels as bundled
 from tests.families import cache_write_kernels as kernels
 
 SAYS = {
     "padding": ("", "_cache"),
     "k_twice": ("accuracy", "v_cache"),
-    "packed": ("", "_cache"),
+    "packed": ("", "k_"),
     "page_size": ("", "_cache"),
     "k_scale": ("accuracy", "v_cache"),
     "multiplied": ("accuracy", "_cache"),
@@ -27,7 +28,41 @@ SAYS = {
     "no_signs": ("accuracy", "_"),
     "one_sided": ("accuracy", "_"),
     "tile": ("unwritten", "was never written"),
+    "by_slot": ("accuracy", "k_"),
+    "pairs": ("accuracy", "k_"),
+    "backwards": ("accuracy", "k_"),
+    "sines_first": ("accuracy", "k_"),
+    "v_too": ("accuracy", "v_"),
+    "global_of_k": ("accuracy", "v_"),
+    "by_global": ("accuracy", "_"),
+    "blocks_of_32": ("accuracy", "_"),
+    "one_scale": ("accuracy", "_"),
+    "unrounded": ("accuracy", "_cache"),
+    "unsigned": ("accuracy", "_cache"),
+    "swizzled": ("", "v_scales"),
+    "mixture": ("one_token_is_kept", "mixture"),
+    "other_scale": ("one_token_is_kept", "mixture"),
 }
+
+
+TELLS = {
+    "by_slot": "K is rotated by its slot, not by its position",
+    "pairs": "K is rotated in pairs of neighbours, not of halves",
+    "backwards": "K is rotated backwards",
+    "sines_first": "sines and cosines are exchanged",
+    "v_too": "",
+}
+
+
+@pytest.mark.parametrize("bug", TELLS)
+@pytest.mark.by_day("by_slot", "pairs")
+def test_a_mistake_that_the_problem_knows_is_told_by_its_name(bug: str) -> None:
+    """A reader would be given an element and two numbers, or a mistake that the kernel does not make."""
+    kernel = getattr(kernels, bug)
+    case = kernel.declaration.problem.case_type(num_tokens=2, block_size=5, seed=1)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    told = [cause.words for cause in causes if cause.mistake == "mistaken"]
+    assert told == [TELLS[bug]] * bool(TELLS[bug])
 
 
 def test_each_planted_bug_is_expected() -> None:
@@ -56,7 +91,10 @@ def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
     cases: list[Any] = [one.case for one in failures if isinstance(one, attnfuzz.KernelFailure)]
     assert min(case.num_tokens for case in cases) <= (6 if bug == "page_size" else 4)  # a second page of 5
     # Of stray bytes of two tensors the more are told; where a byte of one is what was there, that is the other one.
-    largest = {"tile": 80, "zero_cut": 64, "page_size": 64}.get(bug, 16)
+    of_blocks = dict.fromkeys(
+        ("blocks_of_32", "one_scale", "swizzled", "global_of_k"), 64
+    )  # more than one of 16 numbers
+    largest = {"tile": 80, "zero_cut": 64, "page_size": 64, **of_blocks}.get(bug, 16)
     assert all(case.head_size <= largest for case in cases)
 
 
