@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from jaxtyping import install_import_hook
 
 import attnfuzz
-from tests.shape_checks import check_inputs, check_shapes, checker
+from tests.shape_checks import check_inputs, check_shapes, check_signatures_of
 
 if TYPE_CHECKING:
     from attnfuzz.judging.runner import Runner
@@ -163,4 +162,4 @@ def _modules_with_shapes() -> Iterator[str]:
             yield ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
 
 
-install_import_hook(list(_modules_with_shapes()), f"{checker.__module__}.{checker.__name__}")
+check_signatures_of(_modules_with_shapes())

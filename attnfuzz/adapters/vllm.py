@@ -12,7 +12,15 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters.tokens import slots_of, whole_prompts
-from attnfuzz.families import CacheWrite, History, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
+from attnfuzz.families import (
+    CacheWrite,
+    History,
+    LatentVerify,
+    MergeRanks,
+    PackedDecode,
+    RecurrentDecode,
+    SparseDecode,
+)
 from attnfuzz.families.history import steps_of
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
@@ -41,6 +49,7 @@ __all__ = [
     "prefill_attention",
     "prefix_prefill",
     "reshape_and_cache",
+    "reshape_and_cache_int4",
     "reshape_and_cache_per_token_head",
     "segmented",
     "segmented_full",
@@ -48,6 +57,8 @@ __all__ = [
     "triton_backend",
     "unified_attention",
     "unified_attention_full",
+    "unified_attention_quantised",
+    "unified_attention_quantised_segments",
     "unified_attention_segments",
     "unified_attention_tree",
     "verify_mla",
@@ -273,6 +284,55 @@ def unified_attention_history(i: Any, *, unified: Any, kv_modes: Any) -> None:
             softmax_scale=i.head_size**-0.5, causal=True, window_size=(-1, 0), block_table=step.table, softcap=0,
             q_descale=None, k_descale=None, v_descale=None, kv_quant_mode=kv_modes.NONE,
         )  # fmt: skip
+
+
+_QUANTISED: dict[str, Any] = {
+    "head_size": attnfuzz.Choice((32, 64, 80, 128)),
+    "cache_format": attnfuzz.Choice(("fp8", "int8", "int4_rotated")),
+}
+
+
+@VLLM.kernel(PackedDecode(**_QUANTISED), needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports())
+def unified_attention_quantised(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
+    """Decode with scales for each token and head, without segments; of 4 bits it is `unified_attention_int4`."""
+    return _quantised(i, unified, kv_modes)
+
+
+@VLLM.kernel(
+    PackedDecode(**_QUANTISED, lengths=attnfuzz.Integers(1, 300, likely=(1, 15, 16, 17, 256, 257), least=1, most=4)),
+    needs=_UNIFIED_NEEDS,
+    supports=attnfuzz.Supports(),
+)
+def unified_attention_quantised_segments(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], None]:
+    """The same with each sequence cut into segments."""
+    num_seqs, num_q_heads, head_size = i.q.shape
+    rows = (num_seqs, num_q_heads, _SEGMENTS)
+    return _quantised(
+        i,
+        unified,
+        kv_modes,
+        seq_threshold_3D=_ALWAYS_IN_SEGMENTS,
+        num_par_softmax_segments=_SEGMENTS,
+        softmax_segm_output=i.q.new_empty(*rows, 1 << (head_size - 1).bit_length(), dtype=torch.float32),
+        softmax_segm_max=i.q.new_empty(rows, dtype=torch.float32),
+        softmax_segm_expsum=i.q.new_empty(rows, dtype=torch.float32),
+    )
+
+
+def _quantised(i: Any, unified: Any, kv_modes: Any, **segments: Any) -> Callable[[], None]:
+    modes = {"fp8": kv_modes.FP8_PER_TOKEN_HEAD, "int8": kv_modes.INT8_PER_TOKEN_HEAD}
+    mode = modes.get(i.cache_format, kv_modes.INT4_PER_TOKEN_HEAD)
+    starts = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
+
+    def call() -> None:
+        unified(
+            q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=starts, max_seqlen_q=1, seqused_k=i.seq_lens,
+            max_seqlen_k=i.block_table.shape[1] * i.block_size, softmax_scale=i.head_size**-0.5, causal=True,
+            window_size=(-1, 0), block_table=i.block_table, softcap=0, q_descale=None, k_descale=None, v_descale=None,
+            kv_quant_mode=mode, k_scale_cache=i.k_scales[..., 0], v_scale_cache=i.v_scales[..., 0], **segments,
+        )  # fmt: skip
+
+    return call
 
 
 _DIFFKV: dict[str, Any] = {
@@ -774,6 +834,24 @@ def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> No
     """The same with a scale for each token and head, `triton_reshape_and_cache_flash_per_token_head_quant`."""
     mode = modes.INT8_PER_TOKEN_HEAD if i.cache == "int8_token" else modes.FP8_PER_TOKEN_HEAD
     quantise(i.key, i.value, i.k_cache, i.v_cache, i.k_scales, i.v_scales, i.slot_mapping, mode)
+
+
+@VLLM.kernel(
+    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("int4_rotated",))),
+    needs={"quantise": _QUANTISES, "modes": ("vllm.v1.kv_cache_interface:KVQuantMode",)},
+    supports=attnfuzz.Supports(),
+)
+def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
+    """The same in 4 bits, `reshape_and_cache_int4`; zero points are taken out of the scales that it changes."""
+    both = ((i.k_scales, i.k_zeros), (i.v_scales, i.v_zeros))
+    before = [scales.view(torch.int32) & -16 | zeros.int() & 15 for scales, zeros in both]
+    after = [bits.clone() for bits in before]
+    k_scales, v_scales = (bits.view(torch.float32) for bits in after)
+    quantise(i.key, i.value, i.k_cache, i.v_cache, k_scales, v_scales, i.slot_mapping, modes.INT4_PER_TOKEN_HEAD)
+    for (scales, zeros), old, new in zip(both, before, after, strict=True):
+        is_new = old != new
+        scales[is_new] = (new & -16).view(torch.float32)[is_new]
+        zeros[is_new] = (new & 15).to(torch.uint8)[is_new]
 
 
 @VLLM.kernel(

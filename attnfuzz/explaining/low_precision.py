@@ -52,6 +52,7 @@ _TF32_BITS = 10
 _CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
 
 Scores = Float64[Tensor, " num_tokens"]
+_ManyScores = Float64[Tensor, "*ways num_tokens"]
 Round = Callable[[Tensor], Tensor]
 
 
@@ -176,8 +177,8 @@ def _told(which: str, row: AttentionRow, name: str) -> str:
 
 
 def _rounding_to(name: str) -> Round:
-    dtype, first = getattr(torch, name), torch.float32 if name == "float8_e4m3fn" else torch.float64
-    return lambda x: x.to(first).to(dtype).double()
+    dtype = getattr(torch, name)
+    return (lambda x: x.float().to(dtype).double()) if name == "float8_e4m3fn" else (lambda x: x.to(dtype).double())
 
 
 def _scores_rounded(
@@ -187,6 +188,10 @@ def _scores_rounded(
     scale = row.case.scale
     heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
     q, k = row.q, row.k[heaviest]
+    if name not in row.summed_products:
+        totals = torch.stack(list(_sums(q * k, rounded)))
+        row.summed_products[name] = torch.stack(_scaled(totals, scale, rounded), 1).flatten(0, 1)
+    summed = list(row.summed_products[name])
     root = math.sqrt(abs(scale))
 
     def made(which: str, words: str, ways: list[Scores], *, copies: bool = False, **numerics: str) -> Rounding:
@@ -234,7 +239,7 @@ def _scores_rounded(
     yield made(
         "products and sums",
         f"the products of q and k are rounded to {name}, and so are their sums",
-        [end for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
+        summed,
         copies=copies,
     )
     if row.kv_scales is not None:  # they are of K and of V, by KV head
@@ -547,7 +552,7 @@ def _rounding(
     return Rounding(cause, torch.stack(outs), lse, name, words, numerics)
 
 
-def _scaled(dots: Scores, scale: float, rounded: Round) -> tuple[Scores, ...]:
+def _scaled(dots: _ManyScores, scale: float, rounded: Round) -> tuple[_ManyScores, ...]:
     """Times the scale: in more bits, in as many, and with a scale of as many (Triton makes a tensor's type of it)."""
     of_its_type = float(rounded(torch.tensor(scale, dtype=torch.float64, device="cpu")))
     return scale * dots, rounded(scale * dots), rounded(of_its_type * dots)

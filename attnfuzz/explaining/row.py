@@ -241,6 +241,11 @@ class AttentionRow(Query, AveragedRow):
         """Scaled scores, before what a variant makes of them."""
         return self.case.scale * (self.k @ self.q)
 
+    @cached_property
+    def summed_products(self) -> dict[str, Tensor]:
+        """Scores of rounded sums by format, once `low_precision` has made them; each design of a kernel takes them."""
+        return {}
+
     def scores_of(self, other: Query) -> Float64[Tensor, " n"]:
         """Likewise of another row or head."""
         keys = self.keys_of(other.seq, other.kv_head)[: other.num_tokens]

@@ -1,7 +1,8 @@
-"""Formats of caches with several numbers in a byte: what readers, writers and references say alike of them.
+"""Formats of quantised caches with scales of their own: what readers, writers and references say alike of them.
 
 A number is the value of its code times the scale of its block, times one of the whole tensor where a format has that.
-Two codes lie in a byte, the first in its lower half, as vLLM, FlashInfer and the OCP's microscaling formats have it.
+Of 4 bits two codes lie in a byte, the first in its lower half, as vLLM, FlashInfer and the OCP's microscaling formats
+have it. In 8 bits the codes are numbers of int8 or float8.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import torch
 from jaxtyping import Float64, UInt8
 from torch import Tensor
 
-__all__ = ["FORMATS", "PackedFormat"]
+__all__ = ["FORMATS", "PackedFormat", "rotation"]
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class PackedFormat(NamedTuple):
-    """``values``: of the 16 codes. ``block``: numbers of a token and head that share a scale; 0 for all of them.
+    """``values``: of the 16 codes; none where a code of 8 bits is a number itself. ``block``: numbers of a token and
+    head that share a scale; 0 for all of them.
 
     ``scale_dtype``: of these; uint8 for an exponent of two, with 127 for 1. ``has_zeros``: a code stands for its
-    distance from the zero point of its token and head. ``has_global``: there is one more scale for the whole tensor.
+    distance from the zero point of its token and head. ``zeros_in_scales``: this is the lowest 4 bits of the scale, a
+    float32, which count as 0 in it. ``has_global``: there is one more scale for the whole tensor. ``dtype``: of what
+    is stored. ``is_rotated``: K and V times `rotation` are stored, not they themselves.
     """
 
     values: tuple[float, ...]
@@ -29,6 +33,14 @@ class PackedFormat(NamedTuple):
     scale_dtype: str
     has_zeros: bool = False
     has_global: bool = False
+    zeros_in_scales: bool = False
+    dtype: str = "uint8"
+    is_rotated: bool = False
+
+    @property
+    def numbers_in_one(self) -> int:
+        """How many codes lie in one element of the cache."""
+        return 2 if self.values else 1
 
     def codes(self, packed: UInt8[Tensor, "*rows bytes"]) -> UInt8[Tensor, "*rows size"]:
         """The codes in their order."""
@@ -40,24 +52,52 @@ class PackedFormat(NamedTuple):
 
     def scale(self, stored: Tensor) -> Float64[Tensor, "..."]:
         """The scales that ``stored`` stands for."""
+        if self.zeros_in_scales:
+            stored = (stored.contiguous().view(torch.int32) & -16).view(torch.float32)
         return torch.exp2(stored.double() - 127) if stored.dtype is torch.uint8 else stored.double()
 
     def read(
         self, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, of_all: Tensor | None = None
     ) -> Float64[Tensor, "*rows size"]:
         """The numbers, exactly. ``scales [*rows, blocks]``, ``zeros [*rows]``."""
-        codes = self.codes(packed)
-        numbers = torch.tensor(self.values, dtype=torch.float64, device="cpu")[codes.int()]
+        if self.values:
+            numbers = torch.tensor(self.values, dtype=torch.float64, device="cpu")[self.codes(packed).int()]
+        else:
+            numbers = packed.double()
+        if self.zeros_in_scales:
+            zeros = scales.contiguous().view(torch.int32)[..., 0] & 15
         if zeros is not None:
             numbers = numbers - zeros.double()[..., None]
-        factors = self.scale(scales).repeat_interleave(codes.shape[-1] // scales.shape[-1], dim=-1)
+        factors = self.scale(scales).repeat_interleave(numbers.shape[-1] // scales.shape[-1], dim=-1)
         return numbers * factors * (1.0 if of_all is None else of_all.double())
 
 
+def rotation(head_size: int) -> Float64[Tensor, "head_size head_size"]:
+    """vLLM's random Hadamard transform: ``x @ rotation`` is what ``int4_per_token_head`` stores of a row ``x``.
+
+    Signs, then Hadamard's matrix in blocks of the largest power of two that divides ``head_size``, not normalised: the
+    rotation times its transpose is that power of two times the identity.
+    """
+    block = head_size & -head_size
+    drawn = torch.full((block,), 0.5, dtype=torch.float32, device="cpu").bernoulli(
+        generator=torch.Generator("cpu").manual_seed(0x9E3779B9)
+    )
+    hadamard = torch.ones(1, 1, dtype=torch.float64, device="cpu")
+    while len(hadamard) < block:
+        hadamard = torch.cat((hadamard.repeat(1, 2), torch.cat((hadamard, -hadamard), dim=1)))
+    blocks = torch.eye(head_size // block, dtype=torch.float64, device="cpu")
+    return torch.kron(blocks, (2 * drawn.double() - 1)[:, None] * hadamard)
+
+
 _SIGNED_E2M1 = (*_E2M1, *(-value for value in _E2M1))
+_INTEGERS = tuple(map(float, range(16)))
 FORMATS = {
-    "int4": PackedFormat(tuple(map(float, range(16))), 0, "float32", has_zeros=True),
+    "int4": PackedFormat(_INTEGERS, 0, "float32", has_zeros=True),
+    "int4_rotated": PackedFormat(_INTEGERS, 0, "float32", zeros_in_scales=True, is_rotated=True),
+    "int8": PackedFormat((), 0, "float32", dtype="int8"),
+    "fp8": PackedFormat((), 0, "float32", dtype="float8_e4m3fn"),
     "nvfp4": PackedFormat(_SIGNED_E2M1, 16, "float8_e4m3fn", has_global=True),
     "mxfp4": PackedFormat(_SIGNED_E2M1, 32, "uint8"),
 }
-"""int4 as in vLLM's ``int4_per_token_head``; NVIDIA's and the OCP's 4-bit floating-point formats."""
+"""int4 with zero points apart, and as vLLM's ``int4_per_token_head`` has it; 8 bits with a scale for each token and
+head; NVIDIA's and the OCP's 4-bit floating-point formats."""

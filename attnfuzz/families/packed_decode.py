@@ -1,34 +1,40 @@
-"""Decode over a paged cache of 4 bits: int4 with zero points, NVFP4 and MXFP4 (`attnfuzz.families.formats`).
+"""Decode over a paged cache of 4 or 8 bits with scales for each token and head (`attnfuzz.families.formats`).
 
 What is in a cache has so few bits that its numbers are exact in float16 and bfloat16: a kernel rounds none as it reads.
+Where K and V are stored rotated, the query is rotated before and the result after, and either may be rounded then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, TensorSpec
-from attnfuzz.families.formats import FORMATS, PackedFormat
+from attnfuzz.families.formats import FORMATS, PackedFormat, rotation
 
 __all__ = ["PackedDecode"]
 
+_ROTATED = attnfuzz.Numerics(query="scaled")
+"""A rotated query is rounded to the dtype of q, as one times the scale is."""
+_SUM_ERROR = 2.0**-20
+"""Of a sum of up to 256 numbers in float32, against the sum of their sizes."""
 _AXES = ("page", "offset", "head", "byte")
 
 
 class PackedDecode(attnfuzz.PagedProblem):
-    """``cache``: the format. ``k_cache`` and ``v_cache`` hold bytes, ``k_scales [pages, block_size, num_kv_heads,
-    blocks]`` and ``v_scales`` their scales; ``k_zeros`` and ``v_zeros``, without blocks, the zero points of int4;
-    ``k_global`` and ``v_global [1]`` the scale of a whole tensor of NVFP4.
+    """``cache_format``: see `FORMATS`. ``k_cache`` and ``v_cache`` hold bytes, ``k_scales [pages, block_size,
+    num_kv_heads, blocks]`` and ``v_scales`` their scales; ``k_zeros`` and ``v_zeros``, without blocks, the zero points
+    of int4; ``k_global`` and ``v_global [1]`` the scale of a whole tensor of NVFP4. Where a format
+    is rotated, K and V times `attnfuzz.families.formats.rotation` are stored.
     """
 
     head_size = Choice((32, 64, 128))
     layout = Choice(("NHD",))
-    cache_format = Choice(("int4", "nvfp4", "mxfp4"))
+    cache_format = Choice(("int4", "nvfp4", "mxfp4", "fp8", "int8", "int4_rotated"))
 
     def tensors(self, case: Any) -> dict[str, TensorSpec]:
         """K and V alike."""
@@ -39,7 +45,7 @@ class PackedDecode(attnfuzz.PagedProblem):
         slots = found["k_cache"].shape[:3]
         for name in ("k", "v"):
             of_slots: Any = {"named_by": "block_table", "strides": case.cache_strides}
-            packed = TensorSpec((*slots, case.head_size // 2), "uint8", axes=_AXES, **of_slots)
+            packed = TensorSpec((*slots, case.head_size // form.numbers_in_one), form.dtype, axes=_AXES, **of_slots)
             blocks = case.head_size // form.block if form.block else 1
             scales = TensorSpec((*slots, blocks), form.scale_dtype, axes=(*_AXES[:3], "block"), **of_slots)
             found |= {f"{name}_cache": packed, f"{name}_scales": scales}
@@ -69,22 +75,50 @@ class PackedDecode(attnfuzz.PagedProblem):
                         shape = (length, *into.shape[2:])
                         if what == "scales":
                             new = _scales(form, drawn(4, *shape), drawn(4, *shape))
+                            if form.zeros_in_scales:
+                                new = (new.view(torch.int32) | drawn(16, *shape)).view(torch.float32)
                         else:
                             new = drawn(256 if what == "cache" else 16, *shape).to(torch.uint8)
-                        _bytes(into)[places] = _bytes(new)
+                            if what == "cache" and form.dtype == "float8_e4m3fn":
+                                new = torch.where(new & 127 == 127, 0, new)  # NaN
+                        _bytes(into)[places] = _bytes(new).view(_bytes(into).dtype)
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
         """An empty sequence gives 0."""
         k, v = ([self._numbers(case, tensors, name, seq) for seq in range(len(case.lengths))] for name in ("k", "v"))
-        found = attnfuzz.attention(tensors["q"], k, v, scale=case.head_size**-0.5, dtype=case.dtype)
-        return {"out": found["out"]}
+        q, scale, form = tensors["q"].double(), case.head_size**-0.5, FORMATS[case.cache_format]
+        turn = rotation(case.head_size) if form.is_rotated else None
+        if turn is not None:
+            q, scale = q @ turn, scale / float(turn[0].square().sum())
+        numerics = _ROTATED if form.is_rotated else None
+        found = attnfuzz.attention(q, k, v, scale=scale, dtype=case.dtype, numerics=numerics)["out"]
+        out, bound = found.value, cast("Tensor", found.bound) + self._scaled_weights(case, tensors, v)
+        if turn is not None:
+            back = turn.mT / turn[0].square().sum()
+            bound = (bound + _SUM_ERROR * out.abs()) @ back.abs()
+            out = out @ back
+            bound = bound + attnfuzz.rounding(out.abs() + bound, case.dtype)
+        return {"out": Expected(out, found.where, bound)}
+
+    def _scaled_weights(self, case: Any, tensors: Mapping[str, Tensor], v: Sequence[Tensor]) -> Tensor:
+        """What is lost below the smallest number of q's dtype, where scales of V are multiplied into the weights.
+
+        The largest weight is 1 before they are divided by their sum, which is 1 at least.
+        """
+        form, found = FORMATS[case.cache_format], torch.zeros(tensors["out"].shape, dtype=torch.float64, device="cpu")
+        if form.block:
+            return found
+        for seq, numbers in enumerate(v):
+            scales = form.scale(tensors["v_scales"][self.places(case, tensors, seq)])
+            found[seq] = (numbers / scales).abs().sum(0).repeat_interleave(case.gqa_ratio, 0)
+        return found * float(attnfuzz.rounding(torch.zeros((), dtype=torch.float64, device="cpu"), case.dtype))
 
     def _numbers(self, case: Any, tensors: Mapping[str, Tensor], name: str, seq: int) -> Tensor:
         places = self.places(case, tensors, seq)
         scales = tensors[f"{name}_scales"]
         stored = _bytes(scales)[places].view(scales.dtype)
         zeros = tensors[f"{name}_zeros"][places] if f"{name}_zeros" in tensors else None
-        packed = tensors[f"{name}_cache"][places]
+        packed = _bytes(tensors[f"{name}_cache"])[places].view(tensors[f"{name}_cache"].dtype)
         return FORMATS[case.cache_format].read(packed, stored, zeros, tensors.get(f"{name}_global"))
 
 

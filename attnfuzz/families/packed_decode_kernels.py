@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.families.formats import rotation
 from attnfuzz.families.packed_decode import PackedDecode
 from attnfuzz.kernels.cache import launch
 
@@ -26,8 +27,15 @@ def packed_decode(inputs: Any) -> None:
         )
         for name in ("k", "v")
     )
-    scale = inputs.head_size**-0.5
-    launch.packed_decode(inputs.q, k, v, inputs.block_table, inputs.seq_lens, scale, inputs.out)
+    q, scale = inputs.q, inputs.head_size**-0.5
+    if inputs.cache_format != "int4_rotated":
+        launch.packed_decode(q, k, v, inputs.block_table, inputs.seq_lens, scale, inputs.out)
+        return
+    turn = rotation(inputs.head_size).to(q.device, torch.float32)
+    q, out = (q.float() @ turn).contiguous(), torch.empty_like(inputs.out, dtype=torch.float32)
+    norm = int(turn[0].square().sum())
+    launch.packed_decode(q, k, v, inputs.block_table, inputs.seq_lens, scale / norm, out)
+    inputs.out.copy_(out @ turn.mT / norm)
 
 
 @attnfuzz.kernel(PackedDecode())
@@ -44,16 +52,24 @@ def packed_decode_eager(inputs: Any) -> None:
 
 def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor) -> Any:
     """Numbers ``[tokens, num_kv_heads, head_size]`` of K or V."""
-    packed, scales = getattr(inputs, f"{name}_cache")[pages, offsets], getattr(inputs, f"{name}_scales")
+    cache, scales = getattr(inputs, f"{name}_cache"), getattr(inputs, f"{name}_scales")
+    packed = cache.view(torch.uint8)[pages, offsets]  # torch has no indexed load of float8
+    if inputs.cache_format in ("fp8", "int8"):
+        return packed.view(cache.dtype).float() * scales[pages, offsets]
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).int()
     if inputs.cache_format == "int4":
         zeros = getattr(inputs, f"{name}_zeros")[pages, offsets].int()
         return (codes - zeros[..., None]).float() * scales[pages, offsets]
+    if inputs.cache_format == "int4_rotated":
+        bits = scales.view(torch.int32)[pages, offsets]
+        rotated = (codes - (bits & 15)).float() * (bits & -16).view(torch.float32)
+        turn = rotation(inputs.head_size).to(codes.device, torch.float32)
+        return rotated @ turn.mT / turn[0].square().sum()
     sizes = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6), dtype=torch.float32, device=codes.device)[codes & 7]
     numbers = torch.where(codes >= 8, -sizes, sizes)
     if inputs.cache_format == "mxfp4":
         factors = torch.exp2(scales[pages, offsets].float() - 127)
     else:
-        bits = scales.view(torch.uint8)[pages, offsets]  # torch has no indexed load of float8
+        bits = scales.view(torch.uint8)[pages, offsets]
         factors = bits.view(scales.dtype).float() * getattr(inputs, f"{name}_global")
     return numbers * factors.repeat_interleave(codes.shape[-1] // factors.shape[-1], dim=-1)

@@ -1,4 +1,4 @@
-"""Checked wrappers of the cache writer, for new tokens of K or of V, and of decode over a cache of 4 bits."""
+"""Checked wrappers of the cache writer, for new tokens of K or of V, and of decode over a cache of 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def cache_write(
 
 
 class Packed(NamedTuple):
-    """K or V in 4 bits: bytes ``[pages, page_size, num_kv_heads, head_size/2]``, scales ``[..., blocks]``.
+    """K or V: bytes ``[pages, page_size, num_kv_heads, head_size/2]`` or numbers of 8 bits, scales ``[..., blocks]``.
 
-    ``zeros [pages, page_size, num_kv_heads]``: of int4, uint8. ``of_all [1]``: of NVFP4, float32.
+    ``zeros [pages, page_size, num_kv_heads]``: of int4, uint8; without them they are the lowest 4 bits of float32
+    scales. ``of_all [1]``: of NVFP4, float32.
     """
 
     cache: Tensor
@@ -77,6 +78,9 @@ def packed_decode(
         if one is not None and (other is None or one.stride() != other.stride() or one.stride(-1) != 1):
             raise ValueError("K and V must lie alike, with contiguous last dimensions; copy one of them")
     num_seqs, num_q_heads, head_size = q.shape
+    form = "8 bits" if k.cache.dtype in LARGEST else ""
+    if not form and k.zeros is None and k.scales.dtype == torch.float32:
+        form = "zeros in scales"
     zeros = (0, 0, 1) if k.zeros is None else k.zeros.stride()
     with on_device_of(q):
         packed_decode_kernel[(num_seqs, num_q_heads)](
@@ -84,4 +88,5 @@ def packed_decode(
             block_table, block_table.stride(0), seq_lens, out, out.stride(0), out.stride(1), float(scale),
             num_q_heads // k.cache.shape[2], k.cache.shape[1], head_size,
             TILE=tile, BLOCK_D=triton.next_power_of_2(head_size), BLOCK_SCALE=head_size // k.scales.shape[3],
+            FORMAT=form,
         )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Decode over a paged cache of 4 bits: two codes in a byte, the first in its lower half.
+"""Decode over a paged cache of 4 bits, two codes in a byte, the first in its lower half, or of 8 bits.
 
-int4    x = (code - zero) · scale             a zero point and a scale for each token and head
+int4    x = (code - zero) · scale             a zero point and a scale for each token and head, apart or in one float32
+8 bits  x = code · scale                      a scale for each token and head
 nvfp4   x = e2m1(code) · scale · global       a scale for each 16 numbers, in float8_e4m3fn
 mxfp4   x = e2m1(code) · 2^(scale - 127)      a scale for each 32 numbers
 """
@@ -17,14 +18,21 @@ __all__ = ["packed_decode_kernel"]
 def _read(
     p_packed, p_scales, p_zeros, p_global, i_page, i_token, i_head, o_d, m_td,
     stride_cp, stride_ct, stride_ch, stride_sp, stride_st, stride_sh, stride_zp, stride_zt,
-    BLOCK_SCALE: tl.constexpr,
+    BLOCK_SCALE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Numbers ``[TILE, BLOCK_D]`` of a KV head; 0 where masked."""
     at = i_page * stride_cp + i_token * stride_ct + i_head * stride_ch
+    if FORMAT == "8 bits":
+        b_x = tl.load(p_packed + at[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
+        at = i_page * stride_sp + i_token * stride_st + i_head * stride_sh
+        return b_x * tl.load(p_scales + at[:, None] + 0 * o_d[None, :], mask=m_td, other=0.0)
     b_byte = tl.load(p_packed + at[:, None] + (o_d // 2)[None, :], mask=m_td, other=0).to(tl.int32)
     b_code = (b_byte >> (o_d % 2 * 4).to(tl.int32)[None, :]) & 15
     at = i_page * stride_sp + i_token * stride_st + i_head * stride_sh
     b_scale = tl.load(p_scales + at[:, None] + (o_d // BLOCK_SCALE)[None, :], mask=m_td, other=0.0)
+    if FORMAT == "zeros in scales":
+        bits = b_scale.to(tl.int32, bitcast=True)
+        return (b_code - (bits & 15)).to(tl.float32) * (bits & -16).to(tl.float32, bitcast=True)
     if p_zeros is not None:
         at = i_page * stride_zp + i_token * stride_zt + i_head
         b_zero = tl.load(p_zeros + at[:, None] + 0 * o_d[None, :], mask=m_td, other=0).to(tl.int32)
@@ -60,6 +68,7 @@ def packed_decode_kernel(
     TILE: tl.constexpr,  # tokens per step, a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
     BLOCK_SCALE: tl.constexpr,  # numbers that share a scale
+    FORMAT: tl.constexpr,  # "8 bits", "zeros in scales", or "" for what the pointers say
 ):  # fmt: skip
     """Grid ``num_seqs, num_q_heads``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -81,11 +90,11 @@ def packed_decode_kernel(
         m_td = m_t[:, None] & m_d[None, :]
         b_k = _read(
             p_k, p_k_scales, p_k_zeros, p_k_global, i_page, i_token, i_head, o_d, m_td,
-            stride_cp, stride_ct, stride_ch, stride_sp, stride_st, stride_sh, stride_zp, stride_zt, BLOCK_SCALE,
+            stride_cp, stride_ct, stride_ch, stride_sp, stride_st, stride_sh, stride_zp, stride_zt, BLOCK_SCALE, FORMAT,
         )  # fmt: skip
         b_v = _read(
             p_v, p_v_scales, p_v_zeros, p_v_global, i_page, i_token, i_head, o_d, m_td,
-            stride_cp, stride_ct, stride_ch, stride_sp, stride_st, stride_sh, stride_zp, stride_zt, BLOCK_SCALE,
+            stride_cp, stride_ct, stride_ch, stride_sp, stride_st, stride_sh, stride_zp, stride_zt, BLOCK_SCALE, FORMAT,
         )  # fmt: skip
         b_s = tl.where(m_t, tl.sum(b_k * b_q[None, :], axis=1), float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=0))  # finite: a tile has a token

@@ -50,7 +50,8 @@ def test_how_a_command_ends_is_looked_at(tmp_path: Path, script: str, kind: str,
     """A hang, a crash or a process that is left would pass for an answer."""
     yard = Yard(tmp_path)
     yard.clear()
-    done = yard.command(prefix=("python3", "-c", script), limit_s=1.0 if kind == "hang" else 60.0)
+    limit_s = 1.0 if kind == "hang" else 60.0
+    done = yard.command(prefix=("python3", "-c", script), limit_s=limit_s, others_end_within_s=0.1)
     (fault,) = faults_of(done).faults
     assert fault.kind == kind
     assert words in fault.text

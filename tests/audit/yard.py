@@ -139,6 +139,7 @@ class Yard:
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         prepare: Callable[[], None] | None = None,
+        others_end_within_s: float = 10.0,
     ) -> Done:
         """Run ``attnfuzz`` in the project and wait for the end of it and of all that it started."""
         log = self.folder / "output"
@@ -156,7 +157,7 @@ class Yard:
                 preexec_fn=prepare,
             )
             status, usage = _wait(process, started + limit_s)
-        left = self.family.left_after(0.0 if status is None else 10.0)
+        left = self.family.left_after(0.0 if status is None else others_end_within_s)
         for member in left:
             member.kill()
         if status is None:

@@ -1,4 +1,4 @@
-"""Kernels of `attnfuzz.families.PackedDecode` with a bug each, of the kinds that readers of 4 bits had."""
+"""Kernels of `attnfuzz.families.PackedDecode` with a bug each, of the kinds that readers of 4 and 8 bits had."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.families import PackedDecode
+from attnfuzz.families.formats import rotation
 
 
 def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -> Any:
-    packed, scales = getattr(inputs, f"{name}_cache")[pages, offsets], getattr(inputs, f"{name}_scales")
+    cache, scales = getattr(inputs, f"{name}_cache"), getattr(inputs, f"{name}_scales")
+    packed = cache.view(torch.uint8)[pages, offsets]  # torch has no indexed load of float8
+    if inputs.cache_format in ("fp8", "int8"):
+        codes = (
+            packed.float() if bug == "unsigned" and inputs.cache_format == "int8" else packed.view(cache.dtype).float()
+        )
+        if bug == "scale_of_head_0":
+            scales = scales[:, :, :1].expand_as(scales)
+        if bug == "scale_of_page":
+            offsets = torch.zeros_like(offsets)
+        return codes * scales[pages, offsets]
     halves = (packed >> 4, packed & 15) if bug == "high_first" else (packed & 15, packed >> 4)
     codes = torch.stack(halves, dim=-1).flatten(-2).int()
     if bug == "planes":  # the lower halves of all bytes are the first half of the head
@@ -21,6 +32,16 @@ def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -
         zeros = getattr(inputs, "k_zeros" if bug == "zeros_of_k" else f"{name}_zeros")[pages, offsets].int()
         zeros = torch.full_like(zeros, 8) if bug == "symmetric" else zeros
         return (codes - zeros[..., None]).float() * scales[pages, offsets]
+    if inputs.cache_format == "int4_rotated":
+        bits = scales.view(torch.int32)[pages, offsets]
+        turn = rotation(inputs.head_size).to(codes.device, torch.float32)
+        zeros = bits & (7 if bug == "three_bits" else 15)
+        rotated = (codes - zeros).float() * (bits & -16).view(torch.float32)
+        if bug == "unsigned_rotation":
+            turn = turn.abs() * turn[0]
+        if bug == "v_stays_rotated" and name == "v":
+            return rotated / inputs.head_size
+        return rotated @ turn.mT / inputs.head_size
     table = (0, 0, 1, 1.5, 2, 3, 4, 6) if bug == "subnormal" else (0, 0.5, 1, 1.5, 2, 3, 4, 6)
     sizes = torch.tensor(table, device=codes.device)[codes & 7]
     numbers = torch.where(codes >= 8, -sizes, sizes)
@@ -54,6 +75,12 @@ PLANTED = {
     "global_of_k": "V is read with the scale of all of K",
     "first_block": "the scale of the first block is used for all",
     "bias": "exponents of MXFP4 have a bias of 128",
+    "unsigned": "int8 is read as uint8",
+    "scale_of_head_0": "scales of the first KV head are those of all",
+    "scale_of_page": "the scale of the first token of a page is that of all its tokens",
+    "three_bits": "of a zero point in a scale one bit is left out",
+    "unsigned_rotation": "the rotation is taken back by one row of signs",
+    "v_stays_rotated": "V is not rotated back",
 }
 
 

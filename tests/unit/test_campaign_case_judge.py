@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -194,15 +195,7 @@ class FakeBatches:
         self.batch_s = batch_s
         self.limits: list[float] = []
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, **how: Any) -> Verdict:
         self.limits.append(timeout_s)
         return Verdict()
 

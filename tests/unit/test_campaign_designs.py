@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Cause, Failure, Relations, Verdict
+from attnfuzz.verdict import Cause, Failure, Verdict
 from tests.unit.scripted_runner import scripted
 from tests.unit.scripted_workers import KERNEL as CAMPAIGNS
 from tests.unit.scripted_workers import Worker, campaign, finds, waits
@@ -46,15 +47,7 @@ class RoundsQueries(Bench):
     wrong: str = ""
     path: Callable[[DenseDecodeCase], bool] = lambda case: True
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         self.note([case])
         shows = case.head_size == 32 and declaration.numerics.query == "float32" and self.path(case)
@@ -188,15 +181,7 @@ class RoundsBesideABug(RoundsQueries):
     errs_beside: bool = False
     """Whether heads of 32 elements are wrong with the declaration of what is rounded, too."""
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         self.note([case])
         has_lse = declaration.supports.lse != "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import Relations, Timing, Verdict
+from attnfuzz.verdict import Timing, Verdict
 from tests.unit import pretended_process
 from tests.unit.pretended_process import WRONG, looked_into
 from tests.unit.scripted_runner import scripted
@@ -68,15 +69,7 @@ class Machine:
     complaints: list[str] = field(default_factory=list)
     asked_early: bool = False
 
-    def _judge_on_gpu(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def _judge_on_gpu(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         key = format_key(format_of(case))
         compile_s = 0.0 if key in self.compiled else self.compile_s
@@ -84,15 +77,7 @@ class Machine:
         self.now += compile_s
         return Verdict(failure=WRONG if self.on_gpu(case) else None, timing=Timing(compile_s=compile_s))
 
-    def _interpret(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def _interpret(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         self.asked_early |= not self._has_started
         if self.interpreted is None:
