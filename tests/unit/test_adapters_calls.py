@@ -30,6 +30,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.masks import Mask
+from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.variants import Variant
 
 PLAIN = """
@@ -595,14 +596,16 @@ def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     search()
 
 
+@pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize("lens", [((200, 130), (2, 1)), ((5, 64, 0), (5, 0, 0)), ((40,), (1,))])
 @pytest.mark.parametrize("name", ["cascade", "pod", "batch_attention", "single_prefill"])
 def test_flashinfer_gets_batches_of_each_kind(
-    adapters: Any, name: str, lens: tuple[tuple[int, ...], tuple[int, ...]]
+    adapters: Any, name: str, lens: tuple[tuple[int, ...], tuple[int, ...]], shared: int
 ) -> None:
     """A level without keys, a sequence without queries or one of queries alone would be planned wrongly."""
     kernel = kernel_of(adapters("flashinfer"), name)
-    case = case_for(kernel, Variant(), seq_lens=lens[0], query_lens=lens[1])
+    pages = Pages(order="shuffled", shared_blocks=shared)
+    case = case_for(kernel, Variant(), seq_lens=lens[0], query_lens=lens[1], pages=pages)
     attnfuzz.check(kernel, case, device="cpu", isolated=False)
 
 
