@@ -335,8 +335,8 @@ def _appended(i: Any) -> tuple[Tensor, ...]:
     request = place >= first
     position = (place - first * request) * i.block_size + i.slot_mapping % i.block_size
     pages = torch.arange(num_pages, device=device).flip(0)
-    starts = torch.tensor([0, first, num_pages], device=device)
-    last = torch.tensor([i.block_size if first else 0, i.block_size], device=device)
+    starts = torch.tensor([0, first, num_pages], dtype=torch.int32, device=device)
+    last = torch.tensor([i.block_size if first else 0, i.block_size], dtype=torch.int32, device=device)
     return tuple(part.int() for part in (request, position, pages, starts, last))
 
 
