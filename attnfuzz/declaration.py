@@ -49,6 +49,7 @@ __all__ = [
     "KernelLoadError",
     "Numerics",
     "Supports",
+    "absent_kernels",
     "kernel",
     "load_kernels",
     "parts_of",
@@ -223,12 +224,13 @@ class Kernel:
         return f"<attnfuzz kernel {self.declaration.target or self.declaration.name} ({self.declaration.problem})>"
 
 
-@dataclass(frozen=True)
-class Absent:
-    """A kernel that cannot be had here; ``why`` is a sentence."""
+class Absent(msgspec.Struct, frozen=True):
+    """A kernel that cannot be had here; ``why`` is a sentence. ``needs``: the places of what its adapter calls."""
 
     name: str
     why: str
+    problem: str = ""
+    needs: tuple[str, ...] = ()
 
 
 def kernel(
@@ -332,6 +334,16 @@ def load_kernels(target: str, *, within: Path | None = None, folder: Path | None
             return [kernel.declared(name=kernel.declaration.target) for kernel in found]
         return _select(_import_module(place, within, folder), name, place, prefix=place)
     return _select(_import_module(BUNDLED_MODULE), place or name, "the bundled kernels", prefix="")
+
+
+def absent_kernels(target: str) -> list[Absent]:
+    """Those of an engine's adapters that ``target`` names and that cannot be had here. Raises KernelLoadError."""
+    place, _, pattern = target.rpartition(":")
+    if (module := module_of(place)) == place:
+        return []
+    absent = [value for value in vars(_import_module(module)).values() if issubclass(type(value), Absent)]
+    named = [one for one in absent if fnmatch.fnmatchcase(one.name, pattern)]
+    return [msgspec.structs.replace(one, name=f"{place}:{one.name}") for one in named]
 
 
 def parts_of(target: str, folder: Path = Path()) -> tuple[str, str] | None:

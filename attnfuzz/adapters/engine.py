@@ -61,15 +61,18 @@ class Engine:
         """
 
         def declare(function: KernelFunction) -> Kernel | Absent:
+            named = problem if isinstance(problem, str) else type(problem).__name__
+            called = tuple(" or ".join(places) for places in needs.values())
+            absent = functools.partial(Absent, function.__name__, problem=named, needs=called)
             if gpu_only and not self.on_gpu():
-                return Absent(function.__name__, f"{self.package} runs it on a GPU only")
+                return absent(why=f"{self.package} runs it on a GPU only")
             if amd_only and self.on_gpu() and not _is_amd():
-                return Absent(function.__name__, f"{self.package} runs it on AMD's GPUs only")
+                return absent(why=f"{self.package} runs it on AMD's GPUs only")
             try:
                 found_at = {name: self._first_of(places) for name, places in needs.items()}
                 plan = EnginePlan(function, found_at, self.builder)
             except LookupError as error:
-                return Absent(function.__name__, str(error.args[0]))
+                return absent(why=str(error.args[0]))
             found = {name: value for name, (_, value) in plan.needs.items()}
 
             @functools.wraps(function)
@@ -81,7 +84,7 @@ class Engine:
                 stated = supports if isinstance(supports, Supports) else supports(**found)
             except (AttributeError, TypeError, ValueError) as error:  # another version may state it in another way
                 why = f"{self._present} does not state what it supports as expected: {text_of(error)}; {self._tried}"
-                return Absent(function.__name__, why)
+                return absent(why=why)
             declared = kernel(problem, supports=stated, options=options, numerics=numerics)(call)
             version = installed(self.package)
             versions = {} if version is None else {self.package: version}

@@ -1,4 +1,6 @@
-"""FlashInfer's paged wrappers and its merges. Workspaces are kept from call to call, as servers do.
+"""FlashInfer's attention over paged and plain caches, its merges and its cache writers.
+
+Workspaces are kept from call to call, as servers do, but for XQA's, whose semaphores must be zero at first.
 
 A window or a soft cap is another kernel, which FlashInfer builds when it is first asked for it.
 """
@@ -16,8 +18,13 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters.flashinfer_builds import FlashInferBuilds
+from attnfuzz.adapters.tokens import flat, slots_of
+from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks
 
 __all__ = [
+    "append",
+    "append_mla",
+    "batch_attention",
     "batch_attention_sinks",
     "batch_decode",
     "batch_decode_fixed_split",
@@ -25,8 +32,17 @@ __all__ = [
     "batch_prefill",
     "batch_prefill_graph",
     "batch_prefill_mask",
+    "cascade",
+    "merge_ranks",
     "merge_state",
+    "merge_state_in_place",
     "merge_states",
+    "mla_decode",
+    "mla_verify",
+    "pod",
+    "single_decode",
+    "single_prefill",
+    "xqa",
 ]
 
 FLASHINFER = attnfuzz.Engine("flashinfer-python", tried=("0.5.3", "0.7.2.post1"), builder=FlashInferBuilds())
@@ -66,12 +82,20 @@ def _workspace(device: torch.device) -> Tensor:
 
 def _pages(i: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Its form of a block table: where each sequence's pages begin, all pages, and the tokens of each last page."""
-    lengths = i.seq_lens.cpu()
-    counts = (lengths + i.block_size - 1) // i.block_size
-    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    pages = torch.cat([row[:count] for row, count in zip(i.block_table, counts.tolist(), strict=True)])
-    last = torch.where(lengths > 0, (lengths - 1) % i.block_size + 1, 0).int()
-    return starts.to(i.q.device), pages, last.to(i.q.device)
+    return _listed(i.block_table, i.seq_lens, i.block_size)
+
+
+def _listed(table: Tensor, lengths: Tensor, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    lengths = lengths.cpu()
+    counts = (lengths + block_size - 1) // block_size
+    pages = torch.cat([row[:count] for row, count in zip(table, counts.tolist(), strict=True)])
+    last = torch.where(lengths > 0, (lengths - 1) % block_size + 1, 0).int()
+    return _starts(counts).to(table.device), pages, last.to(table.device)
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Where each begins of parts of so many in a row, and where the last one ends."""
+    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def _heads(i: Any) -> tuple[int, int, int, int]:
@@ -253,3 +277,383 @@ def merge_states(i: Any, *, merge: Any, headers: Path) -> tuple[Tensor, Tensor]:
     lses = torch.stack((i.prefix_lse, i.suffix_lse), dim=1)
     out, lse = merge(outputs, lses)
     return out, lse
+
+
+@FLASHINFER.kernel(
+    "merge_states", needs={"merge": ("flashinfer:merge_state_in_place",), **_HEADERS}, supports=_merges,
+    options={"masked": (False, True)}, gpu_only=True,
+)  # fmt: skip
+def merge_state_in_place(i: Any, *, merge: Any, headers: Path, masked: bool) -> tuple[Tensor, Tensor]:
+    """The merge of a second state into the first; or of every other token, and of the rest in another call."""
+    del headers
+    out, lse = (given.clone(memory_format=torch.contiguous_format) for given in (i.prefix_output, i.prefix_lse))
+    if not masked:
+        merge(out, lse, i.suffix_output, i.suffix_lse)
+        return out, lse
+    mask = torch.arange(len(out), device=out.device) % 2 == 0
+    for part in (mask, ~mask):
+        merge(out, lse, i.suffix_output, i.suffix_lse, part)
+    return out, lse
+
+
+@FLASHINFER.kernel(
+    MergeRanks(
+        num_ranks=attnfuzz.Choice((2, 1, 3, 4, 8)),
+        head_size=attnfuzz.Choice((64, 128, 512)),
+        empty=attnfuzz.Choice(("-inf",)),
+        empty_outputs=attnfuzz.Choice(("zeros",)),
+        base=attnfuzz.Choice(("2",)),
+        parts=attnfuzz.Choice(("float32",)),
+        padded=attnfuzz.Integer(0, 0),
+        strides=attnfuzz.Choice(("contiguous",)),
+    ),
+    needs={"merge": ("flashinfer:merge_states",)},
+    supports=attnfuzz.Supports(),
+    gpu_only=True,
+)
+def merge_ranks(i: Any, *, merge: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`merge_states` of one to eight states of each token, which lie side by side."""
+    outs, lses = i.outs.transpose(0, 1).contiguous(), i.lses.transpose(0, 1).contiguous()
+
+    def call() -> tuple[Tensor, Tensor]:
+        out, lse = merge(outs, lses)
+        return out, lse
+
+    return call
+
+
+def _appended(i: Any) -> tuple[Tensor, ...]:
+    """Tokens as those of two requests, which share the pages of the cache, the last page first.
+
+    Of each token its request and its position there; then all pages, where each request's begin, and the tokens of each
+    last page.
+    """
+    num_pages = i.k_cache.shape[0]
+    first = num_pages // 2
+    device = i.slot_mapping.device
+    place = num_pages - 1 - i.slot_mapping // i.block_size
+    request = place >= first
+    position = (place - first * request) * i.block_size + i.slot_mapping % i.block_size
+    pages = torch.arange(num_pages, device=device).flip(0)
+    starts = torch.tensor([0, first, num_pages], dtype=torch.int32, device=device)
+    last = torch.tensor([i.block_size if first else 0, i.block_size], dtype=torch.int32, device=device)
+    return tuple(part.int() for part in (request, position, pages, starts, last))
+
+
+_PLAIN_WRITES: dict[str, Any] = {
+    "cache": attnfuzz.Choice(("same",)),
+    "skipped": attnfuzz.Integer(0, 0),  # it has no number for a token that goes nowhere
+}
+
+
+@FLASHINFER.kernel(
+    CacheWrite(head_size=attnfuzz.Choice((64, 128)), **_PLAIN_WRITES),
+    needs={"write": ("flashinfer:append_paged_kv_cache",)},
+    supports=attnfuzz.Supports(),
+    gpu_only=True,
+)
+def append(i: Any, *, write: Any) -> Callable[[], None]:
+    """`append_paged_kv_cache`, of the head sizes that its dispatch has."""
+    request, position, *pages = _appended(i)
+
+    def call() -> None:
+        write(i.key, i.value, request, position, (i.k_cache, i.v_cache), *pages, i.layout)
+
+    return call
+
+
+_CKV, _KPE = 512, 64
+"""The only sizes that `append_paged_mla_kv_cache` takes."""
+
+
+@FLASHINFER.kernel(
+    CacheWrite(
+        num_kv_heads=attnfuzz.Choice((1,)),
+        head_size=attnfuzz.Choice((_CKV,)),
+        layout=attnfuzz.Choice(("NHD",)),
+        **_PLAIN_WRITES,
+    ),
+    needs={"write": ("flashinfer:append_paged_mla_kv_cache",)},
+    supports=attnfuzz.Supports(),
+    gpu_only=True,
+)
+def append_mla(i: Any, *, write: Any) -> Callable[[], None]:
+    """`append_paged_mla_kv_cache`: K is the latent vector; V is eight rotated parts, written one after the other."""
+    request, position, *pages = _appended(i)
+
+    def call() -> None:
+        for at in range(0, _CKV, _KPE):
+            part = slice(at, at + _KPE)
+            write(
+                i.key[:, 0], i.value[:, 0, part], request, position, i.k_cache[:, :, 0], i.v_cache[:, :, 0, part],
+                *pages,
+            )  # fmt: skip
+
+    return call
+
+
+_MLA = {
+    "make": ("flashinfer.mla:BatchMLAPagedAttentionWrapper",),
+    "metadata": ("flashinfer.mla:MLAPlanMetadata", "flashinfer.mla:BatchMLAPagedAttentionWrapper"),  # 0.5 has none
+}
+
+
+def _latent(
+    i: Any, make: Any, metadata: Any, cache: Tensor, rank: int, starts: Tensor, causal: bool, scale: float
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`BatchMLAPagedAttentionWrapper` with logarithms to base e; ``cache`` is ``[blocks, block_size, head_size]``."""
+    page_starts, pages, _ = _pages(i)
+    size = cache.shape[-1]
+    wrapper = make(_workspace(i.q.device))
+    shape = (i.q.shape[1], rank, size - rank, i.block_size, causal, scale, i.q.dtype, cache.dtype)
+    lists = (starts, page_starts, pages, i.seq_lens)
+    q, rows = i.q.tensor_split((rank,), dim=-1), cache.tensor_split((rank,), dim=-1)
+    if metadata is make:
+        wrapper.plan(*lists, *shape)
+        return lambda: wrapper.run(*q, *rows, out=i.out, lse=i.lse, return_lse=True, return_lse_base_on_e=True)
+    names = ("num_heads", "head_dim_ckv", "head_dim_kpe", "page_size", "causal", "sm_scale", "q_data_type")
+    wrapper.plan(
+        metadata=metadata.csr(*lists), **dict(zip((*names, "kv_data_type"), shape, strict=True)), query_layout="split",
+        kv_cache_layout="split", lse_mode="basee",
+    )  # fmt: skip
+    return lambda: wrapper.run(query=q, kv_cache=rows, out=i.out, lse=i.lse, return_lse=True, return_lse_base_on_e=True)
+
+
+@FLASHINFER.kernel(
+    "latent_decode",
+    needs=_MLA,
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        head_sizes=(_CKV + _KPE,),
+        v_head_sizes=(_CKV,),
+        gqa_ratios=(1, 2, 4, 8, 16, 32, 64, 128),
+        strides="serving",
+        empty_sequences=False,
+    ),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`BatchMLAPagedAttentionWrapper` for one query token of each sequence; on sm_90 its backend is fa3."""
+    starts = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
+    return _latent(i, make, metadata, i.kv_cache, i.v_head_size, starts, False, i.scale)
+
+
+@FLASHINFER.kernel(
+    LatentVerify(
+        num_heads=attnfuzz.Choice((1, 2, 4, 16)),  # 0.7 refuses some cases of numbers that 64 is no multiple of
+        rank=attnfuzz.Choice((_CKV,)),
+        rope_size=attnfuzz.Choice((_KPE,)),
+        latents=attnfuzz.Choice(("same",)),
+    ),
+    needs=_MLA,
+    supports=attnfuzz.Supports(),
+    gpu_only=True,
+)
+def mla_verify(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same for several query tokens of each sequence, causal or not."""
+    size = i.kv_cache.shape[-1]
+    cache = i.kv_cache.view(-1, i.block_size, size)
+    return _latent(i, make, metadata, cache, i.rank, i.cu_seqlens_q, i.causal, size**-0.5)
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={"make": ("flashinfer:MultiLevelCascadeAttentionWrapper",)},
+    supports=attnfuzz.Supports(**{**_CACHES, "lse": "none", "variants": ("soft_cap",), "strides": "serving"}),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def cascade(i: Any, *, make: Any) -> Callable[[], Tensor]:
+    """`MultiLevelCascadeAttentionWrapper` of two levels: half of the pages that lie before a sequence's first query.
+
+    These are one request of all query tokens if all sequences begin with them, else one request of each sequence. A
+    window counts from the end of its own level, so none is asked for.
+    """
+    counts = i.cu_seqlens_q.diff()
+    full = (i.seq_lens - counts) // i.block_size
+    shared = _shared_pages(i.block_table, full)
+    before = torch.full_like(full, shared) if shared else full // 2
+    if shared:
+        over = i.cu_seqlens_q[[0, -1]].contiguous()
+        first = _listed(i.block_table[:1], before[:1] * i.block_size, i.block_size)
+    else:
+        over, first = i.cu_seqlens_q, _listed(i.block_table, before * i.block_size, i.block_size)
+    columns = torch.arange(i.block_table.shape[1], device=i.q.device)
+    moved = (columns + before[:, None]).clamp(max=i.block_table.shape[1] - 1)
+    rest = _listed(i.block_table.gather(1, moved.long()), i.seq_lens - before * i.block_size, i.block_size)
+    levels = zip((over, *first), (i.cu_seqlens_q, *rest), strict=True)
+    wrapper = make(2, _workspace(i.q.device), i.layout)
+    wrapper.plan(
+        *map(list, levels), *_heads(i), causal=True, sm_scale=i.scale, logits_soft_cap=i.soft_cap,
+        q_data_type=i.q.dtype, kv_data_type=i.k_cache.dtype,
+    )  # fmt: skip
+
+    def call() -> Tensor:
+        out: Tensor = wrapper.run(i.q, (i.k_cache, i.v_cache))
+        return out
+
+    return call
+
+
+def _shared_pages(table: Tensor, full: Tensor) -> int:
+    """How many pages all sequences begin with, of those that are full and lie before their queries."""
+    same = (table == table[:1]).all(0).cpu().tolist()
+    most = int(full.min())
+    return next((at for at, is_same in enumerate(same[:most]) if not is_same), most) if len(table) > 1 else 0
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={"make": ("flashinfer:BatchAttention",)},
+    supports=attnfuzz.Supports(**{**_CACHES, "variants": ("soft_cap",), "strides": "serving"}),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def batch_attention(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`BatchAttention`, causal: one persistent kernel for prefill and decode."""
+    wrapper = _persistent(make, i.layout, i.q.device)
+    starts, pages, _ = _pages(i)
+    heads, kv_heads, size, block_size = _heads(i)
+    wrapper.plan(
+        i.cu_seqlens_q, starts, pages, i.seq_lens, heads, kv_heads, size, size, block_size, causal=True,
+        sm_scale=i.scale, logits_soft_cap=i.soft_cap, q_data_type=i.q.dtype, kv_data_type=i.k_cache.dtype,
+    )  # fmt: skip
+    return lambda: wrapper.run(i.q, (i.k_cache, i.v_cache), out=i.out, lse=i.lse, logits_soft_cap=i.soft_cap or 0.0)
+
+
+@functools.cache
+def _persistent(make: Any, layout: str, device: torch.device) -> Any:
+    """Kept: each has 384 MB of its own."""
+    return make(layout, str(device))
+
+
+_SINGLE: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "head_sizes": (64, 128), "lse": "base2"}
+
+
+@FLASHINFER.kernel(
+    "dense_decode",
+    needs={"decode": ("flashinfer:single_decode_with_kv_cache",), **_HEADERS},
+    supports=lambda headers, **others: attnfuzz.Supports(
+        **_SINGLE, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE"), empty_sequences=False
+    ),
+    options={"use_tensor_cores": (False, True)},
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def single_decode(i: Any, *, decode: Any, headers: Path, use_tensor_cores: bool) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`single_decode_with_kv_cache`, called for each sequence: it takes tensors without gaps only."""
+    del headers
+    parts = [
+        (i.q[seq].contiguous(), i.k[seq, :length].contiguous(), i.v[seq, :length].contiguous())
+        for seq, length in enumerate(i.seq_lens.tolist())
+    ]
+
+    def call() -> tuple[Tensor, Tensor]:
+        found = [decode(*part, use_tensor_cores=use_tensor_cores, sm_scale=i.scale, return_lse=True) for part in parts]
+        out, lse = (torch.stack(rows) for rows in zip(*found, strict=True))
+        return out, lse
+
+    return call
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={"prefill": ("flashinfer:single_prefill_with_kv_cache",)},
+    supports=attnfuzz.Supports(**_SINGLE, layouts=("NHD",), variants=("window", "soft_cap")),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def single_prefill(i: Any, *, prefill: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`single_prefill_with_kv_cache`, fa2, called for each sequence on its keys and values, copied out of the cache."""
+    starts, slots = slots_of(i, torch.zeros_like(i.seq_lens), i.seq_lens)
+    k, v = flat(i.k_cache)[slots], flat(i.v_cache)[slots]
+    rows, keys = i.cu_seqlens_q.tolist(), starts.tolist()
+    parts = []
+    for seq in range(len(i.seq_lens)):
+        own, seen = slice(rows[seq], rows[seq + 1]), slice(keys[seq], keys[seq + 1])
+        if own.start < own.stop:
+            parts.append((own, i.q[own], k[seen], v[seen]))
+
+    def call() -> tuple[Tensor, Tensor]:
+        for own, *part in parts:
+            i.out[own], i.lse[own] = prefill(
+                *part, causal=True, sm_scale=i.scale, window_left=_window_left(i), logits_soft_cap=i.soft_cap,
+                backend="fa2", return_lse=True,
+            )  # fmt: skip
+        return i.out, i.lse
+
+    return call
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={"make": ("flashinfer:BatchPODWithPagedKVCacheWrapper",)},
+    supports=attnfuzz.Supports(**{**_CACHES, "variants": ("window",), "strides": "serving"}),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def pod(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`BatchPODWithPagedKVCacheWrapper`: all query tokens as prefill, and each sequence's last one as decode, too.
+
+    It takes no batch without one of them. Of a last token the decode's result is taken.
+    """
+    has_queries = i.cu_seqlens_q.diff() > 0
+    if not bool(has_queries.any()):
+        return lambda: (i.out, i.lse)
+    last = i.cu_seqlens_q[1:][has_queries].long() - 1
+    counts = i.cu_seqlens_q.diff()[has_queries]
+    pages = _listed(i.block_table[has_queries], i.seq_lens[has_queries], i.block_size)
+    ones = torch.arange(len(last) + 1, dtype=torch.int32, device=i.q.device)
+    wrapper = make(_workspace(i.q.device), i.layout)
+    wrapper.plan(
+        _starts(counts), *pages, ones, *pages, *_heads(i), window_left=_window_left(i), q_data_type=i.q.dtype,
+        kv_data_type=i.k_cache.dtype, sm_scale=i.scale,
+    )  # fmt: skip
+    total = int(counts.sum())
+    caches = (i.k_cache, i.v_cache)
+
+    def call() -> tuple[Tensor, Tensor]:
+        outs, lses = wrapper.run(i.q[:total], caches, i.q[last], caches, causal_p=True, return_lse=True)
+        for result, (prefilled, decoded) in ((i.out, outs), (i.lse, lses)):
+            result[:total] = prefilled
+            result[last] = decoded
+        return i.out, i.lse
+
+    return call
+
+
+@FLASHINFER.kernel(
+    "paged_decode",
+    needs={
+        "attend": ("flashinfer.decode:xqa_batch_decode_with_kv_cache",),
+        "choose": ("flashinfer.decode:trtllm_batch_decode_with_kv_cache",),
+    },
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        layouts=("NHD", "HND"),
+        head_sizes=(128,),  # and a page and a group of two sizes: each is a module of its own, and so is a window
+        where=({"block_size": 16, "gqa_ratio": 8}, {"block_size": 64, "gqa_ratio": 4}),
+        variants=("window", "sinks"),
+        strides="serving",
+        empty_sequences=False,
+        lse="none",
+    ),
+    options={"through": ("xqa", "trtllm")},
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def xqa(i: Any, *, attend: Any, choose: Any, through: str) -> Callable[[], Tensor]:
+    """XQA, by its own entry point and by `trtllm_batch_decode_with_kv_cache`, which takes it on sm_90."""
+    workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=i.q.device)
+    q = i.q.contiguous()
+    longest = i.block_table.shape[1] * i.block_size
+
+    def call() -> Tensor:
+        out: Tensor = (attend if through == "xqa" else choose)(
+            q, (i.k_cache, i.v_cache), workspace, i.block_table, i.seq_lens, longest, bmm1_scale=i.scale,
+            bmm2_scale=1.0, window_left=_window_left(i), sinks=i.sinks, kv_layout=i.layout,
+        )  # fmt: skip
+        return out
+
+    return call

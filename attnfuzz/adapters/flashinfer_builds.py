@@ -228,7 +228,7 @@ def _waves(modules: list[Any]) -> Iterator[list[Any]]:
 
 
 class _Nothing:
-    """A module of which nothing is built: whatever it has can be called, and gives the same."""
+    """A module of which nothing is built: whatever it has can be called, and gives the same, as do parts of it."""
 
     def __getattr__(self, name: str) -> _Nothing:
         if name.startswith("__"):
@@ -237,3 +237,9 @@ class _Nothing:
 
     def __call__(self, *of: object, **also: object) -> _Nothing:
         return self
+
+    def __getitem__(self, key: object) -> _Nothing:
+        return self
+
+    def __iter__(self) -> Iterator[_Nothing]:
+        return iter(())

@@ -36,15 +36,18 @@ def show_command(case: Path, verbose: bool) -> Outcome:
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that each kernel declares.")
 def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
-    """List KERNELs (all bundled ones by default) with their problems and options."""
+    """List KERNELs (all bundled ones by default) with their problems and options.
+
+    Of an engine's kernels that cannot be had on this machine it says why, and what they need.
+    """
     with refusing():
         from attnfuzz.judging.runner import Runner
         from attnfuzz.report.declarations import print_kernels
         from attnfuzz.report.terminal import make_console
 
         with Runner() as runner:
-            declarations = runner.declarations(list(kernels) or ["*"])
-    print_kernels(make_console(), declarations, verbose=verbose)
+            declarations, absent = runner.listed(list(kernels) or ["*"])
+    print_kernels(make_console(), declarations, absent, verbose=verbose)
     return SHOWN
 
 

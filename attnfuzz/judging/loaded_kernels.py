@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.declaration import Absent, Declaration, KernelLoadError
 from attnfuzz.isolation.builds import GiveUp, never
 from attnfuzz.isolation.devices import Device
 from attnfuzz.isolation.executor import Executor, was_killed_from_outside
@@ -112,7 +112,12 @@ class LoadedKernels:
 
         `within`: see `load_kernels`. A target that has been let through once is loaded again without it.
         """
-        return self._load(DeclarationsRequest(list(targets), None if within is None else str(within)))
+        return self._load(DeclarationsRequest(list(targets), None if within is None else str(within))).kernels
+
+    def listed(self, targets: Sequence[str]) -> tuple[list[Declaration], list[Absent]]:
+        """The declarations, and those kernels of engines that cannot be had here. Raises `KernelLoadError`."""
+        reply = self._load(DeclarationsRequest(list(targets), absent=True))
+        return reply.kernels, reply.absent
 
     def import_known(self, declarations: Sequence[Declaration]) -> None:
         """Have the present process import kernels that are known, all at once. Raises `KernelLoadError`."""
@@ -211,7 +216,7 @@ class LoadedKernels:
         if declaration.needs_preparing and declaration.target not in self.prepared:
             self.prepare(declaration)
 
-    def _load(self, request: DeclarationsRequest) -> list[Declaration]:
+    def _load(self, request: DeclarationsRequest) -> DeclarationsReply:
         """See `declarations`. A process may die of what a kernel did to it before; then a fresh one is asked."""
         had_kernels = bool(self._contracts)
         reply = self._import(request)
@@ -228,7 +233,7 @@ class LoadedKernels:
         if reply.error is not None:
             raise KernelLoadError(reply.error)
         self._contracts.update((declaration.target, _contract(declaration)) for declaration in reply.kernels)
-        return reply.kernels
+        return reply
 
     def _import(self, request: DeclarationsRequest) -> DeclarationsReply | Died | TimedOut:
         return self._call("declarations", request, DeclarationsReply, self.import_patience_s, longest_s=LOAD_TIMEOUT_S)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Absent, Declaration
 from attnfuzz.explaining.accesses import Question
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.leaks import MemoryUse
@@ -57,12 +57,14 @@ class DeclarationsRequest(_Message, frozen=True):
 
     `contract`: from now on the kernel, of which `targets` is the only one, is judged by it, whatever its file declares.
     `known`: what they declare has been told before, so that their sources need not be read.
+    `absent`: kernels of engines that cannot be had are told as well, and no error.
     """
 
     targets: list[str]
     within: str | None = None
     contract: Contract | None = None
     known: bool = False
+    absent: bool = False
 
 
 class DeclarationsReply(_Message, frozen=True):
@@ -70,6 +72,7 @@ class DeclarationsReply(_Message, frozen=True):
 
     kernels: list[Declaration]
     error: str | None = None
+    absent: list[Absent] = []
 
 
 class PrepareRequest(_Message, frozen=True):

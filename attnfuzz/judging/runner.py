@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Absent, Declaration
 from attnfuzz.explaining.accesses import question_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.builds import GiveUp
@@ -185,6 +185,10 @@ class Runner:
         `within`: the root of the project that they must lie in, where not the user but a file names them.
         """
         return self._kernels.declarations(targets, within=within)
+
+    def listed(self, targets: Sequence[str]) -> tuple[list[Declaration], list[Absent]]:
+        """The declarations, and those kernels of engines that cannot be had here. Raises `KernelLoadError`."""
+        return self._kernels.listed(targets)
 
     def import_known(self, declarations: Sequence[Declaration]) -> None:
         """Have the present executor import kernels that are known, before a case waits for it.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from attnfuzz.declaration import Builder, Kernel, KernelLoadError, load_kernels
+from attnfuzz.declaration import Absent, Builder, Kernel, KernelLoadError, absent_kernels, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.internal_errors import gpu_memory_ran_out
@@ -129,8 +129,17 @@ class JudgingService:
         return self._device
 
     def _declarations(self, request: DeclarationsRequest) -> DeclarationsReply:
+        kernels: list[Kernel] = []
+        absent: list[Absent] = []
         try:
-            kernels = [kernel for target in request.targets for kernel in self._load(target, request.within)]
+            for target in request.targets:
+                missing = absent_kernels(target) if request.absent else []
+                absent += missing
+                try:
+                    kernels += self._load(target, request.within)
+                except KernelLoadError:
+                    if not missing:
+                        raise
         except KernelLoadError as error:
             return DeclarationsReply([], error=printable(str(error), lines=True))
         if (contract := request.contract) is not None:
@@ -140,7 +149,8 @@ class JudgingService:
         if request.known:
             return DeclarationsReply([kernel.declaration for kernel in kernels])
         return DeclarationsReply(
-            [msgspec.structs.replace(kernel.declaration, lengths=numbers_in_source(kernel)) for kernel in kernels]
+            [msgspec.structs.replace(kernel.declaration, lengths=numbers_in_source(kernel)) for kernel in kernels],
+            absent=[msgspec.structs.replace(one, why=printable(one.why)) for one in absent],
         )
 
     def _load(self, target: str, within: str | None = None) -> list[Kernel]:

@@ -10,20 +10,26 @@ from rich.text import Text
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Absent, Declaration
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import as_call, as_written
 from attnfuzz.report.findings import count, in_order, one_line, remedy_lines
 
 
-def print_kernels(console: Console, declarations: Sequence[Declaration], *, verbose: bool) -> None:
-    """One line a kernel; with ``verbose`` also every limit and promise of it."""
+def print_kernels(
+    console: Console, declarations: Sequence[Declaration], absent: Sequence[Absent], *, verbose: bool
+) -> None:
+    """One line a kernel; with ``verbose`` also every limit and promise of it. Of an absent one why, and its needs."""
+    header = ("kernel", "problem", "options")
+    rows = [header]
     if verbose:
         for declaration in declarations:
             _print_fully(console, declaration)
-        return
-    header = ("kernel", "problem", "options")
-    rows = [header, *((one.target, str(one.problem), _options(one)) for one in declarations)]
+        if not absent:
+            return
+    else:
+        rows += [(one.target, str(one.problem), _options(one)) for one in declarations]
+    rows += [(one.name, one.problem, f"{one.why}; it needs {', '.join(one.needs)}") for one in absent]
     wide, less_wide, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     for row in rows:  # no table of rich: that cuts what is longer than a terminal, or 80 columns of a pipe
         line = f"{row[0]:<{wide}}  {row[1]:<{less_wide}}  {row[2]}".rstrip()

@@ -17,6 +17,7 @@ from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Absent, Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
 from attnfuzz.problems.cases import DenseDecodeCase
+from tests.unit.in_process import attnfuzz as attnfuzz_in
 
 ENGINE = """
 import torch
@@ -105,10 +106,11 @@ def test_an_adapter_that_is_installed_is_searched_replayed_and_reproduced(tmp_pa
     assert run(installed, here, "replay", str(saved)).returncode == 0
     listed = run(installed, here, "list", "other:*").stdout
     assert "other:decode" in listed
-    assert "other:paged" not in listed
-    absent = run(installed, here, "list", "other:paged")
+    why = "other-engine 1.3 has no other_engine:paged; this adapter was tried with other-engine 1.2"
+    assert f"other:paged   dense_decode  {why}; it needs other_engine:paged" in listed
+    absent = run(installed, here, "explore", "other:paged")
     assert absent.returncode == 2
-    assert "other-engine 1.3 has no other_engine:paged; this adapter was tried with other-engine 1.2" in absent.stderr
+    assert why in absent.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,3 +229,17 @@ def test_engines_that_come_with_attnfuzz_cannot_be_replaced() -> None:
     assert {"vllm", "sglang", "flashinfer", "torch"} <= engines().keys()
     assert engines()["vllm"] == "attnfuzz.adapters.vllm"
     assert module_of("my.package") == "my.package"
+
+
+def test_list_names_what_cannot_be_had_here_and_what_it_needs(tmp_path: Path) -> None:
+    """Who has no GPU at hand would not learn which kernels of an engine there are, nor what to install for them."""
+    shown = attnfuzz_in("list", "flashinfer:*", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    lines = {line.split()[0]: line for line in shown.stdout.splitlines()}
+    assert "flashinfer:merge_states" in lines
+    why = "paged_decode      flashinfer-python runs it on a GPU only; it needs flashinfer:BatchDecode"
+    assert why in lines["flashinfer:batch_decode"]
+    one = attnfuzz_in("list", "-v", "flashinfer:batch_prefill", "paged_naive", cwd=tmp_path)
+    assert "flashinfer:batch_prefill  paged_attention  flashinfer-python" in one.stdout
+    assert "supports.dtypes" in one.stdout
+    assert attnfuzz_in("list", "flashinfer:no_such_kernel", cwd=tmp_path).returncode == 2

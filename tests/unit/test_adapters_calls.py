@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -29,6 +30,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.masks import Mask
+from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.variants import Variant
 
 PLAIN = """
@@ -135,7 +137,7 @@ import torch
 from plain import attend
 
 class _Wrapper:
-    buffers = None
+    buffers, sees_all = None, False
 
     def _plan(self, starts, indptr, indices, last, heads, kv_heads, size, page, *, causal=False,
               pos_encoding_mode="NONE", sm_scale=None, window_left=-1, logits_soft_cap=None,
@@ -163,6 +165,8 @@ class _Wrapper:
             k, v = (cache[indices[begin:end].long()].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
             first = length - (starts[seq + 1] - starts[seq]).item()
             seen = None
+            if self.sees_all:
+                seen = torch.ones(starts[seq + 1] - starts[seq], length, dtype=torch.bool)
             if self.mask is not None:
                 size = (length - first) * length
                 seen = self.mask[masked : masked + size].view(-1, length)
@@ -217,6 +221,174 @@ def merge_state(v_a, s_a, v_b, s_b):
 def merge_states(v, s):
     assert v.is_contiguous() and s.is_contiguous() and v.shape[:3] == s.shape
     return _merged(v, s)
+
+def merge_state_in_place(v, s, v_other, s_other, mask=None):
+    assert v.is_contiguous() and s.is_contiguous()
+    out, lse = merge_state(v, s, v_other, s_other)
+    rows = slice(None) if mask is None else mask
+    v[rows], s[rows] = out[rows], lse[rows]
+
+def _slots(batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, page_size):
+    given = (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    assert all(tensor.dtype == torch.int32 and tensor.is_contiguous() for tensor in given)
+    for request, position in zip(batch_indices.tolist(), positions.tolist()):
+        begin, end = kv_indptr[request].item(), kv_indptr[request + 1].item()
+        assert position < max(0, end - begin - 1) * page_size + kv_last_page_len[request]
+        yield kv_indices[begin + position // page_size].item(), position % page_size
+
+def append_paged_kv_cache(append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr,
+                          kv_last_page_len, kv_layout="NHD"):
+    caches = [c if kv_layout == "NHD" else c.transpose(1, 2) for c in paged_kv_cache]
+    slots = _slots(batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, caches[0].shape[1])
+    for token, (page, offset) in enumerate(slots):
+        caches[0][page, offset], caches[1][page, offset] = append_key[token], append_value[token]
+
+def append_paged_mla_kv_cache(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices,
+                              kv_indptr, kv_last_page_len):
+    assert append_ckv.shape[1] == ckv_cache.shape[2] == 512 and append_kpe.shape[1] == kpe_cache.shape[2] == 64
+    slots = _slots(batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, ckv_cache.shape[1])
+    for token, (page, offset) in enumerate(slots):
+        ckv_cache[page, offset], kpe_cache[page, offset] = append_ckv[token], append_kpe[token]
+
+class MultiLevelCascadeAttentionWrapper:
+    def __init__(self, num_levels, float_workspace_buffer, kv_layout="NHD"):
+        self.levels = [
+            BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout) for _ in range(num_levels)
+        ]
+
+    def plan(self, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, *heads,
+             causal=False, window_left=-1, **others):
+        assert causal and window_left == -1
+        lists = zip(qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, strict=True)
+        for level, (wrapper, given) in enumerate(zip(self.levels, lists, strict=True)):
+            wrapper._plan(*given, *heads, causal=level == len(self.levels) - 1, **others)
+            wrapper.sees_all = level < len(self.levels) - 1
+
+    def run(self, q, paged_kv_cache):
+        states = [wrapper._run(q, paged_kv_cache, out=torch.zeros_like(q), lse=torch.zeros(q.shape[:2]))
+                  for wrapper in self.levels]
+        return merge_state(*states[0], *states[1])[0]
+
+class BatchAttention:
+    def __init__(self, kv_layout="NHD", device="cuda"):
+        assert device == "cpu"
+        self.wrapper = BatchPrefillWithPagedKVCacheWrapper(None, kv_layout)
+
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo,
+             page_size, causal=False, sm_scale=None, logits_soft_cap=None, q_data_type=None, kv_data_type=None):
+        assert causal and head_dim_qk == head_dim_vo
+        self.cap = logits_soft_cap or 0.0
+        last = torch.where(kv_len_arr > 0, (kv_len_arr - 1) % page_size + 1, 0).int()
+        self.wrapper._plan(qo_indptr, kv_indptr, kv_indices, last, num_qo_heads, num_kv_heads, head_dim_qk, page_size,
+                           sm_scale=sm_scale, logits_soft_cap=logits_soft_cap)
+
+    def run(self, q, kv_cache, out=None, lse=None, k_scale=None, v_scale=None, logits_soft_cap=0.0):
+        assert logits_soft_cap == self.cap
+        return self.wrapper._run(q, kv_cache, out=out, lse=lse)
+
+def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NONE", use_tensor_cores=False,
+                                q_scale=None, k_scale=None, v_scale=None, window_left=-1, logits_soft_cap=None,
+                                sm_scale=None, rope_scale=None, rope_theta=None, return_lse=False):
+    assert all(tensor.is_contiguous() for tensor in (q, k, v)) and return_lse
+    out, lse = attend(q[None], k, v, scale=sm_scale, first=len(k) - 1, left=window_left)
+    return out[0], lse[0] / math.log(2)
+
+def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None,
+                                 packed_custom_mask=None, causal=False, kv_layout="NHD", pos_encoding_mode="NONE",
+                                 use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
+                                 rope_scale=None, rope_theta=None, backend="auto", return_lse=False):
+    assert causal and return_lse
+    out, lse = attend(q, k, v, scale=sm_scale, first=len(k) - len(q), left=window_left, cap=logits_soft_cap or 0.0)
+    return out, lse / math.log(2)
+
+class BatchPODWithPagedKVCacheWrapper:
+    def __init__(self, float_workspace_buffer, kv_layout="NHD"):
+        self.halves = [BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout) for _ in range(2)]
+
+    def plan(self, qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, qo_indptr_d, kv_indptr_d, kv_indices_d,
+             last_page_len_d, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE", window_left=-1,
+             q_data_type="float16", kv_data_type=None, data_type=None, sm_scale=None):
+        heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        assert len(last_page_len_p) and qo_indptr_d.tolist() == list(range(len(last_page_len_d) + 1))
+        lists = ((qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p),
+                 (qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d))
+        for half, given in zip(self.halves, lists):
+            half._plan(*given, *heads, sm_scale=sm_scale, window_left=window_left)
+
+    def run(self, q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, custom_mask_p=None, packed_custom_mask_p=None,
+            causal_p=False, q_scale=None, k_scale=None, v_scale=None, return_lse=False):
+        assert causal_p and return_lse
+        found = [half._run(q, cache, out=torch.zeros_like(q), lse=torch.zeros(q.shape[:2]))
+                 for half, q, cache in zip(self.halves, (q_p, q_d), (paged_kv_cache_p, paged_kv_cache_d))]
+        return tuple(zip(*found))
+"""
+XQA = """
+import torch
+from plain import paged
+
+def xqa_batch_decode_with_kv_cache(query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len,
+                                   bmm1_scale=1.0, bmm2_scale=1.0, window_left=-1, out=None, sinks=None,
+                                   kv_layout="NHD", enable_pdl=None, q_len_per_req=1, o_scale=1.0):
+    assert query.is_contiguous() and not workspace_buffer.any() and bmm2_scale == 1.0 and seq_lens.max() <= max_seq_len
+    k, v = (c if kv_layout == "NHD" else c.transpose(1, 2) for c in kv_cache)
+    assert k.shape[1] in (16, 32, 64, 128) and (sinks is None or sinks.dtype == torch.float32)
+    return paged(query, k, v, block_tables, seq_lens, torch.arange(len(query) + 1), scale=bmm1_scale, left=window_left,
+                 sinks=sinks)[0]
+
+def trtllm_batch_decode_with_kv_cache(query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len,
+                                      bmm1_scale=1.0, bmm2_scale=1.0, window_left=-1, out=None, out_dtype=None,
+                                      o_sf_scale=None, o_sf_vec_size=None, sinks=None, kv_layout="HND"):
+    return xqa_batch_decode_with_kv_cache(query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len,
+                                          bmm1_scale, bmm2_scale, window_left, None, sinks, kv_layout)
+"""
+MLA = """
+import math
+import torch
+from plain import attend
+
+class BatchMLAPagedAttentionWrapper:
+    def __init__(self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None,
+                 kv_len_arr=None, backend="auto"):
+        pass
+
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size,
+             causal, sm_scale, q_data_type, kv_data_type, use_profiler=False):
+        assert all(tensor.dtype == torch.int32 for tensor in (qo_indptr, kv_indptr, kv_indices, kv_len_arr))
+        assert q_data_type == kv_data_type
+        self.planned = (qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale)
+
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None,
+            kv_len=None, page_table=None, return_lse_base_on_e=False):
+        starts, indptr, indices, lengths, causal, scale = self.planned
+        assert return_lse and return_lse_base_on_e
+        q, rows = torch.cat((q_nope, q_pe), -1), torch.cat((ckv_cache, kpe_cache), -1)
+        for seq, length in enumerate(lengths.tolist()):
+            own = slice(starts[seq], starts[seq + 1])
+            k = rows[indices[indptr[seq] : indptr[seq + 1]].long()].flatten(0, 1)[:length, None]
+            first = length - len(q[own]) if causal else length
+            out[own], lse[own] = attend(q[own], k, k[..., : ckv_cache.shape[-1]], scale=scale, first=first)
+        return out, lse
+"""
+NEWER_MLA = """
+import torch
+from older import BatchMLAPagedAttentionWrapper as Older
+
+class MLAPlanMetadata:
+    @classmethod
+    def csr(cls, qo_indptr, kv_indptr, kv_indices, kv_len_arr):
+        made = cls()
+        made.lists = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        return made
+
+class BatchMLAPagedAttentionWrapper(Older):
+    def plan(self, *, metadata, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type,
+             kv_data_type, use_profiler=False, query_layout="packed", kv_cache_layout="packed", lse_mode="none"):
+        assert (query_layout, kv_cache_layout, lse_mode) == ("split", "split", "basee")
+        super().plan(*metadata.lists, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type,
+                     kv_data_type)
+
+    def run(self, *, query, kv_cache, out=None, lse=None, return_lse=False, return_lse_base_on_e=False):
+        return super().run(*query, *kv_cache, out, lse, return_lse, return_lse_base_on_e=return_lse_base_on_e)
 """
 SINKS = """
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -286,6 +458,9 @@ FILES = {
     "vllm/third_party/flashmla/flash_mla_interface.py": FLASH_MLA,
     "flashinfer/__init__.py": FLASHINFER,
     "flashinfer/attention.py": SINKS,
+    "flashinfer/decode.py": XQA,
+    "flashinfer/mla.py": MLA,
+    "older.py": MLA,
     "flashinfer/jit/env.py": "import pathlib\nFLASHINFER_INCLUDE_DIR = pathlib.Path(__file__).parents[1]\n",
     "flashinfer/flashinfer/utils.cuh": HEADER,
     "sgl_kernel.py": SGL_KERNEL,
@@ -306,10 +481,10 @@ ATTENTION: Names = {
     "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode", "flash_mla"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
-        "batch_attention_sinks", "batch_prefill_mask",
+        "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "single_prefill", "xqa",
     ),
 }  # fmt: skip
-MERGES: Names = {"flashinfer": ("merge_state", "merge_states"), "sglang": ("merge_state_v2",)}
+MERGES: Names = {"flashinfer": ("merge_state", "merge_states", "merge_state_in_place"), "sglang": ("merge_state_v2",)}
 GRAPHS: Names = {
     "flashinfer": ("batch_decode_graph", "batch_prefill_graph"),
     "vllm": ("flash_attention_3", "flash_attention_3_decode"),
@@ -359,6 +534,12 @@ def kernel_of(module: ModuleType, name: str) -> Kernel:
 def case_for(kernel: Kernel, variant: Variant, **others: Any) -> Case:
     sizes = kernel.declaration.supports.block_sizes
     shape = {**SHAPE, "block_size": sizes[0] if sizes else 16, "dtype": "float16", "variant": variant, **others}
+    if table := kernel.declaration.supports.combinations:
+        shape |= {
+            "num_q_heads": 2 * table[0]["gqa_ratio"][0],
+            "block_size": table[0]["block_size"][0],
+            "head_size": 128,
+        }
     if kernel.declaration.problem == "paged_decode":
         return PagedDecodeCase(**{"seq_lens": (5, 37), **shape})
     if kernel.declaration.problem == "latent_decode":
@@ -393,6 +574,38 @@ def test_merges_are_called_as_they_are_documented(adapters: Any, place: str, nam
     """Prefix and suffix would change places, or the base of the log-sum-exp."""
     kernel = kernel_of(adapters(place), name)
     case = MergeStatesCase(num_tokens=3, num_q_heads=2, head_size=64, dtype="float16", lse_layout="TH")
+    attnfuzz.check(kernel, case, device="cpu", isolated=False)
+    if options := {option: choices[-1] for option, choices in kernel.declaration.options.items()}:
+        attnfuzz.check(kernel, msgspec.structs.replace(case, options=options), device="cpu", isolated=False)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize("name", ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "single_decode"])
+def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
+    adapters: Any, tmp_path: Path, name: str, newer: bool
+) -> None:
+    """A token would be told to lie on another page, or a release be given what the other one takes."""
+    if newer:
+        (tmp_path / "flashinfer" / "mla.py").write_text(NEWER_MLA, encoding="utf-8")
+    kernel = kernel_of(adapters("flashinfer"), name)
+
+    @attnfuzz.fuzz(kernel, max_examples=6, device="cpu", isolated=False)
+    def search() -> None:
+        pass
+
+    search()
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("lens", [((200, 130), (2, 1)), ((5, 64, 0), (5, 0, 0)), ((40,), (1,))])
+@pytest.mark.parametrize("name", ["cascade", "pod", "batch_attention", "single_prefill"])
+def test_flashinfer_gets_batches_of_each_kind(
+    adapters: Any, name: str, lens: tuple[tuple[int, ...], tuple[int, ...]], shared: int
+) -> None:
+    """A level without keys, a sequence without queries or one of queries alone would be planned wrongly."""
+    kernel = kernel_of(adapters("flashinfer"), name)
+    pages = Pages(order="shuffled", shared_blocks=shared)
+    case = case_for(kernel, Variant(), seq_lens=lens[0], query_lens=lens[1], pages=pages)
     attnfuzz.check(kernel, case, device="cpu", isolated=False)
 
 

@@ -183,6 +183,19 @@ def test_a_module_can_be_used_before_the_others_are_built(core: Any, tmp_path: P
     assert (tmp_path / "ran").read_text() == "decode prefill\nmerge\n"  # nothing was built again
 
 
+def test_a_call_goes_on_from_a_part_of_a_plan_to_its_next_module(core: Any, tmp_path: Path) -> None:
+    """POD, which hands a number of its decode's plan on, would have its own module built in the middle of a search."""
+
+    def pod() -> None:
+        planned = core.JitSpec("prefill").build_and_load().plan(1)
+        core.JitSpec("pod").build_and_load().run(planned[0], *planned)
+
+    _allow(tmp_path, "prefill", "pod")
+    builds = FlashInferBuilds()
+    assert builds.begin([pod]) == [["prefill", "pod"]]
+    _until(lambda: builds.is_over)
+
+
 def test_what_is_there_is_not_built_again(core: Any, tmp_path: Path) -> None:
     """Each campaign would begin with minutes of compilers."""
     _allow(tmp_path, "decode", "prefill", "merge")

@@ -42,7 +42,7 @@ SHORT = Declaration(name="short", problem="dense_decode", target="short")
 def test_no_name_is_cut(width: int) -> None:
     """A name in a list would have to be guessed before it can be searched."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_kernels(console, [SHORT, LONG], verbose=False)
+    print_kernels(console, [SHORT, LONG], [], verbose=False)
     assert isinstance(console.file, io.StringIO)
     _, short, long = console.file.getvalue().splitlines()
     assert short.split() == ["short", "dense_decode"]
