@@ -267,6 +267,8 @@ _LATENTS = 512
         head_size=attnfuzz.Choice((576,)),
         v_head_size=attnfuzz.Choice((_LATENTS,)),
         sentinel=attnfuzz.Choice(("-1",)),
+        has_lengths=attnfuzz.Choice((False,)),
+        cache=attnfuzz.Choice(("same",)),
         lse=attnfuzz.Choice((False,)),
         dtype=attnfuzz.Choice(("bfloat16",)),
     ),

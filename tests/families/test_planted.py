@@ -37,7 +37,7 @@ def is_small_hybrid_decode(bug: str, case: Any) -> bool:
 
 
 def is_small_latent_verify(bug: str, case: Any) -> bool:
-    most = (64 if bug == "whole_tiles" else 20, 256 if bug == "one_scale" else 16)
+    most = (64 if bug in ("whole_tiles", "page_size") else 20, 256 if bug == "one_scale" else 16)
     return bool(case.num_heads == 1 and sum(case.contexts) <= most[0] and case.rank <= most[1])
 
 
@@ -82,7 +82,8 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
     "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
     "packed_decode-high_first", "packed_decode-zeros_of_k", "packed_decode-first_block", "packed_decode-subnormal",
     "recurrent_decode-sentinel_is_slot_0", "recurrent_decode-accepted", "recurrent_decode-gate_step",
-    "sparse_decode-minus_one", "sparse_decode-once", "sparse_decode-nan_times_zero",
+    "sparse_decode-minus_one", "sparse_decode-once", "sparse_decode-nan_times_zero", "sparse_decode-no_length",
+    "sparse_decode-scales_last",
 )  # fmt: skip
 def test_planted_bugs_are_found_and_shrunk(family: str, bug: str) -> None:
     """A kernel that masks, merges, keeps or reads what it should not would pass, or be shown on a large case."""
