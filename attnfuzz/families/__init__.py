@@ -6,6 +6,7 @@ A kernel is declared with an instance: ``@attnfuzz.kernel(CacheWrite(block_size=
 from attnfuzz.families.cache_write import CacheWrite as CacheWrite
 from attnfuzz.families.history import History as History
 from attnfuzz.families.hybrid_decode import HybridDecode as HybridDecode
+from attnfuzz.families.indexer_topk import IndexerTopk as IndexerTopk
 from attnfuzz.families.latent_verify import LatentVerify as LatentVerify
 from attnfuzz.families.merge_ranks import MergeRanks as MergeRanks
 from attnfuzz.families.packed_decode import PackedDecode as PackedDecode
@@ -16,6 +17,7 @@ __all__ = [
     "CacheWrite",
     "History",
     "HybridDecode",
+    "IndexerTopk",
     "LatentVerify",
     "MergeRanks",
     "PackedDecode",

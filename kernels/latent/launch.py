@@ -1,5 +1,5 @@
 """Checked wrappers of the kernels for multi-head latent attention: over a paged cache, for one query token
-of each sequence or several, and over lists of slots.
+of each sequence or several, and over lists of slots, and of the top-k that makes these.
 
 As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
 """
@@ -25,11 +25,12 @@ from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, n
 from attnfuzz.kernels.common.variants import Variant, check_variant
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.launch import plan_splits, sequences_counted
+from attnfuzz.kernels.latent.indexer_topk import indexer_topk_kernel
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel
 from attnfuzz.kernels.latent.sparse_decode import sparse_decode_kernel
 
-__all__ = ["latent_decode", "latent_verify", "sparse_decode"]
+__all__ = ["indexer_topk", "latent_decode", "latent_verify", "sparse_decode"]
 
 _MOST_HEADS = 64
 """With 512 columns their accumulator takes half of the registers of eight warps."""
@@ -234,6 +235,25 @@ def sparse_decode(
             rank, rope_size, SCALED=_SCALED, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
             HAS_ROPE=rope_size > 0,
         )  # fmt: skip
+
+
+def indexer_topk(scores: Tensor, lengths: Tensor, indices: Tensor, *, tile: int = 1024) -> None:
+    """The places of the largest scores of each row, into ``indices [rows, topk]``, int32, in no order.
+
+    Shapes: ``scores [rows, width]``, float32; ``lengths [rows]``, contiguous: how many of these are scores. A row of
+    fewer than ``topk`` gets -1 in the last places. NaN is below all other scores; of equal ones the first are named.
+    Last dimensions are contiguous. Raises ValueError.
+    """
+    check_power_of_two("tile", tile)
+    for name, tensor in {"scores": scores, "indices": indices}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} has strides {tensor.stride()}: the last must be 1; call .contiguous() first")
+    if scores.dtype != torch.float32:
+        raise ValueError(f"scores.dtype={scores.dtype} must be torch.float32, which its bits are read as; convert it")
+    with on_device_of(scores):
+        indexer_topk_kernel[(len(scores),)](
+            scores, scores.stride(0), lengths, indices, indices.stride(0), indices.shape[1], TILE=tile
+        )
 
 
 def latent_verify(

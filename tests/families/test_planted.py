@@ -9,6 +9,7 @@ import pytest
 import attnfuzz
 from attnfuzz.families import history_kernels as history_bundled
 from attnfuzz.families import hybrid_decode_kernels as hybrid_decode_bundled
+from attnfuzz.families import indexer_topk_kernels as indexer_topk_bundled
 from attnfuzz.families import latent_verify_kernels as latent_verify_bundled
 from attnfuzz.families import merge_ranks_kernels as merge_ranks_bundled
 from attnfuzz.families import packed_decode_kernels as packed_decode_bundled
@@ -17,6 +18,7 @@ from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
 from tests.families import (
     history_kernels,
     hybrid_decode_kernels,
+    indexer_topk_kernels,
     latent_verify_kernels,
     merge_ranks_kernels,
     packed_decode_kernels,
@@ -34,6 +36,13 @@ def is_small_history(bug: str, case: Any) -> bool:
 def is_small_hybrid_decode(bug: str, case: Any) -> bool:
     del bug
     return bool((case.head_size, case.num_kv_heads, case.gqa_ratio) == (16, 1, 1) and sum(case.lengths) <= 20)
+
+
+def is_small_indexer_topk(bug: str, case: Any) -> bool:
+    most = 1 if bug in ("one_short", "last_again", "zero_fill", "unwritten", "no_length") else 70
+    return bool(
+        case.topk == (64 if bug == "tiles" else 16) and sum(case.lengths) <= most and case.strides == "contiguous"
+    )
 
 
 def is_small_latent_verify(bug: str, case: Any) -> bool:
@@ -63,6 +72,7 @@ def is_small_sparse_decode(bug: str, case: Any) -> bool:
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
     "history": (history_kernels, history_bundled, is_small_history, 40, 8),
     "hybrid_decode": (hybrid_decode_kernels, hybrid_decode_bundled, is_small_hybrid_decode, 60, 15),
+    "indexer_topk": (indexer_topk_kernels, indexer_topk_bundled, is_small_indexer_topk, 100, 20),
     "latent_verify": (latent_verify_kernels, latent_verify_bundled, is_small_latent_verify, 60, 20),
     "merge_ranks": (merge_ranks_kernels, merge_ranks_bundled, is_small_merge_ranks, 100, 30),
     "packed_decode": (packed_decode_kernels, packed_decode_bundled, is_small_packed_decode, 60, 15),
@@ -78,6 +88,7 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
 @pytest.mark.by_day(
     "history-plan_by_batch_size", "history-old_table", "history-first_write_stays",
     "hybrid_decode-names_blocks", "hybrid_decode-stride_of_k", "hybrid_decode-window",
+    "indexer_topk-ties_first", "indexer_topk-zero_fill", "indexer_topk-sign_of_bits",
     "latent_verify-sees_later", "latent_verify-one_scale", "latent_verify-uniform",
     "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
     "packed_decode-high_first", "packed_decode-zeros_of_k", "packed_decode-first_block", "packed_decode-subnormal",
