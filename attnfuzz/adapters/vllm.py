@@ -49,6 +49,7 @@ __all__ = [
     "prefill_attention",
     "prefix_prefill",
     "reshape_and_cache",
+    "reshape_and_cache_int4",
     "reshape_and_cache_per_token_head",
     "segmented",
     "segmented_full",
@@ -833,6 +834,24 @@ def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> No
     """The same with a scale for each token and head, `triton_reshape_and_cache_flash_per_token_head_quant`."""
     mode = modes.INT8_PER_TOKEN_HEAD if i.cache == "int8_token" else modes.FP8_PER_TOKEN_HEAD
     quantise(i.key, i.value, i.k_cache, i.v_cache, i.k_scales, i.v_scales, i.slot_mapping, mode)
+
+
+@VLLM.kernel(
+    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("int4_rotated",))),
+    needs={"quantise": _QUANTISES, "modes": ("vllm.v1.kv_cache_interface:KVQuantMode",)},
+    supports=attnfuzz.Supports(),
+)
+def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
+    """The same in 4 bits, `reshape_and_cache_int4`; zero points are taken out of the scales that it changes."""
+    both = ((i.k_scales, i.k_zeros), (i.v_scales, i.v_zeros))
+    before = [scales.view(torch.int32) & -16 | zeros.int() & 15 for scales, zeros in both]
+    after = [bits.clone() for bits in before]
+    k_scales, v_scales = (bits.view(torch.float32) for bits in after)
+    quantise(i.key, i.value, i.k_cache, i.v_cache, k_scales, v_scales, i.slot_mapping, modes.INT4_PER_TOKEN_HEAD)
+    for (scales, zeros), old, new in zip(both, before, after, strict=True):
+        is_new = old != new
+        scales[is_new] = (new & -16).view(torch.float32)[is_new]
+        zeros[is_new] = (new & 15).to(torch.uint8)[is_new]
 
 
 @VLLM.kernel(

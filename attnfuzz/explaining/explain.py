@@ -24,7 +24,7 @@ from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable
 from attnfuzz.explaining.merges import read_merged_row
 from attnfuzz.explaining.neighbours import neighbours
 from attnfuzz.explaining.own_pages import misread
-from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, written_elsewhere
+from attnfuzz.explaining.own_problems import NOT_READ, read_elsewhere, taken_for_another, written_elsewhere
 from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.rounding_diagnosis import MOST_ROWS
@@ -120,7 +120,7 @@ class _OfOwnProblem:
         """The first case that tells where."""
         for place, one in enumerate(itertools.chain([self.reruns], self._others)):
             pages = misread(one) if place == 0 else ()  # which makes cases of its own
-            for cause in itertools.chain(written_elsewhere(one), pages, read_elsewhere(one)):
+            for cause in itertools.chain(written_elsewhere(one), taken_for_another(one), pages, read_elsewhere(one)):
                 if cause.mistake != NOT_READ or (place == 0 and not self.causes):  # of several inputs the first is told
                     words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
                     self.causes = (msgspec.structs.replace(cause, words=words),)

@@ -1,4 +1,4 @@
-"""What a kernel of a user's own problem reads or writes in wrong places.
+"""What a kernel of a user's own problem reads or writes in wrong places, or takes for something else.
 
 All that is known of such a problem is its reference. So that is asked about changed inputs as the kernel is: elements
 that must matter and do not are read elsewhere, and the reference tells where, if it gives the kernel's result once they
@@ -7,6 +7,7 @@ hold what lies there. Of results it is looked for where else the rows lie that a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,23 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
             yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
 
 
+def taken_for_another(reruns: Reruns) -> Iterator[Cause]:
+    """Inputs that are taken for others, or unpacked in another way: where the reference gives the kernel's result once
+    they hold that, in one way only."""
+    case = reruns.case
+    if not isinstance(case, OpenCase):
+        return
+    reruns.reset()
+    got = reruns.run()
+    reference = AskedProblem(case)
+    if is_given(got, reference.right):
+        return
+    found = [(way, words) for way, words, others in reference.mistaken() if is_given(got, reference.asked(others))]
+    if len(found) == 1:
+        ((way, words),) = found
+        yield Cause(mistake="taken_for_another", way=way, words=words)
+
+
 _OTHER_SEEDS = (1, 2)
 
 
@@ -151,6 +169,38 @@ class AskedProblem:
         bits(other).view(-1)[elements] = memory[there]
         return self.asked({name: other})
 
+    def mistaken(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+        """Inputs that may be taken for others: a way, words, and what would be read of tensors. Halves of bytes, where
+        the last axis is one of bytes; scales of blocks, where it is one of blocks; tensors that are alike."""
+        axes = {
+            name: axes_of(name, self._case) for name, one in tensor_specs(self._case).items() if one.role == "input"
+        }
+        given = {name: self._tensors[name] for name in axes}
+        for names in _alone_and_together([name for name in given if axes[name][-1:] == ("byte",)]):
+            others = {name: given[name] << 4 | given[name] >> 4 for name in names}
+            yield f"halves: {names}", f"the two halves of each byte of {' and '.join(names)} are exchanged", others
+        for names in _alone_and_together([name for name, one in given.items() if axes[name][-1:] == ("block",)]):
+            of_blocks = {name: bits(given[name]) for name in names if given[name].shape[-1] > 1}
+            for step, words in (
+                (0, "the first block's"),
+                (1, "that of the block before"),
+                (-1, "that of the next block"),
+            ):
+                moved = (
+                    (name, one.roll(step, -1) if step else one[..., :1].expand_as(one))
+                    for name, one in of_blocks.items()
+                )
+                others = {name: one.clone().view(given[name].dtype) for name, one in moved}
+                if others:
+                    yield f"blocks: {step:+} {names}", f"{' and '.join(names)}: {words} is taken for each block", others
+        for (name, one), (other, two) in itertools.permutations(given.items(), 2):
+            if (
+                one.shape == two.shape
+                and one.dtype == two.dtype
+                and one.is_floating_point() | (one.dtype == torch.uint8)
+            ):
+                yield f"{other} for {name}", f"{other} is read in place of {name}", {name: two}
+
     def asked(self, others: Mapping[str, Tensor], case: OpenCase | None = None) -> list[Target]:
         """With `others` in place of tensors of the same names, and if so that of another case."""
         case = case or self._case
@@ -170,6 +220,10 @@ class AskedProblem:
                 Target(name, value, torch.as_tensor(bound, dtype=torch.float64, device="cpu").expand_as(value))
             )
         return found
+
+
+def _alone_and_together(names: Sequence[str]) -> list[tuple[str, ...]]:
+    return [*((name,) for name in names), *([tuple(names)] if len(names) > 1 else [])]
 
 
 def is_given(got: Results, wanted: Sequence[Target]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.families.cache_write import CacheWrite
+from attnfuzz.families.formats import rotation
 from attnfuzz.kernels.cache import launch
 
 __all__ = ["cache_write", "cache_write_eager"]
@@ -34,8 +35,8 @@ def cache_write_eager(inputs: Any) -> None:
             continue
         if zeros is not None and scale is not None:
             rows = rows.float()
-            least = rows.amin(-1)
-            scale[at] = factors = ((rows.amax(-1) - least) / 15).clamp(min=1e-6)
+            least = rows.amin(-1).clamp(max=0)
+            scale[at] = factors = ((rows.amax(-1).clamp(min=0) - least) / 15).clamp(min=1e-6)
             zeros[at] = zero = (-least / factors).add(0.5).floor().clamp(0, 15).to(torch.uint8)
             codes = (rows / factors[..., None] + zero[..., None]).add(0.5).floor().clamp(0, 15).to(torch.uint8)
             cache[at] = codes[..., ::2] | codes[..., 1::2] << 4
@@ -52,6 +53,8 @@ def cache_write_eager(inputs: Any) -> None:
 def _pairs(inputs: Any) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
     """New tokens, cache, scales and zero points, of K and of V, places of a page before heads."""
     for name, new in (("k", inputs.key), ("v", inputs.value)):
+        if inputs.cache == "int4_rotated":
+            new = (new.float() @ rotation(new.shape[-1]).to(new.device, torch.float32)).to(new.dtype)
         cache = getattr(inputs, f"{name}_cache")
         scale = getattr(inputs, f"{name}_scales", getattr(inputs, f"{name}_scale", None))
         zeros = getattr(inputs, f"{name}_zeros", None)

@@ -7,7 +7,7 @@ Where K and V are stored rotated, the query is rotated before and the result aft
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ _AXES = ("page", "offset", "head", "byte")
 class PackedDecode(attnfuzz.PagedProblem):
     """``cache_format``: see `FORMATS`. ``k_cache`` and ``v_cache`` hold bytes, ``k_scales [pages, block_size,
     num_kv_heads, blocks]`` and ``v_scales`` their scales; ``k_zeros`` and ``v_zeros``, without blocks, the zero points
-    of int4; ``k_global`` and ``v_global [1]`` the scale of a whole tensor of NVFP4. K and V times ``rotation
-    [head_size, head_size]`` are stored, where a format has that.
+    of int4; ``k_global`` and ``v_global [1]`` the scale of a whole tensor of NVFP4. Where a format
+    is rotated, K and V times `attnfuzz.families.formats.rotation` are stored.
     """
 
     head_size = Choice((32, 64, 128))
@@ -53,8 +53,6 @@ class PackedDecode(attnfuzz.PagedProblem):
                 found[f"{name}_zeros"] = TensorSpec(slots, "uint8", axes=_AXES[:3], named_by="block_table")
             if form.has_global:
                 found[f"{name}_global"] = TensorSpec((1,), "float32")
-        if form.is_rotated:
-            found["rotation"] = TensorSpec((case.head_size, case.head_size), "float32", axes=("dim", "rotated dim"))
         return found
 
     def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -62,8 +60,6 @@ class PackedDecode(attnfuzz.PagedProblem):
         form = FORMATS[case.cache_format]
         tensors["q"].copy_(attnfuzz.numbers(tuple(tensors["q"].shape), seed=case.seed, name="q"))
         self.write_table(case, tensors)
-        if form.is_rotated:
-            tensors["rotation"].copy_(rotation(case.head_size))
         generator = torch.Generator("cpu").manual_seed(case.seed)
 
         def drawn(high: int, *shape: int) -> Tensor:
@@ -91,12 +87,12 @@ class PackedDecode(attnfuzz.PagedProblem):
         """An empty sequence gives 0."""
         k, v = ([self._numbers(case, tensors, name, seq) for seq in range(len(case.lengths))] for name in ("k", "v"))
         q, scale, form = tensors["q"].double(), case.head_size**-0.5, FORMATS[case.cache_format]
-        turn = tensors["rotation"].double() if form.is_rotated else None
+        turn = rotation(case.head_size) if form.is_rotated else None
         if turn is not None:
             q, scale = q @ turn, scale / float(turn[0].square().sum())
         numerics = _ROTATED if form.is_rotated else None
         found = attnfuzz.attention(q, k, v, scale=scale, dtype=case.dtype, numerics=numerics)["out"]
-        out, bound = found.value, torch.as_tensor(found.bound) + self._scaled_weights(case, tensors, v)
+        out, bound = found.value, cast("Tensor", found.bound) + self._scaled_weights(case, tensors, v)
         if turn is not None:
             back = turn.mT / turn[0].square().sum()
             bound = (bound + _SUM_ERROR * out.abs()) @ back.abs()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.families.formats import rotation
 from attnfuzz.families.packed_decode import PackedDecode
 from attnfuzz.kernels.cache import launch
 
@@ -27,13 +28,14 @@ def packed_decode(inputs: Any) -> None:
         for name in ("k", "v")
     )
     q, scale = inputs.q, inputs.head_size**-0.5
-    if not hasattr(inputs, "rotation"):
+    if inputs.cache_format != "int4_rotated":
         launch.packed_decode(q, k, v, inputs.block_table, inputs.seq_lens, scale, inputs.out)
         return
-    q, out = (q.float() @ inputs.rotation).contiguous(), torch.empty_like(inputs.out, dtype=torch.float32)
-    norm = int(inputs.rotation[0].square().sum())
+    turn = rotation(inputs.head_size).to(q.device, torch.float32)
+    q, out = (q.float() @ turn).contiguous(), torch.empty_like(inputs.out, dtype=torch.float32)
+    norm = int(turn[0].square().sum())
     launch.packed_decode(q, k, v, inputs.block_table, inputs.seq_lens, scale / norm, out)
-    inputs.out.copy_(out @ inputs.rotation.mT / norm)
+    inputs.out.copy_(out @ turn.mT / norm)
 
 
 @attnfuzz.kernel(PackedDecode())
@@ -61,7 +63,8 @@ def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor) -> Any:
     if inputs.cache_format == "int4_rotated":
         bits = scales.view(torch.int32)[pages, offsets]
         rotated = (codes - (bits & 15)).float() * (bits & -16).view(torch.float32)
-        return rotated @ inputs.rotation.mT / inputs.rotation[0].square().sum()
+        turn = rotation(inputs.head_size).to(codes.device, torch.float32)
+        return rotated @ turn.mT / turn[0].square().sum()
     sizes = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6), dtype=torch.float32, device=codes.device)[codes & 7]
     numbers = torch.where(codes >= 8, -sizes, sizes)
     if inputs.cache_format == "mxfp4":

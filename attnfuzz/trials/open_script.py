@@ -28,7 +28,8 @@ def open_script_part(kernel: Kernel, case: OpenCase, *, device: str) -> ScriptPa
     outputs, changed = returned_names(case), changed_names(case)
     if kernel.engine_plan is not None:
         part = engine_calls(kernel, case, device=device, launches=True)
-        results = dict(zip(outputs, part.results, strict=False)) | {name: name for name in changed}
+        handed = {name: name for name in changed if name in part.names}  # an adapter may take others to pieces itself
+        results = dict(zip(outputs, part.results, strict=False)) | handed
         return msgspec.structs.replace(
             part, results=tuple(results.values()), checks=tuple(_checks(worked_out, tensors, changed, results))
         )

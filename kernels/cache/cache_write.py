@@ -5,8 +5,8 @@
 One program per token and head. A scale for each token and head is max |x| / 448 (or 127), as vLLM's
 ``_reshape_cache_per_token_head`` has it; a row of zeros gets 1e-6, so that nothing is divided by zero. int8 numbers are
 rounded half away from zero; the float8 store rounds to nearest. In 4 bits a code is x / scale + zero, with scale =
-(max x - min x) / 15 and zero = -min x / scale, both rounded and cut to 0 to 15; two lie in a byte, the first in its
-lower half.
+(max x - min x) / 15, where 0 counts as one of the x, and zero = -min x / scale, both rounded; two lie in a byte, the
+first in its lower half.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -85,8 +85,8 @@ def cache_write_int4_kernel(
     p_row = p_new + i_token * stride_xt + i_head * stride_xh + 2 * o_b
     b_first = tl.load(p_row, mask=m_b, other=0.0).to(tl.float32)  # [BLOCK_B]
     b_second = tl.load(p_row + 1, mask=m_b, other=0.0).to(tl.float32)
-    least = tl.min(tl.where(m_b, tl.minimum(b_first, b_second), float("inf")))
-    most = tl.max(tl.where(m_b, tl.maximum(b_first, b_second), float("-inf")))
+    least = tl.minimum(tl.min(tl.minimum(b_first, b_second)), 0.0)  # masked ones are 0
+    most = tl.maximum(tl.max(tl.maximum(b_first, b_second)), 0.0)
     scale = tl.maximum((most - least) / 15.0, 1e-6)
     zero = tl.minimum(tl.maximum(tl.floor(-least / scale + 0.5), 0.0), 15.0)
     b_first = tl.minimum(tl.maximum(tl.floor(b_first / scale + zero + 0.5), 0.0), 15.0).to(tl.int32)

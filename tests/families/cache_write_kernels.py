@@ -8,6 +8,7 @@ import torch
 
 import attnfuzz
 from attnfuzz.families import CacheWrite
+from attnfuzz.families.formats import rotation
 
 
 def _write(inputs: Any, bug: str = "") -> None:
@@ -19,12 +20,16 @@ def _write(inputs: Any, bug: str = "") -> None:
         new = inputs.key if name == "k" or bug == "k_twice" else inputs.value
         if bug == "packed":
             new = new.as_strided(new.shape, (new.shape[1] * new.shape[2], new.shape[2], 1))
+        if inputs.cache == "int4_rotated":
+            turn = rotation(new.shape[-1]).to(new.device, torch.float32)
+            turn = turn.abs() if bug == "no_signs" else turn
+            new = (new.float() @ turn).to(new.dtype)
         rows = new[is_written]
         cache = getattr(inputs, f"{name}_cache")
         places_first = cache if inputs.layout == "NHD" else cache.transpose(1, 2)
         size = 16 if bug == "page_size" else places_first.shape[1]
         at = slots // size % len(places_first), slots % size % places_first.shape[1]
-        if inputs.cache == "int4_token":
+        if inputs.cache.startswith("int4"):
             _write_four_bits(inputs, name, places_first, rows.float(), at, bug)
             continue
         if inputs.cache != "same":
@@ -49,8 +54,10 @@ def _write(inputs: Any, bug: str = "") -> None:
 
 
 def _write_four_bits(inputs: Any, name: str, cache: Any, rows: Any, at: Any, bug: str) -> None:
-    least = rows.amin(-1)
-    factors = ((rows.amax(-1) - least) / (16 if bug == "sixteenths" else 15)).clamp(min=1e-6)
+    least, most = rows.amin(-1), rows.amax(-1)
+    if bug != "one_sided":
+        least, most = least.clamp(max=0), most.clamp(min=0)
+    factors = ((most - least) / (16 if bug == "sixteenths" else 15)).clamp(min=1e-6)
     zero = (-least / factors).add(0.0 if bug == "zero_cut" else 0.5).floor().clamp(0, 15)
     codes = rows / factors[..., None] + (8 if bug == "symmetric" else zero[..., None])
     codes = codes.add(0.0 if bug == "cut" else 0.5).floor()
@@ -76,6 +83,8 @@ PLANTED = {
     "sixteenths": "the range of a row is divided by 16, not by 15",
     "symmetric": "codes are written as if the zero point were 8",
     "zero_cut": "a zero point is cut off, not rounded",
+    "no_signs": "rows are rotated without their signs",
+    "one_sided": "the range of a row need not hold 0, and its zero point is cut to 0 to 15",
     "tile": "the last, partial tile of a head is left out",
 }
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.families import PackedDecode
+from attnfuzz.families.formats import rotation
 
 
 def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -> Any:
@@ -32,14 +33,15 @@ def _numbers(inputs: Any, name: str, pages: Tensor, offsets: Tensor, bug: str) -
         zeros = torch.full_like(zeros, 8) if bug == "symmetric" else zeros
         return (codes - zeros[..., None]).float() * scales[pages, offsets]
     if inputs.cache_format == "int4_rotated":
-        bits, turn = scales.view(torch.int32)[pages, offsets], inputs.rotation
+        bits = scales.view(torch.int32)[pages, offsets]
+        turn = rotation(inputs.head_size).to(codes.device, torch.float32)
         zeros = bits & (7 if bug == "three_bits" else 15)
         rotated = (codes - zeros).float() * (bits & -16).view(torch.float32)
         if bug == "unsigned_rotation":
             turn = turn.abs() * turn[0]
         if bug == "v_stays_rotated" and name == "v":
-            return rotated / inputs.rotation[0].square().sum()
-        return rotated @ turn.mT / inputs.rotation[0].square().sum()
+            return rotated / inputs.head_size
+        return rotated @ turn.mT / inputs.head_size
     table = (0, 0, 1, 1.5, 2, 3, 4, 6) if bug == "subnormal" else (0, 0.5, 1, 1.5, 2, 3, 4, 6)
     sizes = torch.tensor(table, device=codes.device)[codes & 7]
     numbers = torch.where(codes >= 8, -sizes, sizes)

@@ -24,6 +24,8 @@ SAYS = {
     "sixteenths": ("accuracy", "_"),
     "symmetric": ("accuracy", "_cache"),
     "zero_cut": ("accuracy", "_"),
+    "no_signs": ("accuracy", "_"),
+    "one_sided": ("accuracy", "_"),
     "tile": ("unwritten", "was never written"),
 }
 

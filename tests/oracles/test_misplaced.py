@@ -13,6 +13,7 @@ from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.judge import judge
 
 KERNELS = Path(__file__).with_name("misplacing_kernels.py")
+FAMILIES = Path(__file__).parents[1] / "families"
 
 
 def kernel_of(name: str) -> Kernel:
@@ -66,3 +67,37 @@ def test_bytes_that_are_read_elsewhere_are_told_with_their_distance(padding: int
 def test_nothing_is_said_of_a_right_kernel(name: str) -> None:
     """A reader of a failure that has another reason would look at an address that is right."""
     assert not explained(name).causes
+
+
+PACKED = {
+    "lengths": (3,), "num_kv_heads": 1, "gqa_ratio": 1, "head_size": 32, "block_size": 4, "layout": "NHD",
+    "page_order": "identity", "shared_pages": 0, "spare_pages": 0, "extra_columns": 0, "unused_entries": "zero",
+    "cache_strides": "contiguous", "v_cache_strides": "", "kernel_blocks": 0, "dtype": "float16", "seed": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bug", "cache_format", "words"),
+    [
+        ("high_first", "int4", "the two halves of each byte of k_cache and v_cache are exchanged"),
+        ("zeros_of_k", "int4", "k_zeros is read in place of v_zeros"),
+        ("first_block", "nvfp4", "k_scales and v_scales: the first block's is taken for each block"),
+    ],
+)
+def test_what_is_taken_for_another_is_told(bug: str, cache_format: str, words: str) -> None:
+    """Of a cache of 4 bits a wrong number would say nothing about halves of bytes, blocks and zero points."""
+    (kernel,) = load_kernels(f"{FAMILIES / 'packed_decode_kernels.py'}:{bug}")
+    problem: Any = kernel.declaration.problem
+    case = problem.case_type(**PACKED, cache_format=cache_format)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert [(one.mistake, one.words) for one in causes] == [("taken_for_another", words)]
+
+
+@pytest.mark.parametrize(("bug", "cache_format"), [("symmetric", "int4"), ("right", "mxfp4")])
+def test_another_mistake_is_not_called_one_of_formats(bug: str, cache_format: str) -> None:
+    """A cause that no replay of the reference has shown would send a reader to the wrong line."""
+    (kernel,) = load_kernels(f"{FAMILIES / 'packed_decode_kernels.py'}:{bug}")
+    problem: Any = kernel.declaration.problem
+    case = problem.case_type(**PACKED, cache_format=cache_format)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert "taken_for_another" not in [one.mistake for one in causes]

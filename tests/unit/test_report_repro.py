@@ -17,9 +17,11 @@ import attnfuzz
 from attnfuzz.cases.supported import adapt_options, why_unsupported
 from attnfuzz.corpus import FindingRecord, Regression, load_regression, regression_files
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
+from attnfuzz.families import CacheWrite
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.report import repro
 from attnfuzz.report.repro import repro_script
 from attnfuzz.report.sources import kernel_sources
@@ -381,6 +383,27 @@ def test_an_adapter_that_does_more_than_call_is_not_followed(
     assert isinstance(kernel, Kernel)
     with pytest.raises(NotFollowed):
         _followed(kernel, case_from_builtins("dense_decode", DENSE), True)
+
+
+def test_results_that_an_adapter_takes_apart_itself_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script would end with a NameError, since the engine's call has no such tensor."""
+    (tmp_path / "third_engine_of_a_test.py").write_text("def write(key, cache):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def adapter(i: Any, *, write: Any) -> None:
+        write(i.key, i.k_cache)
+
+    engine = attnfuzz.Engine("torch", tried=("1",))
+    needs = {"write": ("third_engine_of_a_test:write",)}
+    kernel = engine.kernel(CacheWrite(), supports=attnfuzz.Supports(), needs=needs)(adapter)
+    assert isinstance(kernel, Kernel)
+    case = simplest_case(kernel.declaration.problem, kernel.declaration.supports, {})
+    assert isinstance(case, OpenCase)
+    part = open_script_part(kernel, case, device="cpu")
+    assert part.results == ("k_cache",)
+    assert all("k_cache" in line for line in part.checks if "differs" in line)
 
 
 def test_large_case_is_refused() -> None:
