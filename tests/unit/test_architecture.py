@@ -38,6 +38,7 @@ RANKS = {
     "attnfuzz.families.cache_write_kernels": 6,
     "attnfuzz.families.history_kernels": 6,
     "attnfuzz.families.hybrid_decode_kernels": 6,
+    "attnfuzz.families.indexer_topk_kernels": 6,
     "attnfuzz.families.latent_verify_kernels": 6,
     "attnfuzz.families.sparse_decode_kernels": 6,
     "attnfuzz.families.merge_ranks_kernels": 6,
