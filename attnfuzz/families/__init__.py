@@ -3,6 +3,7 @@
 A kernel is declared with an instance: ``@attnfuzz.kernel(CacheWrite(block_size=attnfuzz.Choice((16,))))``.
 """
 
+from attnfuzz.families.block_sparse import BlockSparse as BlockSparse
 from attnfuzz.families.cache_write import CacheWrite as CacheWrite
 from attnfuzz.families.history import History as History
 from attnfuzz.families.hybrid_decode import HybridDecode as HybridDecode
@@ -14,6 +15,7 @@ from attnfuzz.families.recurrent_decode import RecurrentDecode as RecurrentDecod
 from attnfuzz.families.sparse_decode import SparseDecode as SparseDecode
 
 __all__ = [
+    "BlockSparse",
     "CacheWrite",
     "History",
     "HybridDecode",

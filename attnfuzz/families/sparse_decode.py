@@ -76,7 +76,10 @@ class SparseDecode(attnfuzz.Problem):
         Behind ``topk_length`` stand names of slots, also of spare ones, and places that are never written.
         """
         generator = torch.Generator("cpu").manual_seed(case.seed)
-        drawn: Any = {"generator": generator, "device": "cpu", "dtype": torch.int64}
+
+        def shuffled(count: int) -> Tensor:
+            return torch.randperm(count, generator=generator, device="cpu", dtype=torch.int64)
+
         q = attnfuzz.numbers(tuple(tensors["q"].shape), seed=case.seed, name="q")
         tensors["q"].copy_(q.abs() if case.scores == "negative" else q)
         slots = self._slots(case)
@@ -84,17 +87,17 @@ class SparseDecode(attnfuzz.Problem):
         keys = attnfuzz.numbers((slots, 1, case.head_size), seed=case.seed, name="kv")
         keys = -keys.abs() if case.scores == "negative" else keys
         for token, (row, count) in enumerate(zip(tensors["indices"], case.named, strict=True)):
-            chosen = torch.randperm(slots - case.spare_slots, **drawn)[:count]
+            chosen = shuffled(slots - case.spare_slots)[:count]
             if case.repeats and count > 1:
                 chosen[-1] = chosen[0]
             length = case.topk
             if case.has_lengths:
                 most = case.topk if case.scattered else min(case.topk, count + 3)
-                length = tensors["topk_length"][token] = int(torch.randint(count, most + 1, (), **drawn))
-                others = torch.randint(0, slots, (case.topk - length,), **drawn).int()
-                row[length::2] = others[::2]
+                length = tensors["topk_length"][token] = count + int(shuffled(most + 1 - count)[0])
+                behind = row[length::2]
+                behind.copy_(shuffled(max(slots, len(behind)))[: len(behind)] % slots)
             row[:length] = sentinel
-            row[torch.randperm(length, **drawn)[:count] if case.scattered else slice(count)] = chosen.int()
+            row[shuffled(length)[:count] if case.scattered else slice(count)] = chosen.int()
             self._store(case, tensors, chosen, keys[chosen])
 
     def _store(self, case: Any, tensors: Mapping[str, Tensor], slots: Tensor, keys: Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.families import block_sparse_kernels as block_sparse_bundled
 from attnfuzz.families import history_kernels as history_bundled
 from attnfuzz.families import hybrid_decode_kernels as hybrid_decode_bundled
 from attnfuzz.families import indexer_topk_kernels as indexer_topk_bundled
@@ -16,6 +17,7 @@ from attnfuzz.families import packed_decode_kernels as packed_decode_bundled
 from attnfuzz.families import recurrent_decode_kernels as recurrent_decode_bundled
 from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
 from tests.families import (
+    block_sparse_kernels,
     history_kernels,
     hybrid_decode_kernels,
     indexer_topk_kernels,
@@ -26,6 +28,12 @@ from tests.families import (
     sparse_decode_kernels,
 )
 from tests.families.searched import smallest_cases
+
+
+def is_small_block_sparse(bug: str, case: Any) -> bool:
+    shape = (case.gqa_ratio, case.head_size, case.sparse_block) == (1, 16, 16)
+    heads = 3 if bug in ("one_head", "first_row") else 1  # each has a list of its own, drawn by the seed
+    return bool(shape and case.num_kv_heads <= heads and len(case.lengths) <= 2 and sum(case.lengths) <= 34)
 
 
 def is_small_history(bug: str, case: Any) -> bool:
@@ -66,10 +74,11 @@ def is_small_recurrent_decode(bug: str, case: Any) -> bool:
 
 def is_small_sparse_decode(bug: str, case: Any) -> bool:
     shape = (case.num_heads, case.dtype) == (1, "bfloat16")
-    return bool(shape and sum(case.named) <= 8 and len(case.named) <= 2)
+    return bool(shape and sum(case.named) <= 8 and len(case.named) <= (3 if bug == "first_length" else 2))
 
 
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
+    "block_sparse": (block_sparse_kernels, block_sparse_bundled, is_small_block_sparse, 60, 15),
     "history": (history_kernels, history_bundled, is_small_history, 40, 8),
     "hybrid_decode": (hybrid_decode_kernels, hybrid_decode_bundled, is_small_hybrid_decode, 60, 15),
     "indexer_topk": (indexer_topk_kernels, indexer_topk_bundled, is_small_indexer_topk, 100, 20),
@@ -86,6 +95,7 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
 
 @pytest.mark.parametrize(("family", "bug"), PLANTED)
 @pytest.mark.by_day(
+    "block_sparse-cut_at_the_end", "block_sparse-one_head", "block_sparse-up_to_the_first",
     "history-plan_by_batch_size", "history-old_table", "history-first_write_stays",
     "hybrid_decode-names_blocks", "hybrid_decode-stride_of_k", "hybrid_decode-window",
     "indexer_topk-ties_first", "indexer_topk-zero_fill", "indexer_topk-sign_of_bits",

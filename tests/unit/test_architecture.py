@@ -35,6 +35,7 @@ RANKS = {
     "attnfuzz.adapters.engine": 6,
     "attnfuzz.adapters.solution": 6,
     "attnfuzz.families": 5,  # problems made of the parts that users have
+    "attnfuzz.families.block_sparse_kernels": 6,
     "attnfuzz.families.cache_write_kernels": 6,
     "attnfuzz.families.history_kernels": 6,
     "attnfuzz.families.hybrid_decode_kernels": 6,
