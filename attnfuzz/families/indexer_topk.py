@@ -25,17 +25,17 @@ _NO_PLACE = torch.finfo(torch.float32).min
 class IndexerTopk(attnfuzz.Problem):
     """``lengths``: by row, how many scores it has; what lies behind them is no score. ``topk``: how many places are to
     be named; a row of fewer scores has -1 in the other places. ``values``: of the scores: "usual"; "ties", few
-    different ones, 0 and -0 among them; "equal", one in each row; "near", which differ in the last bits only;
-    "negative"; or "wide", up to the largest. ``nans``: "absent", or "lowest": some scores are NaN, and are named where
-    others are too few; of a kernel that names these first ``Choice(("absent", "highest"))``. ``spare_scores``: how many
-    each row has room for behind the longest one.
+    different ones; "signed_zeros", the same with -0, which is no less than 0; "equal", one in each row; "near", which
+    differ in the last bits only; "negative"; or "wide", up to the largest. ``nans``: "absent", or "lowest": some scores
+    are NaN, and are named where others are too few; of a kernel that names these first ``Choice(("absent",
+    "highest"))``. ``spare_scores``: how many each row has room for behind the longest one.
     """
 
     lengths = Integers(
         0, 1200, likely=(0, 1, 2, 15, 16, 17, 63, 64, 65, 128, 512, 513, 1025), least=1, most=4, total=2400
     )
     topk = Choice((16, 64, 512))
-    values = Choice(("usual", "ties", "equal", "near", "negative", "wide"))
+    values = Choice(("usual", "ties", "signed_zeros", "equal", "near", "negative", "wide"))
     nans = Choice(("absent", "lowest"))
     spare_scores = Integer(0, 40)
     strides = Choice(("contiguous", "padded_rows"))
@@ -78,14 +78,15 @@ class IndexerTopk(attnfuzz.Problem):
 
 
 def _shaped(scores: Tensor, values: str) -> Tensor:
-    if values == "ties":
-        return (scores * 2).round() / 2  # of numbers between -1/4 and 1/4 both zeros
+    if values in ("ties", "signed_zeros"):
+        few = (scores * 2).round() / 2  # of numbers between -1/4 and 0 it is -0
+        return few if values == "signed_zeros" else few + 0.0
     if values == "equal":
         return torch.full_like(scores, float(scores[0]) if len(scores) else 0.0)
     if values == "near":
         return 1 + scores.abs() * 2.0**-20
     if values == "negative":
-        return -scores.abs()
+        return -scores.abs() + 0.0
     return scores.sign() * torch.exp2((scores.abs() * 40).clamp(max=126)) if values == "wide" else scores
 
 

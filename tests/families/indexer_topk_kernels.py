@@ -22,6 +22,7 @@ PLANTED = {
     "ties_lost": "only scores above the k-th largest are named",
     "ties_first": "places fill up with scores equal to the k-th largest before larger ones are seen",
     "sign_of_bits": "the bits of negative scores are compared as those of positive ones",
+    "minus_zero": "-0 turns the sign of the score that it changes places with",
     "nan_first": "NaN is above all other scores",
     "nan_is_none": "NaN ends a row",
     "tiles": "each tile of 64 gives at most 16 scores",
@@ -33,6 +34,8 @@ def _key(scores: Tensor, bug: str) -> Tensor:
         scores = scores.to(torch.float16).float()
     if bug == "sign_of_bits":
         scores = scores.contiguous().view(torch.int32)
+    if bug == "minus_zero" and bool(((scores == 0) & scores.signbit()).any()):
+        scores = torch.where(scores == scores.max(), -scores, scores)
     return scores.double().nan_to_num(torch.inf if bug == "nan_first" else -torch.inf, torch.inf, -torch.inf)
 
 
