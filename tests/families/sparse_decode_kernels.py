@@ -48,7 +48,7 @@ def _keys(inputs: Any, slots: Tensor, bug: str) -> Tensor:
     return latent_rows(latents, scales, ropes).float()
 
 
-def _attend(inputs: Any, bug: str = "") -> tuple[Tensor, Tensor]:
+def attend(inputs: Any, bug: str = "") -> tuple[Tensor, Tensor]:
     out, lse = torch.zeros_like(inputs.out), torch.full_like(inputs.lse, -math.inf)
     slots, value_size = len(inputs.kv_cache), out.shape[-1]
     lengths = inputs.topk_length.tolist() if inputs.has_lengths else [inputs.topk] * len(out)
@@ -89,15 +89,15 @@ def _attend(inputs: Any, bug: str = "") -> tuple[Tensor, Tensor]:
 
 @attnfuzz.kernel(SparseDecode())
 def right(inputs: Any) -> tuple[Tensor, Tensor]:
-    return _attend(inputs)
+    return attend(inputs)
 
 
 def _planted(bug: str) -> Any:
-    def attend(inputs: Any) -> tuple[Tensor, Tensor]:
-        return _attend(inputs, bug)
+    def planted(inputs: Any) -> tuple[Tensor, Tensor]:
+        return attend(inputs, bug)
 
-    attend.__name__ = attend.__qualname__ = bug
-    return attnfuzz.kernel(SparseDecode())(attend)
+    planted.__name__ = planted.__qualname__ = bug
+    return attnfuzz.kernel(SparseDecode())(planted)
 
 
 for _bug in PLANTED:
