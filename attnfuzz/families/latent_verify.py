@@ -63,7 +63,7 @@ class LatentVerify(attnfuzz.Problem):
         else:
             found["latent_cache"] = TensorSpec((slots, 1, case.rank), "float8_e4m3fn", axes=("slot", *axes[1:]))
             found["latent_scales"] = TensorSpec(
-                (slots, -(-case.rank // FORMATS["fp8_latent"].block)), "float32", axes=("slot", "part")
+                (slots, -(-case.rank // FORMATS["fp8_latent"].block)), "float32", axes=("slot", "block")
             )
             found["rope_cache"] = TensorSpec((slots, 1, case.rope_size), case.dtype, axes=("slot", *axes[1:]))
         found["block_table"] = TensorSpec((sequences, pages), "int32", axes=("sequence", "page"))
