@@ -16,10 +16,20 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters.tokens import flat, slots_of, whole_prompts, with_room
-from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
+from attnfuzz.families import (
+    BlockSparse,
+    CacheWrite,
+    IndexerTopk,
+    LatentVerify,
+    MergeRanks,
+    RecurrentDecode,
+    SparseDecode,
+)
+from attnfuzz.families.indexer_topk import chosen_scores
 from attnfuzz.problems.supports import DTYPES
 
 __all__ = [
+    "block_sparse",
     "dcp_correct",
     "dcp_exchange",
     "dcp_exchange_lse",
@@ -34,12 +44,15 @@ __all__ = [
     "gated_delta",
     "gated_delta_packed",
     "gated_delta_sigmoid",
+    "indexer_topk",
     "kda_packed",
     "merge_state",
     "merge_state_v2",
     "mimo_local_attention",
     "prefill_attention",
     "sparse_mla_decode",
+    "sparse_mla_prefill",
+    "sparse_mla_prefill_union",
     "suffix_merge",
     "unified_attention_3d_mtp",
     "verify_mla",
@@ -289,6 +302,8 @@ _LATENTS = 512
         head_size=attnfuzz.Choice((576,)),
         v_head_size=attnfuzz.Choice((_LATENTS,)),
         sentinel=attnfuzz.Choice(("-1",)),
+        has_lengths=attnfuzz.Choice((False,)),
+        cache=attnfuzz.Choice(("same",)),
         lse=attnfuzz.Choice((False,)),
         dtype=attnfuzz.Choice(("bfloat16",)),
     ),
@@ -303,6 +318,133 @@ def sparse_mla_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
         latents, positions = i.q[..., :_LATENTS], i.q[..., _LATENTS:]
         out: Tensor = decode(latents, positions, i.kv_cache, i.indices[:, None], i.head_size**-0.5)
         return out[0]
+
+    return call
+
+
+_DSA = "sglang.kernels.ops.attention.dsa"
+_DSA_ROWS: dict[str, Any] = {
+    "head_size": attnfuzz.Choice((576,)),
+    "v_head_size": attnfuzz.Choice((_LATENTS,)),
+    "sentinel": attnfuzz.Choice(("-1",)),
+    "lse": attnfuzz.Choice((False,)),
+    "dtype": attnfuzz.Choice(("bfloat16",)),
+}
+_DSA_NEEDS = {
+    "prefill": (f"{_DSA}.triton_sparse_mla_prefill:sparse_mla_prefill",),
+    "dequantise": (f"{_DSA}.dequant_k_cache:dequantize_k_cache",),
+}
+_TILE = (64, 8, 2)
+"""Indices at a time, warps and stages, as it has them on a GPU of compute capability 9.0."""
+
+
+def _dequantised(i: Any, dequantise: Any) -> Tensor:
+    """The cache in bfloat16, as a server dequantises it before it prefills."""
+    cache: Tensor = i.kv_cache if i.cache == "same" else dequantise(i.kv_cache.view(torch.float8_e4m3fn))
+    return cache
+
+
+@SGLANG.kernel(SparseDecode(**_DSA_ROWS), needs=_DSA_NEEDS, supports=attnfuzz.Supports())
+def sparse_mla_prefill(i: Any, *, prefill: Any, dequantise: Any) -> Callable[[], Tensor]:
+    """Sparse latent attention, `sparse_mla_prefill`; rows of 8 bits go through `dequantize_k_cache` first."""
+    lengths = getattr(i, "topk_length", None)
+
+    def call() -> Tensor:
+        cache = _dequantised(i, dequantise)
+        out: Tensor = prefill(i.q, cache, i.indices, i.head_size**-0.5, topk_length=lengths, config=_TILE)
+        return out
+
+    return call
+
+
+@SGLANG.kernel(
+    SparseDecode(
+        named=attnfuzz.Integers(0, 64, likely=(0, 1, 2, 15, 16, 17, 31, 33, 64), least=4, most=4),
+        num_heads=attnfuzz.Choice((8,)), has_lengths=attnfuzz.Choice((False,)), repeats=attnfuzz.Choice((False,)),
+        **_DSA_ROWS,
+    ),
+    needs=_DSA_NEEDS,
+    supports=attnfuzz.Supports(deterministic=False),  # rows are added up in the order of their slots
+    options={"union": (2, 4)},
+)  # fmt: skip
+def sparse_mla_prefill_union(i: Any, *, prefill: Any, dequantise: Any, union: int) -> Callable[[], Tensor]:
+    """The same for ``union`` tokens together, each of which has a bit in a mask; a slot is named once."""
+
+    def call() -> Tensor:
+        cache = _dequantised(i, dequantise)
+        out: Tensor = prefill(
+            i.q, cache, i.indices, i.head_size**-0.5, union=union, config=_TILE, union_config=(64, 8, 2)
+        )
+        return out
+
+    return call
+
+
+_MINIMAX = "sglang.kernels.ops.attention.minimax_sparse.decode"
+
+
+@SGLANG.kernel(
+    BlockSparse(
+        # A list names the block of the row's own position, and sentinels stand behind what is named.
+        lengths=attnfuzz.Integers(1, 150, likely=(1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128), least=1, most=4),
+        query_len=attnfuzz.Choice((1,)),
+        named=attnfuzz.Integer(1, 7, likely=(1, 7)),
+        list_order=attnfuzz.Choice(("ascending",)),
+        layout=attnfuzz.Choice(("NHD",)),
+        cache_strides=attnfuzz.Choice(("contiguous",)),
+    ),
+    needs={"attend": (f"{_MINIMAX}.topk_sparse:flash_decode_with_gqa_share_sparse",)},
+    supports=attnfuzz.Supports(),
+)
+def block_sparse(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+    """MiniMax's decode by lists of blocks, `flash_decode_with_gqa_share_sparse`."""
+    positions = torch.arange(i.block_table.shape[1] * i.block_size, device=i.q.device)
+    slots = i.block_table.repeat_interleave(i.block_size, 1) * i.block_size + (positions % i.block_size).int()
+    requests = torch.arange(len(i.seq_lens), device=i.q.device)
+    k_cache, v_cache = (cache.view(-1, *cache.shape[2:]) for cache in (i.k_cache, i.v_cache))
+
+    def call() -> Tensor:
+        out: Tensor = attend(
+            i.q, None, k_cache, v_cache, slots, i.seq_lens, requests, i.sparse_block, i.block_lists,
+            sm_scale=i.head_size**-0.5, page_size=i.block_size,
+        )  # fmt: skip
+        return out
+
+    return call
+
+
+@SGLANG.kernel(
+    IndexerTopk(
+        topk=attnfuzz.Choice((16,)),
+        # What has no score counts as -1e30 on the way, as NaN does.
+        values=attnfuzz.Choice(("usual", "ties", "signed_zeros", "equal", "near", "negative")),
+        nans=attnfuzz.Choice(("absent",)),
+    ),
+    needs={
+        "select": (f"{_MINIMAX}.flash_with_topk_idx:_topk_index_partial_kernel",),
+        "merge": (f"{_MINIMAX}.flash_with_topk_idx:_topk_index_merge_kernel",),
+    },
+    supports=attnfuzz.Supports(),
+    options={"chunks": (1, 4, 16)},
+)
+def indexer_topk(i: Any, *, select: Any, merge: Any, chunks: int) -> Callable[[], Tensor]:
+    """The blocks that MiniMax's indexer chooses, by the kernels that `flash_decode_with_topk_idx` launches."""
+    rows, width = i.scores.shape
+    scores, kept = i.scores[None], 16
+    partial = i.scores.new_empty(chunks, 1, rows, kept)
+    places = torch.empty_like(partial, dtype=torch.int32)
+    indices = torch.empty(1, rows, i.topk, dtype=torch.int32, device=scores.device)
+
+    def call() -> Tensor:
+        select[(rows, 1, chunks)](
+            scores, partial, places, i.lengths_of_rows, 1, i.topk, -(-width // chunks), *scores.stride(),
+            *partial.stride(), *places.stride(),
+        )  # fmt: skip
+        merge[(rows, 1)](
+            partial, places, indices, i.lengths_of_rows, 1, i.topk, *partial.stride(), *places.stride(),
+            *indices.stride(), NUM_TOPK_CHUNKS=chunks,
+        )  # fmt: skip
+        return chosen_scores(i, indices[0])
 
     return call
 

@@ -858,6 +858,9 @@ def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
     SparseDecode(
         head_size=attnfuzz.Choice((576,)),
         v_head_size=attnfuzz.Choice((512,)),
+        has_lengths=attnfuzz.Choice((False,)),
+        cache=attnfuzz.Choice(("same",)),
+        empty_lse=attnfuzz.Choice(("any",)),  # about -7e29; vLLM's callers take the output alone
         dtype=attnfuzz.Choice(("bfloat16",)),
     ),
     needs={"attend": _ops("xpu_mla_sparse:triton_bf16_mla_sparse_interface")},

@@ -201,7 +201,8 @@ class AskedProblem:
 
     def mistaken(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
         """Inputs that may be taken for others: a way, words, and what would be read of tensors. Halves of bytes, where
-        the last axis is one of bytes; scales of blocks, where it is one of blocks; tensors that are alike."""
+        the last axis is one of bytes; scales of blocks, where it is one of blocks; whole numbers of other rows, where
+        there are three rows, of which the first and the one before are told apart; tensors that are alike."""
         axes = {
             name: axes_of(name, self._case) for name, one in tensor_specs(self._case).items() if one.role == "input"
         }
@@ -223,6 +224,11 @@ class AskedProblem:
                 others = {name: one.clone().view(given[name].dtype) for name, one in moved}
                 if others:
                     yield f"blocks: {step:+} {names}", f"{' and '.join(names)}: {words} is taken for each block", others
+        for name, one in given.items():
+            if one.dtype in (torch.int32, torch.int64) and axes[name] and len(one) > 2:
+                row, of_first, of_last = axes[name][0], one[:1].expand_as(one).clone(), torch.cat((one[:1], one[:-1]))
+                yield f"rows: 0 {name}", f"{name}: that of the first {row} is taken for each", {name: of_first}
+                yield f"rows: -1 {name}", f"{name}: that of the {row} before is taken for each", {name: of_last}
         for (name, one), (other, two) in itertools.permutations(given.items(), 2):
             if (
                 one.shape == two.shape

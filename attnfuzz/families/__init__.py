@@ -3,9 +3,11 @@
 A kernel is declared with an instance: ``@attnfuzz.kernel(CacheWrite(block_size=attnfuzz.Choice((16,))))``.
 """
 
+from attnfuzz.families.block_sparse import BlockSparse as BlockSparse
 from attnfuzz.families.cache_write import CacheWrite as CacheWrite
 from attnfuzz.families.history import History as History
 from attnfuzz.families.hybrid_decode import HybridDecode as HybridDecode
+from attnfuzz.families.indexer_topk import IndexerTopk as IndexerTopk
 from attnfuzz.families.latent_verify import LatentVerify as LatentVerify
 from attnfuzz.families.merge_ranks import MergeRanks as MergeRanks
 from attnfuzz.families.packed_decode import PackedDecode as PackedDecode
@@ -14,9 +16,11 @@ from attnfuzz.families.sparse_decode import SparseDecode as SparseDecode
 from attnfuzz.families.written_decode import WrittenDecode as WrittenDecode
 
 __all__ = [
+    "BlockSparse",
     "CacheWrite",
     "History",
     "HybridDecode",
+    "IndexerTopk",
     "LatentVerify",
     "MergeRanks",
     "PackedDecode",

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from attnfuzz.numerics.rounded import Rounded
 
-__all__ = ["FORMATS", "LEAST_SCALE", "SCALE_ERROR", "Between", "PackedFormat", "Written", "rotation"]
+__all__ = [
+    "FORMATS",
+    "LEAST_SCALE",
+    "SCALE_ERROR",
+    "Between",
+    "PackedFormat",
+    "Written",
+    "latent_row_size",
+    "latent_rows",
+    "parts_of_latents",
+    "rotation",
+]
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -186,8 +197,30 @@ FORMATS = {
     "int4_rotated": PackedFormat(_INTEGERS, 0, "float32", zeros_in_scales=True, is_rotated=True),
     "int8": PackedFormat((), 0, "float32", dtype="int8"),
     "fp8": PackedFormat((), 0, "float32", dtype="float8_e4m3fn"),
+    "fp8_latent": PackedFormat((), 128, "float32", dtype="float8_e4m3fn"),
     "nvfp4": PackedFormat(_SIGNED_E2M1, 16, "float8_e4m3fn", has_global=True),
     "mxfp4": PackedFormat(_SIGNED_E2M1, 32, "uint8"),
 }
 """int4 with zero points apart, and as vLLM's ``int4_per_token_head`` has it; 8 bits with a scale for each token and
-head; NVIDIA's and the OCP's 4-bit floating-point formats."""
+head, and with one for each 128 numbers of a latent vector; NVIDIA's and the OCP's 4-bit floating-point formats."""
+
+_LATENT = FORMATS["fp8_latent"]
+
+
+def latent_row_size(rank: int, rope_size: int) -> int:
+    """Bytes of a row of DeepSeek's sparse cache: a latent vector in float8, its scales, a rotary part in 16 bits."""
+    return rank + 4 * -(-rank // _LATENT.block) + 2 * rope_size
+
+
+def parts_of_latents(
+    rows: UInt8[Tensor, "*rows bytes"], rank: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of the float8 numbers, the scales, and the rotary part in ``dtype``, that lie in ``rows``."""
+    end = rank + 4 * -(-rank // _LATENT.block)
+    latents, scales = rows[..., :rank].view(torch.float8_e4m3fn), rows[..., rank:end].view(torch.float32)
+    return latents, scales, rows[..., end:].view(dtype)
+
+
+def latent_rows(latents: Tensor, scales: Tensor, ropes: Tensor) -> Float64[Tensor, "*rows size"]:
+    """Keys of which these are the parts, exactly."""
+    return torch.cat((_LATENT.read(latents, scales), ropes.double()), dim=-1)

@@ -15,19 +15,19 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, Seed, TensorSpec
+from attnfuzz.families.formats import FORMATS, latent_row_size, latent_rows, parts_of_latents
 
 __all__ = ["LatentVerify"]
 
-_SCALED = 128
-"""Numbers of a latent vector that share a scale, as in DeepSeek's cache."""
 _MOST_PARTIALS = 32
 
 
 class LatentVerify(attnfuzz.Problem):
     """``contexts``: cached tokens before the new ones. ``query_len``: new tokens of each sequence; ``ragged``: of the
     last one fewer, where there are several. ``rank``, ``rope_size``: numbers of a row that are values, and that are
-    not. ``latents``: "same", as queries are, in ``kv_cache [slots, 1, rank + rope_size]``; or "fp8", in
-    ``latent_cache``, ``latent_scales``, powers of two, so that a kernel rounds nothing, and ``rope_cache``.
+    not. ``latents``: "same", as queries are, in ``kv_cache [slots, 1, rank + rope_size]``; "fp8", in ``latent_cache``,
+    ``latent_scales``, powers of two, so that a kernel rounds nothing, and ``rope_cache``; or "fp8_rows", the three in
+    the bytes of ``kv_cache``, as DeepSeek's sparse cache has them (`attnfuzz.families.formats.parts_of_latents`).
     ``spare_blocks``: of the cache, which hold anything, as do places of a last page behind its tokens. ``causal``:
     whether a new token sees none of those after it. ``lse``: of a kernel that gives none ``Choice((False,))``.
     """
@@ -41,7 +41,7 @@ class LatentVerify(attnfuzz.Problem):
     block_size = Choice((1, 16, 64))
     spare_blocks = Integer(0, 2)
     causal = Choice((True, False))
-    latents = Choice(("same", "fp8"))
+    latents = Choice(("same", "fp8", "fp8_rows"))
     q_strides = Choice(("contiguous", "outer_gap"))
     scores = Choice(("usual", "negative"))
     lse = Choice((True,))
@@ -57,9 +57,14 @@ class LatentVerify(attnfuzz.Problem):
         found = {"q": TensorSpec((tokens, case.num_heads, size), case.dtype, "input", case.q_strides, axes)}
         if case.latents == "same":
             found["kv_cache"] = TensorSpec((slots, 1, size), case.dtype, axes=("slot", *axes[1:]))
+        elif case.latents == "fp8_rows":
+            row_size = latent_row_size(case.rank, case.rope_size)
+            found["kv_cache"] = TensorSpec((slots, 1, row_size), "uint8", axes=("slot", *axes[1:]))
         else:
             found["latent_cache"] = TensorSpec((slots, 1, case.rank), "float8_e4m3fn", axes=("slot", *axes[1:]))
-            found["latent_scales"] = TensorSpec((slots, -(-case.rank // _SCALED)), "float32", axes=("slot", "part"))
+            found["latent_scales"] = TensorSpec(
+                (slots, -(-case.rank // FORMATS["fp8_latent"].block)), "float32", axes=("slot", "block")
+            )
             found["rope_cache"] = TensorSpec((slots, 1, case.rope_size), case.dtype, axes=("slot", *axes[1:]))
         found["block_table"] = TensorSpec((sequences, pages), "int32", axes=("sequence", "page"))
         found["seq_lens"] = TensorSpec((sequences,), "int32")
@@ -87,26 +92,33 @@ class LatentVerify(attnfuzz.Problem):
             if case.latents == "same":
                 tensors["kv_cache"][slots] = rows.to(tensors["q"].dtype)
                 continue
-            shape = (length, tensors["latent_scales"].shape[1])
-            drawn = torch.randint(-4, 3, shape, generator=generator, dtype=torch.int32, device="cpu")
-            tensors["latent_scales"][slots] = torch.exp2(drawn.float())
-            stored = rows[..., : case.rank].to(torch.float8_e4m3fn).view(torch.uint8)
-            tensors["latent_cache"].view(torch.uint8)[slots] = stored  # torch has no indexed store of float8
-            tensors["rope_cache"][slots] = rows[..., case.rank :].to(tensors["q"].dtype)
+            stored = torch.zeros(
+                (length, 1, latent_row_size(case.rank, case.rope_size)), dtype=torch.uint8, device="cpu"
+            )
+            latents, scales, ropes = parts_of_latents(stored, case.rank, tensors["q"].dtype)
+            latents.copy_(rows[..., : case.rank])
+            drawn = torch.randint(-4, 3, scales.shape, generator=generator, dtype=torch.int32, device="cpu")
+            scales.copy_(torch.exp2(drawn.float()))
+            ropes.copy_(rows[..., case.rank :])
+            if case.latents == "fp8_rows":
+                tensors["kv_cache"][slots] = stored
+                continue
+            tensors["latent_cache"].view(torch.uint8)[slots] = latents.view(torch.uint8)  # no indexed store of float8
+            tensors["latent_scales"][slots] = scales[:, 0]
+            tensors["rope_cache"][slots] = ropes
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
         """Row by row, of the keys that it sees."""
         keys = []
         for i, (context, new) in enumerate(zip(case.contexts, self._new(case), strict=True)):
             slots = self._slots(case, tensors, i)
-            if case.latents == "same":
-                rows = tensors["kv_cache"][slots]
-            else:
-                scales = (
-                    tensors["latent_scales"][slots].double().repeat_interleave(_SCALED, dim=1)[:, None, : case.rank]
-                )
+            if case.latents == "fp8":
                 latents = tensors["latent_cache"].view(torch.uint8)[slots].view(torch.float8_e4m3fn)
-                rows = torch.cat((latents.double() * scales, tensors["rope_cache"][slots].double()), dim=-1)
+                rows = latent_rows(latents, tensors["latent_scales"][slots][:, None], tensors["rope_cache"][slots])
+            else:
+                rows = tensors["kv_cache"][slots]
+            if case.latents == "fp8_rows":
+                rows = latent_rows(*parts_of_latents(rows, case.rank, tensors["q"].dtype))
             keys += [rows[: context + t + 1] if case.causal else rows for t in range(new)]
         values = [rows[..., : case.rank] for rows in keys]
         scale = (case.rank + case.rope_size) ** -0.5

@@ -1,5 +1,5 @@
 """Checked wrappers of the kernels for multi-head latent attention: over a paged cache, for one query token
-of each sequence or several, and over lists of slots.
+of each sequence or several, and over lists of slots, and of the top-k that makes these.
 
 As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
 """
@@ -25,11 +25,12 @@ from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns, n
 from attnfuzz.kernels.common.variants import Variant, check_variant
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.launch import plan_splits, sequences_counted
+from attnfuzz.kernels.latent.indexer_topk import indexer_topk_kernel
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel
 from attnfuzz.kernels.latent.sparse_decode import sparse_decode_kernel
 
-__all__ = ["latent_decode", "latent_verify", "sparse_decode"]
+__all__ = ["indexer_topk", "latent_decode", "latent_verify", "sparse_decode"]
 
 _MOST_HEADS = 64
 """With 512 columns their accumulator takes half of the registers of eight warps."""
@@ -184,48 +185,75 @@ def latent_decode(
     return out, lse
 
 
+_SCALED = 128
+"""Numbers of a latent vector in 8 bits that share a scale."""
+
+
 def sparse_decode(
     q: Tensor,
-    kv_cache: Tensor,
+    latents: Tensor,
+    ropes: Tensor,
     indices: Tensor,
     scale: float,
     out: Tensor,
     lse: Tensor | None = None,
     *,
+    scales: Tensor | None = None,
+    topk_length: Tensor | None = None,
     tile: int = 32,
     block_m: int = LEAST_FOR_DOT,
 ) -> None:
-    """Attention of each query token to the slots that its list names, into ``out [tokens, num_heads, v_head_size]``.
+    """Attention of each query token to the slots that its list names, into ``out [tokens, num_heads, rank]``.
 
-    Shapes: ``q [tokens, num_heads, head_size]``, ``kv_cache [num_slots, 1, head_size]``, both float16 or bfloat16;
-    ``indices [tokens, topk]``, int32 or int64: what is below 0 or no slot names none. A row of the cache is a key, and
-    its first ``v_head_size`` numbers the value. ``lse [tokens, num_heads]``: float32, natural logarithm, contiguous.
-    0 and -inf for a token whose list names none. ``tile``: places of a list per step. Last dimensions are contiguous.
-    Raises ValueError.
+    Shapes: ``q [tokens, num_heads, rank + rope_size]``, float16 or bfloat16; ``latents [num_slots, 1, rank]`` and
+    ``ropes [num_slots, 1, rope_size]``, of the same dtype and as a rule parts of the same rows; ``indices [tokens,
+    topk]``, int32 or int64: what is below 0 or no slot names none. A latent vector and a rotary part are a key, and the
+    former is the value. ``lse [tokens, num_heads]``: float32, natural logarithm, contiguous. 0 and -inf for a token
+    whose list names none. ``scales [num_slots, 1, ceil(rank / 128)]``, float32: ``latents`` are float8 and are
+    multiplied with these. ``topk_length [tokens]``, contiguous: how many places of a list count, the others are not
+    read. ``tile``: places of a list per step. Last dimensions are contiguous. Raises ValueError.
     """
     check_power_of_two("tile", tile)
     check_power_of_two("block_m", block_m)
     rows, num_heads, head_size = q.shape
-    v_head_size = out.shape[-1]
-    last = {"q": q, "kv_cache": kv_cache, "indices": indices, "out": out}
+    rank, rope_size = latents.shape[-1], ropes.shape[-1]
+    last = {"q": q, "latents": latents, "ropes": ropes, "indices": indices, "out": out}
     for name, tensor in last.items():
         if tensor.stride(-1) != 1:
             raise ValueError(f"{name} has strides {tensor.stride()}: the last must be 1; call .contiguous() first")
-    if v_head_size > head_size:
-        raise ValueError(f"out.shape[2]={v_head_size} must be at most head_size={head_size}: values are parts of keys")
-    rope_size = head_size - v_head_size
-    block_r, block_p = (block_columns(size, block_m) for size in (v_head_size, max(1, rope_size)))
+    if head_size != rank + rope_size or out.shape[-1] != rank:
+        raise ValueError(
+            f"q.shape[2]={head_size} must be {rank} + {rope_size}, those of latents and ropes, and "
+            f"out.shape[2]={out.shape[-1]} the former"
+        )
+    block_r, block_p = (block_columns(size, block_m) for size in (rank, max(1, rope_size)))
     with on_device_of(q):
         sparse_decode_kernel[(rows, triton.cdiv(num_heads, block_m))](
-            q, q.stride(0), q.stride(1), kv_cache, kv_cache.stride(0), indices, indices.stride(0),
-            out, out.stride(0), out.stride(1), lse, float(scale), num_heads, len(kv_cache), indices.shape[1],
-            v_head_size, rope_size, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
+            q, q.stride(0), q.stride(1), latents, latents.stride(0), ropes, ropes.stride(0),
+            scales, 0 if scales is None else scales.stride(0), indices, indices.stride(0), topk_length,
+            out, out.stride(0), out.stride(1), lse, float(scale), num_heads, len(latents), indices.shape[1],
+            rank, rope_size, SCALED=_SCALED, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
             HAS_ROPE=rope_size > 0,
         )  # fmt: skip
 
 
-_SCALED = 128
-"""Numbers of a latent vector in 8 bits that share a scale."""
+def indexer_topk(scores: Tensor, lengths: Tensor, indices: Tensor, *, tile: int = 1024) -> None:
+    """The places of the largest scores of each row, into ``indices [rows, topk]``, int32, in no order.
+
+    Shapes: ``scores [rows, width]``, float32; ``lengths [rows]``, contiguous: how many of these are scores. A row of
+    fewer than ``topk`` gets -1 in the last places. NaN is below all other scores; of equal ones the first are named.
+    Last dimensions are contiguous. Raises ValueError.
+    """
+    check_power_of_two("tile", tile)
+    for name, tensor in {"scores": scores, "indices": indices}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} has strides {tensor.stride()}: the last must be 1; call .contiguous() first")
+    if scores.dtype != torch.float32:
+        raise ValueError(f"scores.dtype={scores.dtype} must be torch.float32, which its bits are read as; convert it")
+    with on_device_of(scores):
+        indexer_topk_kernel[(len(scores),)](
+            scores, scores.stride(0), lengths, indices, indices.stride(0), indices.shape[1], TILE=tile
+        )
 
 
 def latent_verify(

@@ -2,7 +2,8 @@
 
 As ``latent_decode``, but for where a token's rows lie: place i of a query token's list holds a slot of the cache, or a
 sentinel, which is any number that is none. A page table says where a *sequence* lies, so that its order is that of
-time; a list has no order, a slot may stand in it twice, and then counts twice.
+time; a list has no order, a slot may stand in it twice, and then counts twice. A cache of 8 bits is as in
+``latent_verify``.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -21,6 +22,9 @@ __all__ = ["sparse_decode_kernel"]
         "topk",
         "stride_qt",
         "stride_qh",
+        "stride_ls",
+        "stride_rs",
+        "stride_ss",
         "stride_it",
         "stride_ot",
         "stride_oh",
@@ -29,8 +33,11 @@ __all__ = ["sparse_decode_kernel"]
 def sparse_decode_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
     p_q, stride_qt, stride_qh,  # [tokens, num_heads, rank + rope_size]
-    p_cache, stride_cs,  # [num_slots, 1, rank + rope_size]
+    p_latents, stride_ls,  # [num_slots, 1, rank]: a part of wider rows
+    p_ropes, stride_rs,  # [num_slots, 1, rope_size]: likewise
+    p_scales, stride_ss,  # [num_slots, 1, cdiv(rank, SCALED)], or None
     p_indices, stride_it,  # [tokens, topk]
+    p_lengths,  # [tokens]: places of a list that count, or None for all of them
     p_out, stride_ot, stride_oh,  # [tokens, num_heads, rank]
     p_lse,  # [tokens, num_heads], or None
     # scalars
@@ -38,6 +45,7 @@ def sparse_decode_kernel(
     num_heads, num_slots, topk,
     rank, rope_size,
     # constants
+    SCALED: tl.constexpr,
     TILE: tl.constexpr,  # places of a list per step, a power of two
     BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
     BLOCK_R: tl.constexpr,  # rank rounded up to a power of two of at least 16
@@ -64,18 +72,23 @@ def sparse_decode_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    if p_lengths is not None:
+        topk = tl.load(p_lengths + i_token)
     for start in range(0, topk, TILE):
         m_i = start + o_i < topk
         i_slot = tl.load(p_indices + i_token * stride_it + start + o_i, mask=m_i, other=-1).to(tl.int64)  # [TILE]
         # A slot that no list names may hold NaN, and a sentinel names none: neither is read, since 0 · NaN is not 0.
         m_t = (i_slot >= 0) & (i_slot < num_slots)
-        p_rows = p_cache + tl.where(m_t, i_slot, 0)[:, None] * stride_cs
+        i_slot = tl.where(m_t, i_slot, 0)[:, None]
         m_tr = m_t[:, None] & m_r[None, :]
-        b_latent = tl.load(p_rows + o_r[None, :], mask=m_tr, other=0.0)  # [TILE, BLOCK_R]
+        b_latent = tl.load(p_latents + i_slot * stride_ls + o_r[None, :], mask=m_tr, other=0.0)  # [TILE, BLOCK_R]
+        if p_scales is not None:
+            b_scale = tl.load(p_scales + i_slot * stride_ss + (o_r // SCALED)[None, :], mask=m_tr, other=0.0)
+            b_latent = (b_latent.to(tl.float32) * b_scale).to(b_q.dtype)
         b_s = tl.dot(b_q, tl.trans(b_latent))  # [BLOCK_M, TILE]
         if HAS_ROPE:
             m_tp = m_t[:, None] & m_p[None, :]
-            b_rope = tl.load(p_rows + (rank + o_p)[None, :], mask=m_tp, other=0.0)  # [TILE, BLOCK_P]
+            b_rope = tl.load(p_ropes + i_slot * stride_rs + o_p[None, :], mask=m_tp, other=0.0)  # [TILE, BLOCK_P]
             b_s = tl.dot(b_q_rope, tl.trans(b_rope), b_s)
         b_s = tl.where(m_t[None, :], b_s * scale, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))

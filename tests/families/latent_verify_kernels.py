@@ -9,6 +9,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.families import LatentVerify
+from attnfuzz.families.formats import latent_rows, parts_of_latents
 
 PLANTED = {
     "sees_later": "a new token sees those after it, though it must not",
@@ -18,6 +19,7 @@ PLANTED = {
     "by_row": "a new token has the pages of the sequence of its number",
     "page_size": "pages are taken to have 16 tokens",
     "one_scale": "the first scale of a vector is that of all of it",
+    "scales_of_slot_0": "the scales of slot 0 are those of all rows of bytes",
     "scaled_rope": "the rotary part is multiplied with a scale, too",
     "no_rope": "scores leave out the rotary part",
     "values_last": "values are the last numbers of a row",
@@ -39,12 +41,17 @@ def _verify(i: Any, bug: str = "") -> tuple[Tensor, Tensor]:
         if i.latents == "same":
             rows = i.kv_cache[slots % len(i.kv_cache), 0].float()
         else:
-            slots = slots % len(i.latent_cache)
-            scales = i.latent_scales[slots].repeat_interleave(128, dim=1)[:, : i.rank]
-            scales = scales[:, :1] if bug == "one_scale" else scales
-            latents = i.latent_cache.view(torch.uint8)[slots, 0].view(torch.float8_e4m3fn).float() * scales
-            ropes = i.rope_cache[slots, 0].float() * (scales[:, :1] if bug == "scaled_rope" else 1)
-            rows = torch.cat((latents, ropes), dim=1)
+            if i.latents == "fp8_rows":
+                latents, scales, ropes = parts_of_latents(i.kv_cache[slots % len(i.kv_cache), 0], i.rank, i.q.dtype)
+            else:
+                slots = slots % len(i.latent_cache)
+                latents = i.latent_cache.view(torch.uint8)[slots, 0].view(torch.float8_e4m3fn)
+                scales, ropes = i.latent_scales[slots], i.rope_cache[slots, 0]
+            scales = scales[:, :1].expand_as(scales) if bug == "one_scale" else scales
+            ropes = ropes.float() * (scales[:, :1] if bug == "scaled_rope" else 1)
+            if bug == "scales_of_slot_0" and i.latents == "fp8_rows":
+                scales = i.kv_cache[:1, 0, i.rank : i.rank + 4 * scales.shape[1]].view(torch.float32).expand_as(scales)
+            rows = latent_rows(latents, scales, ropes).float()
         new = i.query_len if bug == "uniform" else starts[n + 1] - starts[n]
         q = i.q[starts[n] : starts[n + 1]].float()
         width = i.rank if bug == "no_rope" else q.shape[-1]

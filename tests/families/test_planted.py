@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 
 import attnfuzz
+from attnfuzz.families import block_sparse_kernels as block_sparse_bundled
 from attnfuzz.families import history_kernels as history_bundled
 from attnfuzz.families import hybrid_decode_kernels as hybrid_decode_bundled
+from attnfuzz.families import indexer_topk_kernels as indexer_topk_bundled
 from attnfuzz.families import latent_verify_kernels as latent_verify_bundled
 from attnfuzz.families import merge_ranks_kernels as merge_ranks_bundled
 from attnfuzz.families import packed_decode_kernels as packed_decode_bundled
 from attnfuzz.families import recurrent_decode_kernels as recurrent_decode_bundled
 from attnfuzz.families import sparse_decode_kernels as sparse_decode_bundled
 from tests.families import (
+    block_sparse_kernels,
     history_kernels,
     hybrid_decode_kernels,
+    indexer_topk_kernels,
     latent_verify_kernels,
     merge_ranks_kernels,
     packed_decode_kernels,
@@ -24,6 +28,12 @@ from tests.families import (
     sparse_decode_kernels,
 )
 from tests.families.searched import smallest_cases
+
+
+def is_small_block_sparse(bug: str, case: Any) -> bool:
+    shape = (case.gqa_ratio, case.head_size, case.sparse_block) == (1, 16, 16)
+    heads = 3 if bug in ("one_head", "first_row") else 1  # each has a list of its own, drawn by the seed
+    return bool(shape and case.num_kv_heads <= heads and len(case.lengths) <= 2 and sum(case.lengths) <= 34)
 
 
 def is_small_history(bug: str, case: Any) -> bool:
@@ -36,8 +46,15 @@ def is_small_hybrid_decode(bug: str, case: Any) -> bool:
     return bool((case.head_size, case.num_kv_heads, case.gqa_ratio) == (16, 1, 1) and sum(case.lengths) <= 20)
 
 
+def is_small_indexer_topk(bug: str, case: Any) -> bool:
+    most = 1 if bug in ("one_short", "last_again", "zero_fill", "unwritten", "no_length") else 70
+    return bool(
+        case.topk == (64 if bug == "tiles" else 16) and sum(case.lengths) <= most and case.strides == "contiguous"
+    )
+
+
 def is_small_latent_verify(bug: str, case: Any) -> bool:
-    most = (64 if bug == "whole_tiles" else 20, 256 if bug == "one_scale" else 16)
+    most = (64 if bug in ("whole_tiles", "page_size") else 20, 256 if bug == "one_scale" else 16)
     return bool(case.num_heads == 1 and sum(case.contexts) <= most[0] and case.rank <= most[1])
 
 
@@ -57,12 +74,14 @@ def is_small_recurrent_decode(bug: str, case: Any) -> bool:
 
 def is_small_sparse_decode(bug: str, case: Any) -> bool:
     shape = (case.num_heads, case.dtype) == (1, "bfloat16")
-    return bool(shape and sum(case.named) <= 8 and len(case.named) <= 2)
+    return bool(shape and sum(case.named) <= 8 and len(case.named) <= (3 if bug == "first_length" else 2))
 
 
 FAMILIES: dict[str, tuple[Any, Any, Any, int, int]] = {
+    "block_sparse": (block_sparse_kernels, block_sparse_bundled, is_small_block_sparse, 60, 15),
     "history": (history_kernels, history_bundled, is_small_history, 40, 8),
     "hybrid_decode": (hybrid_decode_kernels, hybrid_decode_bundled, is_small_hybrid_decode, 60, 15),
+    "indexer_topk": (indexer_topk_kernels, indexer_topk_bundled, is_small_indexer_topk, 100, 20),
     "latent_verify": (latent_verify_kernels, latent_verify_bundled, is_small_latent_verify, 60, 20),
     "merge_ranks": (merge_ranks_kernels, merge_ranks_bundled, is_small_merge_ranks, 100, 30),
     "packed_decode": (packed_decode_kernels, packed_decode_bundled, is_small_packed_decode, 60, 15),
@@ -76,13 +95,16 @@ RIGHT = [(family, name) for family in FAMILIES for name in ("right", f"{family}_
 
 @pytest.mark.parametrize(("family", "bug"), PLANTED)
 @pytest.mark.by_day(
+    "block_sparse-cut_at_the_end", "block_sparse-one_head", "block_sparse-up_to_the_first",
     "history-plan_by_batch_size", "history-old_table", "history-first_write_stays",
     "hybrid_decode-names_blocks", "hybrid_decode-stride_of_k", "hybrid_decode-window",
+    "indexer_topk-ties_first", "indexer_topk-zero_fill", "indexer_topk-sign_of_bits",
     "latent_verify-sees_later", "latent_verify-one_scale", "latent_verify-uniform",
     "merge_ranks-both_empty", "merge_ranks-believes", "merge_ranks-base",
     "packed_decode-high_first", "packed_decode-zeros_of_k", "packed_decode-first_block", "packed_decode-subnormal",
     "recurrent_decode-sentinel_is_slot_0", "recurrent_decode-accepted", "recurrent_decode-gate_step",
-    "sparse_decode-minus_one", "sparse_decode-once", "sparse_decode-nan_times_zero",
+    "sparse_decode-minus_one", "sparse_decode-once", "sparse_decode-nan_times_zero", "sparse_decode-no_length",
+    "sparse_decode-scales_last",
 )  # fmt: skip
 def test_planted_bugs_are_found_and_shrunk(family: str, bug: str) -> None:
     """A kernel that masks, merges, keeps or reads what it should not would pass, or be shown on a large case."""

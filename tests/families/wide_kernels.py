@@ -16,7 +16,11 @@ from attnfuzz.families import CacheWrite, SparseDecode
 
 _WRITE = CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("same",)))
 _ATTEND = SparseDecode(
-    head_size=attnfuzz.Choice((32, 96)), v_head_size=attnfuzz.Choice((32,)), num_heads=attnfuzz.Choice((1, 3))
+    has_lengths=attnfuzz.Choice((False,)),
+    cache=attnfuzz.Choice(("same",)),
+    head_size=attnfuzz.Choice((32, 96)),
+    v_head_size=attnfuzz.Choice((32,)),
+    num_heads=attnfuzz.Choice((1, 3)),
 )
 _TILE = 16
 

@@ -101,3 +101,33 @@ def test_another_mistake_is_not_called_one_of_formats(bug: str, cache_format: st
     case = problem.case_type(**PACKED, cache_format=cache_format)
     causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
     assert "taken_for_another" not in [one.mistake for one in causes]
+
+
+LISTS: dict[str, Any] = {"named": (3, 4, 2), "topk": 64, "num_heads": 1, "head_size": 32, "v_head_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        ("neighbour", "indices: that of the token before is taken for each"),
+        ("first_length", "topk_length: that of the first token is taken for each"),
+        ("right", ""),
+        ("whole_tiles", ""),
+    ],
+)
+def test_another_rows_list_or_length_is_told(bug: str, words: str) -> None:
+    """A reader of wrong numbers would look for what is wrong with a row, not for whose list it has."""
+    (kernel,) = load_kernels(f"{FAMILIES / 'sparse_decode_kernels.py'}:{bug}")
+    problem: Any = kernel.declaration.problem
+    case = problem.case_type(**LISTS, has_lengths=True, scattered=bug == "first_length")
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert [one.words for one in causes if one.mistake == "taken_for_another"] == ([words] if words else [])
+
+
+def test_one_scale_for_all_of_a_latent_vector_is_told() -> None:
+    """Wrong numbers from the 129th on would not say that they have another's scale."""
+    (kernel,) = load_kernels(f"{FAMILIES / 'latent_verify_kernels.py'}:one_scale")
+    problem: Any = kernel.declaration.problem
+    case = problem.case_type(contexts=(3,), query_len=1, rank=256, rope_size=16, latents="fp8", num_heads=1)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert [one.words for one in causes] == ["latent_scales: the first block's is taken for each block"]

@@ -35,9 +35,11 @@ RANKS = {
     "attnfuzz.adapters.engine": 6,
     "attnfuzz.adapters.solution": 6,
     "attnfuzz.families": 5,  # problems made of the parts that users have
+    "attnfuzz.families.block_sparse_kernels": 6,
     "attnfuzz.families.cache_write_kernels": 6,
     "attnfuzz.families.history_kernels": 6,
     "attnfuzz.families.hybrid_decode_kernels": 6,
+    "attnfuzz.families.indexer_topk_kernels": 6,
     "attnfuzz.families.latent_verify_kernels": 6,
     "attnfuzz.families.sparse_decode_kernels": 6,
     "attnfuzz.families.merge_ranks_kernels": 6,

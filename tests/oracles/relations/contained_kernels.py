@@ -47,7 +47,14 @@ def reads_other_heads(inputs: Any) -> None:
     _decode(inputs, of_heads=True)
 
 
-@attnfuzz.kernel(SparseDecode(lse=attnfuzz.Choice((False,)), spare_slots=attnfuzz.Choice((0,))))
+@attnfuzz.kernel(
+    SparseDecode(
+        lse=attnfuzz.Choice((False,)),
+        spare_slots=attnfuzz.Choice((0,)),
+        has_lengths=attnfuzz.Choice((False,)),
+        cache=attnfuzz.Choice(("same",)),
+    )
+)
 def reads_slot_0(inputs: Any) -> None:
     """A sentinel is read as slot 0, with a weight of 0; harmless unless that slot holds what is not finite."""
     for token, row in enumerate(inputs.indices.long()):
