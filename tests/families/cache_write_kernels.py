@@ -176,6 +176,7 @@ _SCALED = attnfuzz.Choice(("fp8_token", "int8_token", "int4_token", "nvfp4"))
 _TURNS = CacheWrite(rotary=attnfuzz.Choice(("neox", "gptj")))
 _OTHERS = {
     **dict.fromkeys(("by_slot", "pairs", "backwards", "sines_first", "v_too"), (_rotate, _TURNS)),
+    "zeros": (_write, CacheWrite(cache=attnfuzz.Choice(("fp8_token", "int8_token")))),
     "mixture": (_repeat, CacheWrite(**_REPEATS)),
     "other_scale": (_repeat, CacheWrite(**_REPEATS, cache=_SCALED)),
     **dict.fromkeys(

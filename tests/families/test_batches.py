@@ -31,7 +31,7 @@ def test_together_cases_get_the_verdicts_that_they_get_alone(kernels: Any, name:
     """On a GPU a campaign would miss bugs, or blame a kernel for what another case of the batch wrote."""
     kernel = getattr(kernels, name)
     declaration = kernel.declaration
-    drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=12)
+    drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=30)
     together = judge_batch(kernel, drawn, device="cpu", relations=())
     alone = [judge(kernel, case, device="cpu", relations=()) for case in drawn]
     assert list(map(told, together)) == list(map(told, alone))
