@@ -22,28 +22,32 @@ def _read(
 ):  # fmt: skip
     """Numbers ``[TILE, BLOCK_D]`` of a KV head; 0 where masked."""
     at = i_page * stride_cp + i_token * stride_ct + i_head * stride_ch
+    at_scale = i_page * stride_sp + i_token * stride_st + i_head * stride_sh
     if FORMAT == "8 bits":
         b_x = tl.load(p_packed + at[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
-        at = i_page * stride_sp + i_token * stride_st + i_head * stride_sh
-        return b_x * tl.load(p_scales + at[:, None] + 0 * o_d[None, :], mask=m_td, other=0.0)
-    b_byte = tl.load(p_packed + at[:, None] + (o_d // 2)[None, :], mask=m_td, other=0).to(tl.int32)
-    b_code = (b_byte >> (o_d % 2 * 4).to(tl.int32)[None, :]) & 15
-    at = i_page * stride_sp + i_token * stride_st + i_head * stride_sh
-    b_scale = tl.load(p_scales + at[:, None] + (o_d // BLOCK_SCALE)[None, :], mask=m_td, other=0.0)
-    if FORMAT == "zeros in scales":
-        bits = b_scale.to(tl.int32, bitcast=True)
-        return (b_code - (bits & 15)).to(tl.float32) * (bits & -16).to(tl.float32, bitcast=True)
-    if p_zeros is not None:
-        at = i_page * stride_zp + i_token * stride_zt + i_head
-        b_zero = tl.load(p_zeros + at[:, None] + 0 * o_d[None, :], mask=m_td, other=0).to(tl.int32)
-        return (b_code - b_zero).to(tl.float32) * b_scale
-    b_low = b_code & 7
-    # 0, 0.5, 1, 1.5, and then 2 and 3, 4 and 6
-    b_size = tl.where(b_low < 4, b_low.to(tl.float32) * 0.5, ((2 + (b_low & 1)) * ((b_low >> 1) - 1)).to(tl.float32))
-    b_x = tl.where(b_code >= 8, -b_size, b_size)
-    if p_global is None:
-        return tl.where(m_td, b_x * (b_scale.to(tl.int32) << 23).to(tl.float32, bitcast=True), 0.0)
-    return b_x * b_scale.to(tl.float32) * tl.load(p_global)
+        b_x *= tl.load(p_scales + at_scale[:, None] + 0 * o_d[None, :], mask=m_td, other=0.0)
+    else:  # Triton compiles what follows a return, too
+        b_byte = tl.load(p_packed + at[:, None] + (o_d // 2)[None, :], mask=m_td, other=0).to(tl.int32)
+        b_code = (b_byte >> (o_d % 2 * 4).to(tl.int32)[None, :]) & 15
+        b_scale = tl.load(p_scales + at_scale[:, None] + (o_d // BLOCK_SCALE)[None, :], mask=m_td, other=0.0)
+        if FORMAT == "zeros in scales":
+            bits = b_scale.to(tl.int32, bitcast=True)
+            b_x = (b_code - (bits & 15)).to(tl.float32) * (bits & -16).to(tl.float32, bitcast=True)
+        elif p_zeros is not None:
+            at = i_page * stride_zp + i_token * stride_zt + i_head
+            b_zero = tl.load(p_zeros + at[:, None] + 0 * o_d[None, :], mask=m_td, other=0).to(tl.int32)
+            b_x = (b_code - b_zero).to(tl.float32) * b_scale
+        else:
+            b_low = b_code & 7
+            # 0, 0.5, 1, 1.5, and then 2 and 3, 4 and 6
+            b_more = ((2 + (b_low & 1)) * ((b_low >> 1) - 1)).to(tl.float32)
+            b_size = tl.where(b_low < 4, b_low.to(tl.float32) * 0.5, b_more)
+            b_x = tl.where(b_code >= 8, -b_size, b_size)
+            if p_global is None:
+                b_x = tl.where(m_td, b_x * (b_scale.to(tl.int32) << 23).to(tl.float32, bitcast=True), 0.0)
+            else:
+                b_x *= b_scale.to(tl.float32) * tl.load(p_global)
+    return b_x
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.

@@ -116,7 +116,7 @@ def grouped_decode_kernel(
             p_seq_lens, stride_len, num_seqs, num_splits, i_split, window, TILE, BLOCK_S
         )
         while tile < last:
-            seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+            seq_len = tl.load(p_seq_lens + i_seq.to(tl.int64) * stride_len).to(tl.int32)
             begin = first_tile_begin(seq_len, window, TILE) if window is not None else 0
             seq_end = seq_begin + tl.maximum(tl.cdiv(seq_len - begin, TILE), 1)
             until = tl.minimum(seq_end, last)
