@@ -43,7 +43,7 @@ def _attend(i: Any, bug: str = "") -> Tensor:
             if bug == "up_to_the_first":
                 blocks = blocks[(blocks >= 0).long().cumprod(0).bool()]
             if bug == "always_last" and limit:
-                blocks = torch.cat((blocks, blocks.new_tensor([(limit - 1) // i.sparse_block]))).unique()
+                blocks = torch.unique(torch.cat((blocks, blocks.new_tensor([(limit - 1) // i.sparse_block]))))
             blocks = blocks[blocks >= 0]
             if bug == "last_is_whole":
                 blocks = blocks[(blocks + 1) * i.sparse_block <= limit]

@@ -33,7 +33,8 @@ PLANTED = {
 
 
 def _keys(inputs: Any, slots: Tensor, bug: str) -> Tensor:
-    rows, rank = inputs.kv_cache[slots, 0], inputs.out.shape[-1]
+    rows: Tensor = inputs.kv_cache[slots, 0]
+    rank = inputs.out.shape[-1]
     if inputs.cache == "same":
         return rows.float()
     latents, scales, ropes = parts_of_latents(rows, rank, inputs.q.dtype)

@@ -97,7 +97,7 @@ def compile_for(target: str, head_sizes: Sequence[int], names: Sequence[str] = (
     """What the bundled kernels of these ``names`` launch, or all; this process can launch nothing afterwards."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_DUMP_PTXAS_LOG": "1"}
-        compiler = _Compiler(target)
+        compiler = Compiler(target)
         for call in _calls(head_sizes, names):
             yield from compiler.of(call)
 
@@ -117,7 +117,7 @@ def _decoded(text: str) -> list[Compiled]:
     return [msgspec.json.decode(line, type=Compiled) for line in text.splitlines()]
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A call of a kernel; ``launch`` says how it differs from others of the kernel."""
 
     declared: str
@@ -126,7 +126,7 @@ class _Call(NamedTuple):
     run: Callable[[], object]
 
 
-def _calls(head_sizes: Sequence[int], names: Sequence[str]) -> Iterator[_Call]:
+def _calls(head_sizes: Sequence[int], names: Sequence[str]) -> Iterator[Call]:
     from attnfuzz.declaration import BUNDLED_MODULE, load_kernels
     from attnfuzz.inputs.allocation import PlainAllocator, allocate
     from attnfuzz.inputs.registry import problem_of
@@ -142,7 +142,7 @@ def _calls(head_sizes: Sequence[int], names: Sequence[str]) -> Iterator[_Call]:
             for launch, case in _cases(declaration.name, str(declaration.problem), size, v_size):
                 fits = fitted(declaration, case)
                 inputs = problem_of(fits).inputs(fits, allocate(fits, PlainAllocator("cpu")))
-                yield _Call(declaration.name, launch, size, lambda: kernel.function(inputs, **fits.options))  # noqa: B023
+                yield Call(declaration.name, launch, size, lambda: kernel.function(inputs, **fits.options))  # noqa: B023
 
 
 def _cases(name: str, problem: str, head_size: int, v_head_size: int) -> Iterator[tuple[str, Any]]:
@@ -185,7 +185,7 @@ def _cases(name: str, problem: str, head_size: int, v_head_size: int) -> Iterato
             yield "", cases.MergeStatesCase(**states, num_tokens=9, lse_pairs=(("finite", "finite"),))
 
 
-class _Compiler:
+class Compiler:
     """In place of all launches of this process."""
 
     def __init__(self, target: str) -> None:
@@ -227,7 +227,7 @@ class _Compiler:
             compiled = kernel.warmup(*args, grid=grid, **named)
         self._launched.append((compiled, self._logs.setdefault(id(compiled), log.getvalue())))
 
-    def of(self, call: _Call) -> Iterator[Compiled]:
+    def of(self, call: Call) -> Iterator[Compiled]:
         self._launched.clear()
         call.run()
         for compiled, log in self._launched:
