@@ -303,7 +303,7 @@ def merge_state_in_place(i: Any, *, merge: Any, headers: Path, masked: bool) -> 
         empty=attnfuzz.Choice(("-inf",)),
         empty_outputs=attnfuzz.Choice(("zeros",)),
         base=attnfuzz.Choice(("2",)),
-        parts=attnfuzz.Choice(("float32",)),
+        parts=attnfuzz.Choice(("input",)),  # attention/cascade.cuh keeps states between threads in the dtype of outputs
         padded=attnfuzz.Integer(0, 0),
         strides=attnfuzz.Choice(("contiguous",)),
     ),
