@@ -534,7 +534,8 @@ def kernel_of(module: ModuleType, name: str) -> Kernel:
 def case_for(kernel: Kernel, variant: Variant, **others: Any) -> Case:
     sizes = kernel.declaration.supports.block_sizes
     shape = {**SHAPE, "block_size": sizes[0] if sizes else 16, "dtype": "float16", "variant": variant, **others}
-    if table := kernel.declaration.supports.combinations:
+    table = kernel.declaration.supports.combinations
+    if table and "gqa_ratio" in table[0]:
         shape |= {
             "num_q_heads": 2 * table[0]["gqa_ratio"][0],
             "block_size": table[0]["block_size"][0],
