@@ -86,34 +86,31 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
 
 def mistaken(reruns: Reruns) -> Iterator[Cause]:
     """The one of the mistakes that the problem knows which gives the kernel's results."""
-    case = reruns.case
-    if not isinstance(case, OpenCase):
-        return
-    reruns.reset()
-    got = reruns.run()
-    reference = AskedProblem(case)
-    if is_given(got, reference.right):
-        return
-    found = [words for words, targets in reference.known_mistakes() if is_given(got, targets)]
-    if len(found) == 1:
-        yield Cause(mistake="mistaken", way=found[0], words=found[0])
+    for got, reference in _wrong_results(reruns):
+        found = [words for words, targets in reference.known_mistakes() if is_given(got, targets)]
+        if len(found) == 1:
+            yield Cause(mistake="mistaken", way=found[0], words=found[0])
 
 
 def taken_for_another(reruns: Reruns) -> Iterator[Cause]:
     """Inputs that are taken for others, or unpacked in another way: where the reference gives the kernel's result once
     they hold that, in one way only."""
+    for got, reference in _wrong_results(reruns):
+        found = [(way, words) for way, words, others in reference.mistaken() if is_given(got, reference.asked(others))]
+        if len(found) == 1:
+            ((way, words),) = found
+            yield Cause(mistake="taken_for_another", way=way, words=words)
+
+
+def _wrong_results(reruns: Reruns) -> Iterator[tuple[Results, AskedProblem]]:
+    """The kernel's results and the reference to ask; nothing of a case of another kind, or whose results are right."""
     case = reruns.case
-    if not isinstance(case, OpenCase):
-        return
-    reruns.reset()
-    got = reruns.run()
-    reference = AskedProblem(case)
-    if is_given(got, reference.right):
-        return
-    found = [(way, words) for way, words, others in reference.mistaken() if is_given(got, reference.asked(others))]
-    if len(found) == 1:
-        ((way, words),) = found
-        yield Cause(mistake="taken_for_another", way=way, words=words)
+    if isinstance(case, OpenCase):
+        reruns.reset()
+        got = reruns.run()
+        reference = AskedProblem(case)
+        if not is_given(got, reference.right):
+            yield got, reference
 
 
 _OTHER_SEEDS = (1, 2)
