@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.corpus import load_regression
 from attnfuzz.inputs.layouts import split_interleaved, token_views
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.shapes import tensor_specs
@@ -135,3 +137,11 @@ def test_layouts_are_drawn_as_they_are(layout: Layout) -> None:
     for name, blocks in lines.items():
         shown = [block.strip() for block in blocks]
         assert (shown[:-1] == true[name][: len(shown) - 1]) if shown[-1] == "..." else (shown == true[name])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "defects").glob("*.json")), ids=lambda path: path.stem)
+def test_a_saved_defect_names_nothing_of_the_machine_it_was_found_on(path: Path) -> None:
+    """Its replay would look for a folder that only one machine has."""
+    load_regression(path)
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert not any(Path(saved[name].partition(":")[0]).is_absolute() for name in ("problem", "kernel"))
