@@ -333,6 +333,10 @@ class ProgressMeter:
         self._place(declaration, case)
         self._report_now_and_then()
 
+    def related(self, declaration: Declaration, verdict: Verdict) -> None:
+        """Count the relations that had a word on a case that has been counted before."""
+        _add_counts(self._of(declaration.target).related, dict.fromkeys(verdict.related, 1))
+
     def seconds(self, kernel: str) -> float:
         """Seconds that judging on ``kernel`` took so far."""
         return self._seconds[kernel]

@@ -281,6 +281,7 @@ class WorkerLoop:
             return
         with contextlib.suppress(OutOfTime, Unjudged):
             verdict = self._judge(declaration, case, relations=relations, patience="longest")
+            self._meter.related(declaration, verdict)
             if verdict.failure is not None:
                 self._take_in(declaration, case, 0.0, verdict)
 
