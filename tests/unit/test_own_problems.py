@@ -427,7 +427,8 @@ def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -
 
 def test_the_table_of_the_page_has_all_parameters() -> None:
     """Who writes a problem from the page alone would guess a parameter's name, and be refused."""
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    (table,) = re.findall(r"^\| \| parameters.*?\n\n", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
     told = {name: re.findall(r"(\[?)`(\w+)`\]?", parameters) for name, parameters in rows}
     assert {"Integer", "TensorSpec", "Expected", "attention"} <= told.keys()
     for name, parameters in told.items():
