@@ -37,7 +37,7 @@ def catalogue() -> str:
     return f"""\
 # Planted bugs
 
-{len(MUTANTS)} bugs that attnfuzz must find in the bundled kernels and shrink; {shipped} of them have shipped in other kernels.
+{len(MUTANTS)} bugs that attnfuzz must find in the bundled kernels and shrink; {shipped} have shipped in other kernels.
 In a clone, to hunt two of them, and all, with the seconds that each took:
 
 ```sh
