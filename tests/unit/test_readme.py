@@ -141,7 +141,7 @@ def findings_of_the_example(folder: Path) -> list[Path]:
 @pytest.mark.night
 def test_the_report_of_a_kernel_that_declares_nothing_is_what_its_command_prints(folder: Path) -> None:
     """A reader would compare what he is told with what an older version said."""
-    shown = block("docs/declaring.md", "console", "$ attnfuzz explore my_decode.py --budget 40s")
+    shown = block("docs/contracts.md", "console", "$ attnfuzz explore my_decode.py --budget 40s")
     kernel_file = folder / "my_decode.py"
     source = kernel_file.read_text(encoding="utf-8")
     bare = re.sub(r"@attnfuzz.kernel\(.*?\n\)\n", '@attnfuzz.kernel("paged_decode")\n', source, flags=re.DOTALL)
