@@ -83,7 +83,7 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
     type=click.IntRange(1, MAX_ASKED_LENGTH),
     help="Tokens of the longest sequence; by default as many as the kernel is fast enough for.",
 )
-@click.option("--max-seqs", type=click.IntRange(1, MAX_ASKED_SEQS), help="Sequences of the largest batch.")
+@click.option("--max-seqs", type=click.IntRange(1, MAX_ASKED_SEQS), help="Draw batches of up to so many sequences.")
 @click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
 @click.option(

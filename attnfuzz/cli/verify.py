@@ -52,7 +52,7 @@ def command(
     save_dir: Path | None,
     as_json: bool,
 ) -> Outcome:
-    """Judge one kernel that somebody else wrote; end with 0 if it passes, 1 if it fails, 2 if it cannot be judged.
+    """Judge one kernel, written by whomever, and end with 0 if it passes, 1 if it fails, 2 if it cannot be judged.
 
     FILE is a Python file with a kernel, or a solution file of FlashInfer-Bench (.json). The search ends at the first
     finding that counts, once its case is small. Where the file declares nothing, the search finds out what the kernel
