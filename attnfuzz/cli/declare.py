@@ -24,10 +24,10 @@ def command(kernel: str, budget: float, device: str, seed: int) -> Outcome:
     """Find out what the kernels of FILE take, and print the Supports(...) that is true of each.
 
     Each kernel runs on some dozens of small cases: dtypes, layouts, strides, head sizes, page sizes, GQA ratios,
-    log-sum-exp, empty sequences. What raises or fails throughout is left out; fields that it declares stay as they are.
-    Then what is left is searched for a few seconds. What fails there is a bug, and no declaration is made of it: then
-    the exit status is 1; 2 if nothing could be searched, or not all. What a further declaration would end is told
-    beside it, and does not count.
+    log-sum-exp, empty sequences. Values for which it raises or fails throughout are left out; fields that it declares
+    stay as they are. The rest is searched for a few seconds. A failure there is a bug, which no declaration is made of,
+    and the exit status is 1; it is 2 if not all could be searched. Questions, which a further declaration would answer,
+    are told beside it and do not count.
     """
     started = time.monotonic()
     from attnfuzz.campaign.result import Reporter

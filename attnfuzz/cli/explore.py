@@ -81,7 +81,7 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @click.option(
     "--max-seq-len",
     type=click.IntRange(1, MAX_ASKED_LENGTH),
-    help="Draw sequences of up to so many tokens, no longer ones; as long as there is time for by default.",
+    help="Tokens of the longest sequence; by default as many as the kernel is fast enough for.",
 )
 @click.option("--max-seqs", type=click.IntRange(1, MAX_ASKED_SEQS), help="Draw batches of up to so many sequences.")
 @click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
@@ -129,12 +129,11 @@ def command(
 ) -> Outcome:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent.
 
-    What a kernel of yours takes is found out meanwhile, where it declares nothing (see attnfuzz declare), and only
-    that is searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something
-    is found, but for what a declaration ends, and for what --against knows; 2 if something could not be judged: a
-    kernel, or any case by an --oracle that was asked for. With --shard each machine has a seed of its own, made of
-    the one given. Several --python share the budget; then what is found in one of these environments is run in the
-    others.
+    Where a kernel of yours declares nothing, the search finds out what it takes (see attnfuzz declare), searches only
+    that, and names what it leaves out. The exit status is 1 for findings, but not for questions that a declaration
+    answers nor for what --against knows; it is 2 if a kernel could not be judged, or an --oracle applied to no case.
+    With --shard each machine has a seed of its own, made of the one given. Several --python share the budget, and what
+    is found in one of these environments is run in the others.
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import CampaignRequest

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     type=FILE,
     help="The folder that gets the result; what it holds already is merged too  [default: regressions]",
 )
-@click.option("--verify/--no-verify", default=True, help="Run every case that is kept; not on a machine without a GPU.")
+@click.option(
+    "--verify/--no-verify", default=True, help="Run every case that is kept, or none: where a GPU is missing."
+)
 @TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @TOLERANCE
@@ -41,8 +43,9 @@ def command(
 ) -> Outcome:
     """Bring what several machines saved (DIRs, or single files) together in one folder.
 
-    Of each bug the smallest case is kept that still fails when it is run here. A case that fails no longer is put aside
-    in the subfolder "passing". The DIRs are only read. The exit status is 1 if a kept case fails, or was not verified.
+    The command keeps the smallest case of each bug that still fails when it is run here, and puts cases that fail no
+    longer aside in the subfolder "passing". It only reads the DIRs. The exit status is 1 if a kept case fails, or was
+    not verified.
     """
     with refusing():
         from attnfuzz.corpus import DEFAULT_FOLDER, regression_files

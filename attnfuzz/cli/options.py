@@ -257,8 +257,8 @@ AGAINST = click.option(
     type=FILE,
     callback=_earlier,
     metavar="SUMMARY.json|DIR",
-    help="An earlier --json, or a folder of saved cases: only findings that it does not tell (by kernel and cause; of "
-    "saved cases, the open ones) fail. 'none' for no comparison.",
+    help="An earlier --json, or a folder of saved cases, whose open ones count: findings of the same kernel and cause "
+    "are known, and only new ones fail. 'none' for no comparison.",
 )
 TOLERANCE = click.option(
     "--tolerance",

@@ -76,15 +76,14 @@ def command(
 ) -> Outcome:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
-    Each runs on the kernel it names. The exit status is 1 if any fails, and 2 if one could not be run here, or none
-    was. For a kernel of --on a case is described in another way where that changes nothing else: as another problem, in
-    another layout, without gaps in memory.
-    What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
+    Each runs on the kernel that it names, which must be bundled or lie in this project, unless --kernel or --trust says
+    what is to run. The exit status is 1 if any fails, and 2 if one could not be run here, or none was.
+    A kernel of --on may compute another problem, or take another layout or no gaps in memory: the case is then
+    described in its way.
     A folder that FlashInfer wrote with FLASHINFER_LOGLEVEL=10, or of one call in it, is made into saved cases first.
-    Of what a killed campaign left in .attnfuzz, cases that pass are removed.
-    With several --python each case runs in each of these environments, and where that differs, so it is told.
-    With --shard this machine runs its part of them, which may be none where shards outnumber cases: then it says so,
-    and ends with 0.
+    Cases that a killed campaign left in .attnfuzz are removed if they pass.
+    With several --python each case runs in each of these environments, and differences are told.
+    With --shard this machine runs its part of the cases; where that is none, it says so and ends with 0.
     """
     if pythons and sanitizer:
         raise Refusal("--python does not go with --sanitizer, which starts this environment's Python; leave one out")

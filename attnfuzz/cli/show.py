@@ -38,7 +38,7 @@ def show_command(case: Path, verbose: bool) -> Outcome:
 def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
     """List KERNELs (all bundled ones by default) with their problems and options.
 
-    Of an engine's kernels that cannot be had on this machine it says why, and what they need.
+    For kernels of an engine that cannot run on this machine it says why, and what they need.
     """
     with refusing():
         from attnfuzz.judging.runner import Runner

@@ -55,9 +55,9 @@ def command(
     """Judge one kernel, written by whomever, and end with 0 if it passes, 1 if it fails, 2 if it cannot be judged.
 
     FILE is a Python file with a kernel, or a solution file of FlashInfer-Bench (.json). The search ends at the first
-    finding that counts, once its case is small. What the file leaves undeclared is found out first, as explore does,
-    but less is forgiven: what the kernel refuses is left out, and told; wrong numbers for a page size and lowered
-    precision are not. Nothing is written but what --save-dir asks for.
+    finding that counts, once its case is small. Where the file declares nothing, the search finds out what the kernel
+    takes, and is stricter than explore: it leaves out and names what the kernel refuses, but wrong numbers for a page
+    size and lowered precision are failures. It writes only what --save-dir asks for.
     """
     started = time.monotonic()
     from attnfuzz.campaign.result import Reporter

@@ -29,7 +29,7 @@ _INTRODUCTION = (
     "a kernel's Triton code and searches it, or runs your tests on it. A mutant is *killed* where that reports a "
     "failure, and *survived* where it does not; these two make the score. An *equivalent* mutant is listed with the "
     "reason why nothing can find it, and a *stillborn* one does not run. An operator is a kind of change: two "
-    "strides swapped, a mask dropped. Of the survivors, the diffs are at the end: each is a change that no case "
+    "strides swapped, a mask dropped. The diffs of survivors are at the end: each is a change that no case "
     "told from the kernel."
 )
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}

@@ -152,7 +152,8 @@ def test_a_bundled_kernel_that_does_not_take_a_case_is_passed_over_and_another_s
 
 def test_another_kernel_says_nothing_of_the_one_that_is_accused() -> None:
     """A bug would be marked fixed because a kernel that never had it passes, or called open because another fails."""
-    case, now_passing = saved(), "now passing; once repaired: attnfuzz triage --fixed FILE"
+    case = saved()
+    now_passing = f"now passing; once repaired: attnfuzz triage --fixed {case.path}"
     for kernel, failing, said in (
         ("naive", (), "1 saved case, 1 run: 0 failed"),
         ("naive", ("naive",), "1 saved case, 1 run: 1 failed"),

@@ -283,7 +283,7 @@ def test_events_of_every_kind_are_shown() -> None:
     reporter.finished()
     first_words = [re.split(" #| my ", line)[0].strip() for line in output(console).splitlines()[1:]]
     case = "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1"
-    assert first_words == ["found", case, "confirmed", "once only", "known", "cut off", "shrunk"]
+    assert first_words == ["found", case, "confirmed", "once only", "known bug", "cut off", "shrunk"]
     assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
 
 
@@ -318,6 +318,7 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     order = [text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "Questions: ", "in 1 step")]
     assert order == sorted(order)
     assert text.rstrip().splitlines()[-1].startswith("1 finding; 1 question, in 10 cases")
+    assert ", 1 finding, 1 question, " in status_line(statistics(undeclared, bug))
     assert "  findings\n" in text
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
 
