@@ -32,13 +32,13 @@ from attnfuzz.campaign.messages import (
     Trouble,
     Unconfirmed,
     Unfinished,
-    WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import LEAST_SEARCH_S, CampaignResult, Reporter, Statistics, StopReason, forgiving
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import CampaignState, StateWriter
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
 from attnfuzz.identity.bug import Bug, KnownBugs, Symptom

@@ -92,18 +92,6 @@ from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
 
-__all__ = [
-    "Failing",
-    "Inferred",
-    "LeftOut",
-    "Stricter",
-    "adopting",
-    "designs_of",
-    "infer",
-    "roundings_told",
-    "with_declared",
-]
-
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}
 """For all probes of a kernel, beside which it may be searched. Builds may take as long as they need."""

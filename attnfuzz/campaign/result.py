@@ -19,8 +19,7 @@ import msgspec
 from attnfuzz.campaign.declaration_inference import Inferred
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import TooFew, too_few
-from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.campaign.statistics import KernelStatistics, Throughput
+from attnfuzz.campaign.statistics import KernelStatistics, Throughput, WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import HasBug, are_one

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from attnfuzz.campaign.coordinator import Coordinator
-from attnfuzz.campaign.judge.journal import JournalFolder
+from attnfuzz.campaign.judge.journal import FOLDER, JournalFolder
 from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest, asked_of, needs_save_folder
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
-from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
+from attnfuzz.campaign.saved.state import StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
 from attnfuzz.campaign.workers import (
     PROBE_KERNEL,
@@ -43,15 +43,6 @@ from attnfuzz.oracles.own import OracleError
 from attnfuzz.oracles.registry import ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
-
-__all__ = [
-    "CampaignRequest",
-    "choose_workers",
-    "load",
-    "load_searchable",
-    "run_campaign",
-    "what_is_compiled",
-]
 
 _MOST_START_UP_S = 300.0
 """Seconds after which the budget begins even if no worker is ready, so that a campaign ends."""

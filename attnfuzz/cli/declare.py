@@ -30,8 +30,9 @@ def command(kernel: str, budget: float, device: str, seed: int) -> Outcome:
     beside it, and does not count.
     """
     started = time.monotonic()
+    from attnfuzz.campaign.request import CampaignRequest
     from attnfuzz.campaign.result import Reporter
-    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
+    from attnfuzz.campaign.startup import run_campaign
     from attnfuzz.report.declarations import print_declared
     from attnfuzz.report.terminal import make_console
 

@@ -33,8 +33,8 @@ from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_ask
 from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, RULES
 
 if TYPE_CHECKING:
+    from attnfuzz.campaign.request import CampaignRequest
     from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
-    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.declared_numerics import Tolerance
@@ -137,7 +137,7 @@ def command(
     others.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.startup import CampaignRequest
+    from attnfuzz.campaign.request import CampaignRequest
     from attnfuzz.isolation.pythons import examine_all
 
     if shard is not None and seed is not None:

@@ -60,8 +60,9 @@ def command(
     precision are not. Nothing is written but what --save-dir asks for.
     """
     started = time.monotonic()
+    from attnfuzz.campaign.request import CampaignRequest
     from attnfuzz.campaign.result import Reporter
-    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
+    from attnfuzz.campaign.startup import run_campaign
 
     outcome = Outcome(judged=0)
     try:

@@ -22,8 +22,6 @@ from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.repeated import plain_values
 
-__all__ = ["Unanswered", "bug_behind", "needs_of"]
-
 _MOST_RUNS = 24
 """Of one question. On a GPU each may have to be compiled, and the next bug waits."""
 Run = Callable[[Case, tuple[OracleName, ...]], FailingCase | None]

@@ -39,27 +39,6 @@ from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
 
-__all__ = [
-    "Bug",
-    "FailingCase",
-    "HasBug",
-    "KnownBugs",
-    "Signature",
-    "Symptom",
-    "are_one",
-    "bugs_shown",
-    "failure_features",
-    "is_alike",
-    "is_leak",
-    "is_refusal",
-    "is_told_of_all",
-    "lacks_lse",
-    "may_be_leak",
-    "may_be_the_machine",
-    "says_it_cannot",
-    "tag_of",
-]
-
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _OF_STATISTICS = (":size", ":lean", ":factor")
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")

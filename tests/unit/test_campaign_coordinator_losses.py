@@ -14,9 +14,10 @@ import pytest
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
+from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.draw.costly_relations import CostlyRelations
-from attnfuzz.campaign.messages import Found, Join, ToWorker, WorkerProgress
+from attnfuzz.campaign.messages import Found, Join, ToWorker
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case

@@ -13,7 +13,8 @@ import pytest
 from attnfuzz.campaign.declaration_inference import with_declared
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.messages import Adopted, Found, Join, Minimised, WorkerProgress
+from attnfuzz.campaign.messages import Adopted, Found, Join, Minimised
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.runner import Runner

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.draw.larger_cases import (
-    RUNGS,
-    LargerCases,
-    asked_sizes,
-    longest_sequence,
-    roomy_sizes,
-)
+from attnfuzz.campaign.draw.larger_cases import RUNGS, LargerCases, asked_sizes, longest_sequence, roomy_sizes
 from attnfuzz.campaign.draw.sampling import CaseSource
-from attnfuzz.campaign.messages import Found, WorkerProgress
-from attnfuzz.campaign.statistics import CaseCounts
+from attnfuzz.campaign.messages import Found
+from attnfuzz.campaign.statistics import CaseCounts, WorkerProgress
 from attnfuzz.campaign.worker import _strategy
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case

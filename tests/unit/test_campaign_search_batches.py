@@ -15,16 +15,8 @@ import msgspec
 from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.judge.case_judge import CaseJudge
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.messages import (
-    FormatCompiled,
-    Found,
-    Minimised,
-    Stop,
-    ToWorker,
-    Trouble,
-    Unconfirmed,
-    WorkerProgress,
-)
+from attnfuzz.campaign.messages import FormatCompiled, Found, Minimised, Stop, ToWorker, Trouble, Unconfirmed
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.isolation.outcomes import ServiceError

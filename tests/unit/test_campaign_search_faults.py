@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from attnfuzz.campaign.messages import Found, Minimised, WorkerProgress
+from attnfuzz.campaign.messages import Found, Minimised
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.verdict import Drawn, Failure, Relations, Verdict

@@ -14,8 +14,9 @@ from typing import cast
 import pytest
 
 from attnfuzz.campaign import startup
+from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import Reporter
-from attnfuzz.campaign.startup import CampaignRequest, choose_workers, load_searchable
+from attnfuzz.campaign.startup import choose_workers, load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.judging.runner import Runner

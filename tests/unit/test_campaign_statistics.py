@@ -7,7 +7,6 @@ import math
 import msgspec
 import pytest
 
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.statistics import (
     EXACT,
     LEAST,
@@ -16,6 +15,7 @@ from attnfuzz.campaign.statistics import (
     KernelStatistics,
     ProgressMeter,
     Throughput,
+    WorkerProgress,
     above,
     ratio_bin,
 )

@@ -18,8 +18,8 @@ from attnfuzz.campaign.messages import (
     ToWorker,
     Unconfirmed,
     Unfinished,
-    WorkerProgress,
 )
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.identity.bug import Bug, tag_of
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
 from attnfuzz.problems.supports import Supports

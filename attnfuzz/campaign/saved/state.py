@@ -39,19 +39,6 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import SENTENCE_BYTES, check_text, printable
 from attnfuzz.verdict import MOST_PLACES, Sight
 
-__all__ = [
-    "FALLBACK",
-    "FOLDER",
-    "LAST_RESORT",
-    "AskedOf",
-    "CampaignState",
-    "SavedFinding",
-    "StateError",
-    "StateFile",
-    "StateWriter",
-    "load_state",
-]
-
 FALLBACK = FOLDER / "findings"
 """Where findings go, relative to the working directory, if the folder for them cannot be written."""
 LAST_RESORT = "attnfuzz-findings-"

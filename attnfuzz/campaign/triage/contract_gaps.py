@@ -42,13 +42,6 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import DTYPES, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 
-__all__ = [
-    "Restriction",
-    "needed_limits",
-    "restriction_of",
-    "with_remedy",
-]
-
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""
 _UNDECLARED = Supports()

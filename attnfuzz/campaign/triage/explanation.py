@@ -19,8 +19,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.verdict import LSE_TRANSPOSED, Cause, Failure, Verdict
 
-__all__ = ["explain_failure", "explain_in_short", "shortened"]
-
 _WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0
 """Seconds for each finding of a campaign, once; the explain command takes its time."""

@@ -51,9 +51,6 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
 
-__all__ = ["Investigation"]
-
-
 _MAX_TRIES = 10
 _MISSED = 0.1
 """Accepted rate of taking a smaller flaky case for one that passes, while a flaky failure is shrunk."""
