@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    "save_dir",
+    "save_folder",
     type=FILE,
     help="The folder that gets the result; what it holds already is merged too  [default: regressions]",
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @TOLERANCE
 @profile_option("device", "tolerance", "regressions")
 def command(
-    paths: tuple[Path, ...], save_dir: Path | None, verify: bool, trust: bool, device: str, tolerance: Tolerance
+    paths: tuple[Path, ...], save_folder: Path | None, verify: bool, trust: bool, device: str, tolerance: Tolerance
 ) -> Outcome:
     """Bring what several machines saved (DIRs, or single files) together in one folder.
 
@@ -49,7 +49,7 @@ def command(
         from attnfuzz.report.saved_cases import print_merged
         from attnfuzz.report.terminal import make_console
 
-        output = save_dir or Path(DEFAULT_FOLDER)
+        output = save_folder or Path(DEFAULT_FOLDER)
         _check_output(output, paths)
         given = read_saved(regression_files(paths))
         own = read_saved(regression_files([output]) if output.exists() else [])
@@ -61,7 +61,7 @@ def command(
 
 def _check_output(output: Path, paths: Sequence[Path]) -> None:
     """Refuse what would change a folder that is to be merged, or cannot be written. Raises Refusal."""
-    refuse_untyped_links(output, "save_dir", "-o")
+    refuse_untyped_links(output, "save_folder", "-o")
     if output.exists() and not output.is_dir():
         raise Refusal(f"-o {str(output)!r} is a file; name a folder")
     place = output.resolve()

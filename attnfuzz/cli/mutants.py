@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,17 +41,20 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, required=True, metavar="KERNEL...")
-@click.option("--budget", callback=duration, default="30s", show_default=True, help="Of the hunt for each mutant.")
-@click.option("--jobs", callback=number_of_workers, default="auto", show_default=True, help="Mutants at a time.")
 @click.option(
-    "--with", "with_command", metavar="COMMAND", help="Have a test command kill: 'pytest tests/test_mine.py'."
+    "--budget", "budget_s", callback=duration, default="30s", show_default=True, help="Of the hunt for each mutant."
 )
+@click.option("--jobs", callback=number_of_workers, default="auto", show_default=True, help="Mutants at a time.")
+@click.option("--with", "command", metavar="COMMAND", help="Have a test command kill: 'pytest tests/test_mine.py'.")
 @click.option(
     "--equivalent",
+    "equivalents",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="List of mutants that nothing can find  [default: equivalent_mutants.toml beside the source]",
 )
-@click.option("--check-equivalent", is_flag=True, help="Hunt these too, to see that nothing finds them.")
+@click.option(
+    "--check-equivalent", "check_equivalents", is_flag=True, help="Hunt these too, to see that nothing finds them."
+)
 @click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
 @click.option("--mutant", "ids", multiple=True, metavar="ID", help="Only this mutant.")
 @click.option(
@@ -70,22 +73,7 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @click.option("--list", "only_list", is_flag=True, help="Print the mutants and run none.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 def command(
-    kernels: tuple[str, ...],
-    budget: float,
-    jobs: int | None,
-    with_command: str | None,
-    equivalent: Path | None,
-    check_equivalent: bool,
-    operators: tuple[str, ...],
-    ids: tuple[str, ...],
-    shard: tuple[int, int],
-    seed: int,
-    device: str,
-    json_file: Path | None,
-    output: Path | None,
-    earlier: Path | None,
-    only_list: bool,
-    quiet: bool,
+    json_file: Path | None, output: Path | None, earlier: Path | None, only_list: bool, quiet: bool, **asked: Any
 ) -> Outcome:
     """Change the Triton code of KERNELs, one small bug at a time, and tell which of these mutants are found.
 
@@ -94,19 +82,7 @@ def command(
     """
     from attnfuzz.mutation.measurement import MutantsRequest
 
-    request = MutantsRequest(
-        kernels=kernels,
-        budget_s=budget,
-        jobs=jobs,
-        device=device,
-        seed=seed,
-        operators=operators,
-        ids=ids,
-        shard=shard,
-        command=with_command,
-        equivalents=equivalent,
-        check_equivalents=check_equivalent,
-    )
+    request = MutantsRequest(**asked)
     if only_list:
         return _list(request)
     if earlier is not None:

@@ -181,7 +181,7 @@ def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_NAMES = {"regressions": "save_dir", "on": "others"}
+_NAMES = {"budget": "budget_s", "regressions": "save_folder", "on": "others"}
 """Settings whose option is called differently."""
 _AGAINST_NOTHING = "none"
 
