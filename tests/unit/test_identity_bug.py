@@ -234,8 +234,8 @@ def found(
     **said: Any,
 ) -> Finding:
     declaration = Declaration(name="k", problem="paged_decode", target=kernel)
-    known = {"failed": 3, "runs": 3, "features": named(*features), "shrunk_s": 1.0}
-    return Finding("0-1", declaration, CASE, a_failure(oracle, kind, **said), 0.0, **known)
+    failure, needed = a_failure(oracle, kind, **said), named(*features)
+    return Finding("0-1", declaration, CASE, failure, 0.0, failed=3, runs=3, features=needed, shrunk_s=1.0)
 
 
 LINE = "engine/ops.py:621"
