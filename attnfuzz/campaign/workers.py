@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, Self, TypeAlias
 
 import msgspec
 
@@ -81,7 +81,7 @@ _LONGEST_PAUSE_S = 8.0
 class _WorkerSlot:
     """One worker's place, whoever fills it. ``futile`` counts starts since it last judged a case."""
 
-    handle: WorkerHandle | None = None
+    handle: WorkerProcess | None = None
     starts: int = 0
     futile: int = 0
     start_at: float | None = None
@@ -228,25 +228,8 @@ class LastWords:
     signal_name: str | None = None
 
 
-class WorkerHandle(Protocol):
-    """A worker as the coordinator sees it."""
-
-    channel: Channel[FromWorker]
-
-    def end_if_stopped(self) -> None:
-        """Send SIGKILL if it stands still, as SIGSTOP has it; all else is for when it has hung up."""
-
-    def stop(self) -> None:
-        """Ask it to end; it may be gone already."""
-
-    def kill(self, *, grace_s: float = 0.0) -> LastWords:
-        """Make sure it has ended, which it may still do by itself within ``grace_s``."""
-
-
-class StartWorker(Protocol):
-    """Starts a worker. Raises OSError where the system has no process, memory or file descriptor left for it."""
-
-    def __call__(self, setup: Setup) -> WorkerHandle: ...
+StartWorker: TypeAlias = "Callable[[Setup], WorkerProcess]"
+"""Starts a worker. Raises OSError where the system has no process, memory or file descriptor left for it."""
 
 
 class WorkerProcess:

@@ -16,6 +16,7 @@ from attnfuzz.campaign.messages import Channel, FromWorker, Ready, Setup
 from attnfuzz.campaign.workers import (
     BorrowedZygote,
     LastWords,
+    StartWorker,
     WorkerPool,
     WorkerProcess,
     Workers,
@@ -72,7 +73,7 @@ def some_workers(size: int = 1, *, refuse: bool = False) -> tuple[Workers, Clock
         )  # fmt: skip
 
     clock = Clock()
-    return Workers(size, launch=launch, setup_for=setup_for, clock=clock), clock, setups
+    return Workers(size, launch=cast(StartWorker, launch), setup_for=setup_for, clock=clock), clock, setups
 
 
 def deaths_until_given_up(workers: Workers, clock: Clock, *, killed: bool) -> int:
