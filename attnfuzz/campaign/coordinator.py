@@ -231,14 +231,10 @@ class Coordinator:
             self._listen(0.05)
         for number in self._workers.working:
             self._lose(number)
-        self._accept_left()
-        self._book.save_all()
-
-    def _accept_left(self) -> None:
-        """Report what nobody was left to look into, unless a known bug explains it."""
         known = KnownBugs(self._known)
-        for unfinished in self._unclaimed.left():
+        for unfinished in self._unclaimed.left():  # which nobody was left to look into
             self._book.accept_unfinished(unfinished, unless=known)
+        self._book.save_all()
 
     def _start_due(self) -> None:
         try:

@@ -641,9 +641,6 @@ class _Inference:
     def _cases(self, point: Supports, **fields: Any) -> list[Case]:
         return ProbeCases(self.declaration, point, self.is_even).ordinary(**fields)
 
-    def _with_lengths(self, case: AttentionCase, lengths: Sequence[int], **fields: Any) -> Case:
-        return ProbeCases(self.declaration, self.point, self.is_even).with_lengths(case, lengths, **fields)
-
     def _output(self, case: Case) -> _ProbeOutcome:
         """The verdict on the output alone, or on what partial states are merged to."""
         point = msgspec.structs.replace(self.point, lse=self.supports.lse)
@@ -667,7 +664,8 @@ class _Inference:
         before = self.probes.numerics
         for kind in kinds:
             point = msgspec.structs.replace(self.point, lse=kind)
-            if kind == "none" and is_open and not self._writes_no_lse():
+            natural = (self.probes(case, self.point).failure for case in self._cases(self.point))
+            if kind == "none" and is_open and not all(one is not None and lacks_lse(one) for one in natural):
                 continue
             first = self._explained_by(point)
             if first is not None and self._is_throughout(before, point):
@@ -691,10 +689,6 @@ class _Inference:
         is_throughout = all(any(self.probes(case, point).failure is not None for case in shape) for shape in shapes)
         self.probes.numerics = adopted
         return is_throughout
-
-    def _writes_no_lse(self) -> bool:
-        failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]
-        return all(failure is not None and lacks_lse(failure) for failure in failures)
 
     def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _ProbeOutcome | None:
         """How the first of some telling cases failed, if none does with roundings that replays of them have named.
@@ -731,7 +725,9 @@ class _Inference:
     def _named_failure(self, point: Supports) -> _ProbeOutcome:
         """The first telling case that fails; of several, one whose replay names a rounding."""
         failures = []
-        for case in self._telling_cases(point):
+        each = (msgspec.structs.replace(point, dtypes=(dtype,)) for dtype in dtypes_of(self.supports))
+        shapes = (ProbeCases(self.declaration, one, self.is_even) for one in each)
+        for case in itertools.chain.from_iterable(one.of_roundings() for one in shapes):
             seen = self.probes(case, point)
             if seen.failure is None:
                 continue
@@ -742,11 +738,6 @@ class _Inference:
             if seen.failure.oracle != ACCURACY.name or len(failures) == _MOST_UNNAMED:
                 break
         return failures[0] if failures else _PASSED
-
-    def _telling_cases(self, point: Supports) -> Iterator[Case]:
-        for dtype in dtypes_of(self.supports):
-            of_dtype = msgspec.structs.replace(point, dtypes=(dtype,))
-            yield from ProbeCases(self.declaration, of_dtype, self.is_even).of_roundings()
 
     # What is not rounded
 
@@ -802,12 +793,13 @@ class _Inference:
                 short = (2 * size,) * 6 if self.is_even else (3, 7, 17, 40, 5, 11)
                 for seed in _SEEDS:
                     values = msgspec.structs.replace(case.values, keys="normal", values="normal", seed=seed)
-                    yield self._with_lengths(case, short, values=values)
+                    yield self._shapes.with_lengths(case, short, values=values)
                     if not seed:
-                        yield self._with_lengths(case, (long, long) if self.is_even else (long - 1, 33), values=values)
+                        longer = (long, long) if self.is_even else (long - 1, 33)
+                        yield self._shapes.with_lengths(case, longer, values=values)
                 for name, choice in options[:_MOST_OPTIONS]:
                     chosen = {**dict(case.options), name: choice}
-                    yield self._with_lengths(case, short, values=values, options=chosen)
+                    yield self._shapes.with_lengths(case, short, values=values, options=chosen)
 
     # Whether a value is taken
 

@@ -122,15 +122,11 @@ def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, r
         # if the numbers matter, another value may pass since it has others
         for feature in [] if needs_numbers(needed) else sorted(one for one in found.features if one.role == "other"):
             for case in without(feature, declaration, found.case):
-                if all(runs(one) is None for one in _beside_plain_numbers(case)):
+                beside = [case]
+                if isinstance(case, AttentionCase):  # with scores of the order of 1, too: others may hide what is wrong
+                    beside.append(msgspec.structs.replace(case, values=plain_values(case, case.values.seed)))
+                if all(runs(one) is None for one in beside):
                     needed |= {feature}
     except Unanswered:
         pass  # it is told as far as it is known
     return needed
-
-
-def _beside_plain_numbers(case: Case) -> Iterator[Case]:
-    """The case, and one with scores of the order of 1: a value may change all numbers, and hide what is wrong."""
-    yield case
-    if isinstance(case, AttentionCase):
-        yield msgspec.structs.replace(case, values=plain_values(case, case.values.seed))
