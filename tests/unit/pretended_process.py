@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -64,17 +65,9 @@ class PretendedProcess:
     bug: Callable[[DenseDecodeCase, Sequence[Case]], Failure | None]
     processes: list[list[Case]] = field(default_factory=lambda: [[]])
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
-        if afresh:
+        if how["afresh"]:
             self.processes.append([])
         failure = self.bug(case, tuple(self.processes[-1]))
         self.processes[-1].append(case)

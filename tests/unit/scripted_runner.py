@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
@@ -12,15 +12,7 @@ from attnfuzz.verdict import Failure, Relations, Verdict
 
 
 class Judge(Protocol):
-    def __call__(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict: ...
+    def __call__(self, declaration: Declaration, case: Case, **how: Any) -> Verdict: ...
 
 
 def scripted(
@@ -80,10 +72,8 @@ class _ScriptedRunner:
         afresh, self._is_fresh = self._is_fresh, False
         return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
 
-    def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
-    ) -> list[Verdict] | None:
-        verdicts = self._together(declaration, cases, timeout_s=timeout_s, relations=relations)
+    def judge_together(self, declaration: Declaration, cases: Sequence[Case], **how: Any) -> list[Verdict] | None:
+        verdicts = self._together(declaration, cases, **how)
         return None if verdicts is None else list(verdicts)
 
     def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:

@@ -39,7 +39,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import case_lists
-from attnfuzz.verdict import Failure, Relations, Verdict
+from attnfuzz.verdict import Failure, Verdict
 from tests.unit.scripted_runner import scripted
 
 KERNEL = Declaration(
@@ -112,17 +112,9 @@ class Bench:
     def timed(self, deadline: float) -> CaseJudge:
         return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         self.note([case])
-        self.afresh += afresh
+        self.afresh += how["afresh"]
         return Verdict(failure=self.bug(case), error_ratio=0.5)
 
     def note(self, cases: Sequence[Case]) -> None:

@@ -21,7 +21,7 @@ from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, Ser
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.verdict import Failure, Relations, Timing, Verdict
+from attnfuzz.verdict import Failure, Timing, Verdict
 from tests.unit.scripted_runner import scripted
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
@@ -43,19 +43,11 @@ class FakeRunner:
         self.afresh: list[bool] = []
         self.verdict = Verdict()
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        self.limits.append(timeout_s)
-        self.afresh.append(afresh)
-        self.now += min(self.case_s, timeout_s)
-        return HANG if self.case_s > timeout_s else self.verdict
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        self.limits.append(how["timeout_s"])
+        self.afresh.append(how["afresh"])
+        self.now += min(self.case_s, how["timeout_s"])
+        return HANG if self.case_s > how["timeout_s"] else self.verdict
 
     def clock(self) -> float:
         return self.now
@@ -100,9 +92,7 @@ def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
     """One case that an oracle stumbles over must not end an hour's search, nor pass for a case that passed."""
     complaints: list[str] = []
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         raise ServiceError("an oracle divided by zero")
 
     timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
@@ -121,9 +111,7 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "journal.json"
     seen: list[Case] = []
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         seen.append(load_regression(path).case)
         return Verdict()
 
@@ -172,14 +160,12 @@ class FakeBatches:
         self.batch_s = batch_s
         self.limits: list[float] = []
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, **how: Any) -> Verdict:
-        self.limits.append(timeout_s)
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        self.limits.append(how["timeout_s"])
         return Verdict()
 
-    def together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
-    ) -> Sequence[Verdict] | None:
-        self.limits.append(timeout_s)
+    def together(self, declaration: Declaration, cases: Sequence[Case], **how: Any) -> Sequence[Verdict] | None:
+        self.limits.append(how["timeout_s"])
         self.now += self.batch_s
         return self.outcome()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from attnfuzz.campaign.triage.confirmation import (
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import Failure, Relations, Verdict
+from attnfuzz.verdict import Failure, Verdict
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
@@ -64,17 +65,9 @@ def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() ->
 class DiesInOneRelation(PretendedProcess):
     """The kernel dies where ``value_affinity`` judges the case, which is what each case draws."""
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        dies = relations in (None, ("value_affinity",))
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        dies = how["relations"] in (None, ("value_affinity",))
         return Verdict(failure=CRASH) if dies else verdict
 
 
@@ -98,17 +91,9 @@ class Remembers(PretendedProcess):
 
     objections: float = math.inf
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        if relations != ("call_sequence",) or self.objections <= 0:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        if how["relations"] != ("call_sequence",) or self.objections <= 0:
             return verdict
         self.objections -= 1
         return Verdict(failure=REMEMBERED)

@@ -28,7 +28,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, Page
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, SourceLine, Verdict
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.named_features import named, words
 from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
@@ -80,9 +80,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
 ) -> None:
     """One mistake about empty states would be a finding for each pair of LSEs, and another be taken for it."""
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, MergeStatesCase)
         return Verdict(failure=NAN if any(fails_with(*pair) for pair in case.lse_pairs) else None)
 
@@ -99,9 +97,7 @@ def test_the_line_of_a_stray_write_is_known_once_it_is_explained() -> None:
     stray = Failure(oracle="red_zone", kind="write after out", message="written behind out")
     line = SourceLine(file="kernels.py", line=31)
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         return Verdict(failure=stray)
 
     explained = Explanation(sources=(line,))
@@ -124,9 +120,7 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
     """Whoever copies it would see the finding again."""
     missing = Failure(oracle="unwritten", kind="lse", message="lse was never written", remedy={"lse": "none"})
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
 
     timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
@@ -141,13 +135,11 @@ def test_numbers_that_are_plainly_wrong_in_a_relation_are_told_of_a_case_that_ha
     """The case would say nothing of what the relation's batch needs, and the bug be told again of batches as drawn."""
     residuals = Failure(oracle="residuals", kind="out:value", message="with other numbers, wrong")
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         if len(case.seq_lens) > 1:
             return Verdict(failure=WRONG)
-        return Verdict(failure=residuals if relations == ("residuals",) and case.seq_lens[0] >= 5 else None)
+        return Verdict(failure=residuals if how["relations"] == ("residuals",) and case.seq_lens[0] >= 5 else None)
 
     timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
     case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(17,), scale=default_scale(16))
@@ -276,9 +268,7 @@ def _looked_into_on_a_shared_page(
 ) -> tuple[bool, list[msgspec.Struct], KnownBugs]:
     """Of a case that shows ``shown``, and ``behind`` where no page is shared if that comes of a read past the end."""
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, PagedDecodeCase)
         if case.num_seqs == 1:
             return Verdict(failure=behind if reads_past_its_end else None)

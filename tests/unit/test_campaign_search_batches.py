@@ -22,7 +22,7 @@ from attnfuzz.identity.bug import Bug
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
-from attnfuzz.verdict import Failure, Relations, Verdict, ends_process
+from attnfuzz.verdict import Failure, Verdict, ends_process
 from tests.unit.named_features import named
 from tests.unit.scripted_runner import scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
@@ -50,29 +50,14 @@ class BatchBench(Bench):
             complain=lambda text: self.send(Trouble(message=text)),
         )
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         self.overlaps += not self.lock.acquire(blocking=False)
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        verdict = super().judge(declaration, case, **how)
         self.verdicts[msgspec.json.encode(case)] += 1
         self.lock.release()
         return verdict
 
-    def together(
-        self,
-        declaration: Declaration,
-        cases: Sequence[DenseDecodeCase],
-        *,
-        timeout_s: float,
-        relations: Relations = None,
-    ) -> list[Verdict] | None:
+    def together(self, declaration: Declaration, cases: Sequence[DenseDecodeCase], **how: Any) -> list[Verdict] | None:
         self.overlaps += not self.lock.acquire(blocking=False)
         try:
             self.batches.append(list(cases))
@@ -232,24 +217,16 @@ def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() ->
     cursed: list[Case] = []
     together, judge = bench.together, bench.judge
 
-    def fails_together(
-        declaration: Declaration,
-        cases: Sequence[DenseDecodeCase],
-        *,
-        timeout_s: float,
-        relations: Relations = None,
-    ) -> list[Verdict] | None:
+    def fails_together(declaration: Declaration, cases: Sequence[DenseDecodeCase], **how: Any) -> list[Verdict] | None:
         if len(cases) == 8 and not cursed:
             cursed.append(cases[3])
             raise ServiceError("an oracle divided by zero")
-        return together(declaration, cases, timeout_s=timeout_s, relations=relations)
+        return together(declaration, cases, **how)
 
-    def fails_alone(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def fails_alone(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         if case in cursed:
             raise ServiceError("an oracle divided by zero")
-        return judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        return judge(declaration, case, **how)
 
     bench.together = fails_together  # type: ignore[method-assign]  # an instance that stumbles once
     bench.judge = fails_alone  # type: ignore[method-assign]  # as above

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from attnfuzz.campaign.messages import Found, Minimised
 from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
+from attnfuzz.verdict import Drawn, Failure, Verdict
 from tests.unit.test_campaign_search_batches import BatchBench
 
 FAULT = Failure(oracle="guard_page", kind="read past k", message="the kernel read past k")
@@ -21,18 +22,10 @@ class FaultyBench(BatchBench):
     spared: list[Case] = field(default_factory=list)
     deaths: int = 0
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        if isinstance(relations, Drawn):
-            assert relations.without == ("guard_page",)
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        if isinstance(how["relations"], Drawn):
+            assert how["relations"].without == ("guard_page",)
             self.spared.append(case)
             return Verdict(error_ratio=0.5)
         self.deaths += verdict.failure is not None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from attnfuzz.campaign.messages import Confirmed, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import Relations, Verdict
+from attnfuzz.verdict import Verdict
 from tests.unit.named_features import named
 from tests.unit.search_bench import HANG, WRONG, Bench, after, grouped
 
@@ -19,18 +20,10 @@ class HangingBench(Bench):
     takes_s: float = 1e9
     limits: list[float] = field(default_factory=list)
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        slow = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh).failure is not None
-        self.limits.append(timeout_s)
-        return Verdict(failure=HANG if slow and self.takes_s > timeout_s else None)
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        slow = super().judge(declaration, case, **how).failure is not None
+        self.limits.append(how["timeout_s"])
+        return Verdict(failure=HANG if slow and self.takes_s > how["timeout_s"] else None)
 
 
 def test_a_hang_is_shrunk_with_short_waits_and_confirmed_with_the_longest() -> None:
@@ -53,18 +46,10 @@ def test_a_case_shrunk_to_one_that_is_only_slow_is_given_up_for_the_first() -> N
     """The short limits of shrinking can mistake a slow case for a hang; what is saved must hang."""
 
     class SlowWhenShort(HangingBench):
-        def judge(
-            self,
-            declaration: Declaration,
-            case: Case,
-            *,
-            timeout_s: float,
-            afresh: bool = False,
-            relations: Relations = None,
-        ) -> Verdict:
+        def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
             assert isinstance(case, DenseDecodeCase)
             self.takes_s = 1e9 if max(case.seq_lens) > 8 else 5.0
-            return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+            return super().judge(declaration, case, **how)
 
     bench = SlowWhenShort(lambda case: WRONG if max(case.seq_lens) > 4 else None, enough=after(Minimised)).run()
     (confirmed,) = bench.of(Confirmed)
