@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.triage.confirmation import Retries
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
@@ -19,7 +18,7 @@ from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations, Verdict
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 
 KERNEL = Declaration(
     name="pretended",
@@ -76,7 +75,7 @@ class PretendedProcess:
         return Verdict(failure=failure)
 
     def timed(self, deadline: float = 1e12) -> CaseJudge:
-        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
+        return judging(scripted(self.judge), deadline=deadline)
 
     def retries(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Retries:
         return Retries(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
+from attnfuzz.campaign.judge.case_judge import CaseJudge
+from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
@@ -29,6 +32,11 @@ def scripted(
     ``lost``: how batches that are lost lose their processes.
     """
     return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid, lost, is_ready))
+
+
+def judging(runner: Runner, *, deadline: float = 1e12, journal: Path | None = None, **how: Any) -> CaseJudge:
+    """What has cases judged by ``runner``, of which none takes 10 s."""
+    return CaseJudge(runner, deadline=deadline, longest_s=10.0, journal=Journal(journal), **how)
 
 
 class _ScriptedRunner:

@@ -13,7 +13,6 @@ import pytest
 
 from attnfuzz.campaign.judge import case_judge as module
 from attnfuzz.campaign.judge.case_judge import AdaptiveTimeout, CaseJudge, OutOfTime, Pipeline, Unjudged
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
@@ -22,7 +21,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.verdict import Failure, Timing, Verdict
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
 
@@ -53,9 +52,7 @@ class FakeRunner:
         return self.now
 
     def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> CaseJudge:
-        return CaseJudge(
-            scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock
-        )
+        return judging(scripted(self.judge), deadline=deadline, journal=journal, clock=self.clock)
 
 
 def test_a_hang_teaches_nothing() -> None:
@@ -95,7 +92,7 @@ def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
     def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         raise ServiceError("an oracle divided by zero")
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
+    timed = judging(scripted(judge), complain=complaints.append)
     for _ in range(5):
         with pytest.raises(Unjudged):
             timed(DECLARATION, CASE)
@@ -115,20 +112,14 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
         seen.append(load_regression(path).case)
         return Verdict()
 
-    CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
+    judging(scripted(judge), journal=path)(DECLARATION, CASE, afresh=True)
     assert seen == [CASE]
 
 
 def test_the_first_case_of_a_format_in_a_process_may_compile() -> None:
     """A kernel whose compiler runs in its own process would be killed in it, once it has run anything else."""
     runner, process = FakeRunner(case_s=0.01), [1]
-    judge = CaseJudge(
-        scripted(runner.judge, pid=lambda: process[0]),
-        deadline=1e9,
-        longest_s=10.0,
-        journal=Journal(None),
-        clock=runner.clock,
-    )
+    judge = judging(scripted(runner.judge, pid=lambda: process[0]), clock=runner.clock)
     for _ in range(12):
         judge(DECLARATION, CASE)
     assert runner.limits[-1] == 2.0
@@ -176,11 +167,10 @@ class FakeBatches:
         journal: Path | None = None,
         complain: Callable[[str], None] = lambda text: None,
     ) -> CaseJudge:
-        return CaseJudge(
+        return judging(
             scripted(self.judge, together=self.together),
             deadline=deadline,
-            longest_s=10.0,
-            journal=Journal(journal),
+            journal=journal,
             complain=complain,
             clock=lambda: self.now,
         )
@@ -353,10 +343,7 @@ def test_an_explanation_that_the_deadline_cuts_short_is_none() -> None:
     def explain(*_: object) -> Explanation:
         raise DeadlinePassed
 
-    judge = CaseJudge(
-        scripted(FakeRunner(case_s=0.1).judge), deadline=1e9, longest_s=10.0, journal=Journal(None), explain=explain,
-        clock=lambda: 0.0,
-    )  # fmt: skip
+    judge = judging(scripted(FakeRunner(case_s=0.1).judge), explain=explain, clock=lambda: 0.0)
     assert judge.explain(DECLARATION, CASE, Failure(oracle="accuracy", kind="out:value", message="")) == Explanation()
 
 
@@ -370,14 +357,7 @@ def test_an_interpreter_that_cannot_be_started_is_told_and_done_without(starts: 
             raise ExecutorUnavailable("no memory")
         return scripted(FakeRunner(case_s=0.1).judge)
 
-    judge = CaseJudge(
-        scripted(FakeRunner(case_s=0.1).judge),
-        deadline=1e12,
-        longest_s=10.0,
-        journal=Journal(None),
-        interpret=interpret,
-        complain=complaints.append,
-    )
+    judge = judging(scripted(FakeRunner(case_s=0.1).judge), interpret=interpret, complain=complaints.append)
     assert judge.start_interpreter(DECLARATION) is None  # it does not compile for long
     assert (judge.start_interpreter() is not None) is starts
     assert bool(judge.start_interpreter()) is starts

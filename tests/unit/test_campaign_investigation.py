@@ -14,8 +14,6 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import pytest
 
-from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.campaign.triage import investigation
 from attnfuzz.corpus import Regression, load_regression
@@ -32,7 +30,7 @@ from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.named_features import named, words
 from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -86,7 +84,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
 
     pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert words(last(sent, Minimised).features) == features
@@ -101,9 +99,7 @@ def test_the_line_of_a_stray_write_is_known_once_it_is_explained() -> None:
         return Verdict(failure=stray)
 
     explained = Explanation(sources=(line,))
-    timed = CaseJudge(
-        scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), explain=lambda *_: explained
-    )
+    timed = judging(scripted(judge), explain=lambda *_: explained)
     suspect = PretendedProcess(lambda case, earlier: stray).suspect(a_case(), failure=stray)
     is_bug, sent = looked_into(suspect, timed)
     assert is_bug
@@ -123,7 +119,7 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
     def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     is_bug, sent = looked_into(
         PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed
     )
@@ -141,7 +137,7 @@ def test_numbers_that_are_plainly_wrong_in_a_relation_are_told_of_a_case_that_ha
             return Verdict(failure=WRONG)
         return Verdict(failure=residuals if how["relations"] == ("residuals",) and case.seq_lens[0] >= 5 else None)
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(17,), scale=default_scale(16))
     is_bug, sent = looked_into(PretendedProcess(lambda case, earlier: None).suspect(case, failure=residuals), timed)
     assert is_bug
@@ -275,7 +271,7 @@ def _looked_into_on_a_shared_page(
         is_shared = case.pages.shared_blocks or not reads_past_its_end
         return Verdict(failure=shown if is_shared else behind)
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     known = KnownBugs()
     if is_known:
         known.add(Bug.shown_by(PAGED.target, behind, frozenset()))
