@@ -450,7 +450,9 @@ class Readiness:
         try:
             with self._runner.sibling() as runner:
                 runner.give_up_builds(lambda builds: self._over.is_set())
-                self._follow(runner, _by_turns([_one_of_each(one) for one in self._together], self._together))
+                lists = [[(kernel, case) for _, case in _one_of_each(kernel)] for kernel in self._together]
+                turns = [one for some in zip_longest(*lists) for one in some if one is not None]  # first each's first
+                self._follow(runner, turns)
         except (DeadlinePassed, ExecutorUnavailable, ServiceError) as error:  # each builds its own
             if not self._over.is_set():
                 self._told.put(f"{', '.join(one.target for one in self._together)} build for themselves: {error}")
@@ -584,14 +586,6 @@ def _in_turn(kernels: Sequence[_Building], at_once: int) -> list[list[_Building]
     apart = [one for one in kernels if one.declaration.builds_apart]
     number = max(1, min(at_once, len(apart)))
     return [one for one in (alone, *(apart[i::number] for i in range(number))) if one]
-
-
-def _by_turns(
-    cases: Sequence[Sequence[tuple[Combination, Case]]], kernels: Sequence[Declaration]
-) -> list[tuple[Declaration, Case]]:
-    """The first case of each kernel, then the second ones."""
-    lists = [[(kernel, case) for _, case in some] for kernel, some in zip(kernels, cases, strict=True)]
-    return [one for some in zip_longest(*lists) for one in some if one is not None]
 
 
 def _unfinished(target: str, failing: Failing) -> Unfinished:

@@ -68,7 +68,9 @@ class Earlier:
 
     def knows(self, found: Finding) -> bool:
         """Whether ``found`` was told."""
-        if any(one in self.bugs for one in _names_of(found)):
+        kernels = (("target", found.declaration.target), ("name", found.declaration.name))
+        bugs = (("cause", found.cause), ("signature", str(found.signature)))
+        if any((*kernel, *bug) in self.bugs for kernel in kernels for bug in bugs):
             return True
         return any(are_one(one, found) for one, _ in self.saved)
 
@@ -102,14 +104,6 @@ def _bugs_in(summary: _Summary) -> Iterator[_Bug]:
         of_kernel = ("target", kernel.target) if kernel.target else ("name", kernel.name)
         for bug in kernel.findings:
             yield (*of_kernel, *(("cause", bug.cause) if bug.cause else ("signature", bug.signature)))
-
-
-def _names_of(found: Finding) -> Iterator[_Bug]:
-    """All that a summary may call it."""
-    declaration = found.declaration
-    for kernel in (("target", declaration.target), ("name", declaration.name)):
-        yield (*kernel, "cause", found.cause)
-        yield (*kernel, "signature", str(found.signature))
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]

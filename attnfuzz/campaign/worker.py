@@ -49,7 +49,7 @@ from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.identity.bug import Bug, FailingCase
+from attnfuzz.identity.bug import Bug, FailingCase, is_leak
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
@@ -150,7 +150,7 @@ class WorkerLoop:
             match message:
                 case Bug():
                     self._failures.learn(message)
-                    if message.is_leak:
+                    if is_leak(message):
                         self._judge.leaks(message.kernel)
                     if oracle_of(message.oracle).ends_process:
                         self._schedule.is_fatal(message.kernel)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.saved.merging import MergedFolder, SavedBug
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.declared_numerics import Tolerance
@@ -53,7 +52,9 @@ def command(
         _check_output(output, paths)
         given = read_saved(regression_files(paths))
         own = read_saved(regression_files([output]) if output.exists() else [])
-        with _runner(device, tolerance, needed=verify and bool(given)) as runner:
+        from attnfuzz.judging.runner import Runner
+
+        with Runner(device=device, tolerance=tolerance) if verify and given else nullcontext() as runner:
             rows = _merge([*own, *given], output, runner, trust=trust)
     print_merged(make_console(), rows, files=len(given), folders=len(paths), output=output, verified=verify)
     return Outcome(judged=None, failed=any(row.counts for row in rows))
@@ -73,33 +74,20 @@ def _check_output(output: Path, paths: Sequence[Path]) -> None:
             )
 
 
-@contextmanager
-def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runner | None]:
-    if not needed:
-        yield None
-        return
-    from attnfuzz.judging.runner import Runner
-
-    with Runner(device=device, tolerance=tolerance) as runner:
-        yield runner
-
-
 def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None, *, trust: bool) -> list[Merged]:
-    from attnfuzz.campaign.saved.merging import MergedFolder, tell_apart
+    from attnfuzz.campaign.saved.merging import Checked, MergedFolder, check_again, tell_apart
+    from attnfuzz.report.saved_cases import Merged
 
+    rows = []
     folder = MergedFolder(output, device=runner.device_name if runner is not None else "")
     try:
-        return [_merge_one(bug, folder, runner, trust=trust) for bug in tell_apart(saved)]
+        for bug in tell_apart(saved):
+            unchecked = Checked(bug.files[0], "unverified")
+            checked = unchecked if runner is None else check_again(bug, runner, trust=trust)
+            rows.append(Merged(bug, checked, folder.keep(bug, checked)))
     except OSError as error:
         raise Refusal(
             f"{str(output)!r} cannot be written ({error.strerror}); name a folder that can with -o: the merged folders "
             "are as they were"
         ) from error
-
-
-def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None, *, trust: bool) -> Merged:
-    from attnfuzz.campaign.saved.merging import Checked, check_again
-    from attnfuzz.report.saved_cases import Merged
-
-    checked = check_again(bug, runner, trust=trust) if runner is not None else Checked(bug.files[0], "unverified")
-    return Merged(bug, checked, folder.keep(bug, checked))
+    return rows

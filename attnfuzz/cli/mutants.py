@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, SHARD, Shard, duration, number_of_workers, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
 if TYPE_CHECKING:
     from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
-
-
-_MAX_SHARDS = 1000
 
 
 def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -27,16 +24,6 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
         if name not in OPERATOR_NAMES:
             raise click.BadParameter(f"{name!r} must be one of {', '.join(OPERATOR_NAMES)}", ctx, param)
     return value
-
-
-def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
-    """``2/3``: number and count."""
-    number, _, count = value.partition("/")
-    if not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count) <= _MAX_SHARDS:
-        raise click.BadParameter(
-            f"{value!r} must be NUMBER/COUNT with 1 <= NUMBER <= COUNT <= {_MAX_SHARDS}, such as 1/2", ctx, param
-        )
-    return int(number), int(count)
 
 
 @click.command(epilog=KERNEL_HELP)
@@ -57,9 +44,7 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 )
 @click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
 @click.option("--mutant", "ids", multiple=True, metavar="ID", help="Only this mutant.")
-@click.option(
-    "--shard", default="1/1", metavar="NUMBER/COUNT", callback=_shard, help="Only one of equal parts of all mutants."
-)
+@SHARD
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
@@ -73,7 +58,13 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @click.option("--list", "only_list", is_flag=True, help="Print the mutants and run none.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 def command(
-    json_file: Path | None, output: Path | None, earlier: Path | None, only_list: bool, quiet: bool, **asked: Any
+    json_file: Path | None,
+    output: Path | None,
+    earlier: Path | None,
+    only_list: bool,
+    quiet: bool,
+    shard: Shard | None,
+    **asked: Any,
 ) -> Outcome:
     """Change the Triton code of KERNELs, one small bug at a time, and tell which of these mutants are found.
 
@@ -82,7 +73,8 @@ def command(
     """
     from attnfuzz.mutation.measurement import MutantsRequest
 
-    request = MutantsRequest(**asked)
+    part = (shard.number, shard.of) if shard is not None and shard.of is not None else (1, 1)
+    request = MutantsRequest(shard=part, **asked)
     if only_list:
         return _list(request)
     if earlier is not None:

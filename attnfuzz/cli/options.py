@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from attnfuzz.oracles.registry import KNOWN, NAME_PATTERN, ORACLES
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import Earlier
     from attnfuzz.config import Settings
+    from attnfuzz.declaration import Declaration
     from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 
 
@@ -162,6 +163,21 @@ def writable_file(ctx: click.Context, param: click.Parameter, value: Path | None
             f"{str(value)!r} cannot be written; name a file in a folder that exists and can be written", ctx, param
         )
     return value
+
+
+def of_engines(load: Callable[[Sequence[str]], list[Declaration]]) -> tuple[list[Declaration], list[str]]:
+    """The kernels of all engines that are installed, and a sentence for each that is not."""
+    from attnfuzz.adapters import engines
+    from attnfuzz.declaration import KernelLoadError
+
+    found: list[Declaration] = []
+    absent: list[str] = []
+    for engine in engines():
+        try:
+            found += load([f"{engine}:*"])
+        except KernelLoadError as error:
+            absent.append(str(error))
+    return found, absent
 
 
 def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:

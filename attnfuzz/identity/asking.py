@@ -18,7 +18,7 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
 from attnfuzz.identity.nearby_cases import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
-from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.cases import AttentionCase, Case, decode_case
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.repeated import plain_values
 
@@ -89,7 +89,7 @@ def _is_foretold(bug: Bug, suspect: FailingCase, known: KnownBugs, run: _Runs) -
 def _is_cured_by(bug: Bug, suspect: FailingCase, run: _Runs) -> bool:
     """Whether the case passes once it has, besides all of its own, what ``bug`` needs."""
     declaration, case = suspect.declaration, suspect.case
-    smallest = bug.smallest_case(case)
+    smallest = decode_case(case.problem, bug.case) if bug.case else None
     both = [] if smallest is None else crossed(declaration, case, smallest)
     asked = (one for one in both if suspect.features | bug.features <= case_features(declaration, one))
     return any(run(one) is None for one in asked)
