@@ -48,6 +48,7 @@ import msgspec
 
 from attnfuzz.campaign.probe_cases import (
     TOLD_ON_ALL_PATHS,
+    Pair,
     ProbeCases,
     behind_a_window,
     points,
@@ -516,9 +517,13 @@ class _Inference:
             self._lse()
         self._strides()
         self._empty()
+        cases = self._cases(self.point)
         if has_query_lens(self.declaration.problem):
-            self._padding_tokens()
-        self._freed_pages()
+            padded = self._cases(self.point, padding_tokens=2)
+            self._leave_out_if("padding_tokens", False, True, list(zip(cases, padded, strict=True)), ("raises",))
+        if "window" in self.supports.variants:
+            freed = [behind_a_window(case) for case in cases if isinstance(case, PagedDecodeCase)]
+            self._leave_out_if("freed_pages", False, True, freed, ("wrong",), only=DEAD_MEMORY.name)
         self._leave_out_of("dtypes", dtypes_of(self.supports), ("raises",))
         self._sizes("head_sizes", (*HEAD_SIZES, 32), head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
         if self.declaration.problem != "merge_states":
@@ -568,6 +573,14 @@ class _Inference:
             found = msgspec.structs.replace(found, case=small.case, failure=small.failure)
         said = "" if found.failure is None else found.failure.message
         self.left_out.append(msgspec.structs.replace(found, said=said))
+
+    def _leave_out_if(
+        self, name: str, kept: object, value: object, pairs: Sequence[Pair], outcomes: Sequence[Outcome], only: str = ""
+    ) -> None:
+        """Leave ``value``, which the second case of each pair has, out if each fails so, by the oracle ``only``."""
+        seen = _throughout(self._result, pairs, outcomes) if self._is_open(name) else None
+        if seen is not None and seen.failure is not None and only in ("", seen.failure.oracle):
+            self._leave_out(name, kept, (value,), seen)
 
     # What an ordinary case is
 
@@ -1012,35 +1025,9 @@ class _Inference:
             ) or not self._is_of_itself(seen):
                 return
             self._leave_out("empty_sequences", False, (True,), seen)
-        elif isinstance(right, MergeStatesCase) and self._is_open("empty_state_lse"):
-            self._positive_infinity(right)
-
-    def _positive_infinity(self, right: MergeStatesCase) -> None:
-        """Whether a state whose LSE is +inf is taken for empty where one whose LSE is -inf is."""
-        cases = list(told_by_either_infinity(right))
-        seen = _throughout(self._result, cases, ("raises", "wrong", "dies"))
-        if seen is not None:
-            self._leave_out("empty_state_lse", ("-inf",), ("+inf",), seen)
-
-    def _padding_tokens(self) -> None:
-        if self._is_open("padding_tokens"):
-            pairs = list(zip(self._cases(self.point), self._cases(self.point, padding_tokens=2), strict=True))
-            seen = _throughout(self._result, pairs, ("raises",))
-            if seen is not None:
-                self._leave_out("padding_tokens", False, (True,), seen)
-
-    def _freed_pages(self) -> None:
-        first, *_ = self._cases(self.point) or (None,)
-        if (
-            not self._is_open("freed_pages")
-            or "window" not in self.supports.variants
-            or not isinstance(first, PagedDecodeCase)
-        ):
-            return
-        pairs = [behind_a_window(case) for case in self._cases(self.point) if isinstance(case, PagedDecodeCase)]
-        seen = _throughout(self._result, pairs, ("wrong",))
-        if seen is not None and seen.failure is not None and seen.failure.oracle == DEAD_MEMORY.name:
-            self._leave_out("freed_pages", False, (True,), seen)
+        elif isinstance(right, MergeStatesCase):
+            told = list(told_by_either_infinity(right))
+            self._leave_out_if("empty_state_lse", ("-inf",), "+inf", told, ("raises", "wrong", "dies"))
 
 
 def _throughout(
