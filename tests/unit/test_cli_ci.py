@@ -53,7 +53,7 @@ def test_a_bug_fails_the_job_until_it_is_known_and_again_once_it_is_repaired(tmp
     (tmp_path / "regressions").mkdir()
     document = json.loads(saved.read_bytes()) | {"issue": "https://example.org/issues/12"}
     (tmp_path / "regressions" / saved.name).write_text(json.dumps(document))
-    with ending_after(cases=10):
+    with ending_after(cases=3):
         run = ci("mine.py", "--shard", "1/2", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"xfail  regressions/{saved.name}  mine.py:mine  known: https://example.org/issues/12" in run.stdout
