@@ -102,18 +102,16 @@ def _run() -> int:
             show_error(error)
         return error.exit_code
     except (BrokenPipeError, SystemExit):  # no command ends the process; click does, for a reader that is gone
-        return _reader_gone()
+        detach_output()
+        return interrupted_by(signal.SIGPIPE)  # as other tools end of that, which Python does not
     except Exception as error:  # noqa: BLE001 - whatever it is, nobody may take it for findings
         if isinstance(error, OSError) and is_gone(error):
             detach_output(but_stderr=True)
             return _refuse(_why_unwritten(error))
-        return _refuse(_why_failed(error))
+        from attnfuzz.internal_errors import own_error
+        from attnfuzz.isolation.process import why_starved
 
-
-def _reader_gone() -> int:
-    """As other tools end of SIGPIPE, which Python does not."""
-    detach_output()
-    return interrupted_by(signal.SIGPIPE)
+        return _refuse(why_starved(error) or own_error(error))
 
 
 def _refuse(sentence: str) -> int:
@@ -125,10 +123,3 @@ def _refuse(sentence: str) -> int:
 def _why_unwritten(error: OSError) -> str:
     what = error.filename or "the output"
     return f"{what} cannot be written: {error.strerror}; make room there, or name another place"
-
-
-def _why_failed(error: Exception) -> str:
-    from attnfuzz.internal_errors import own_error
-    from attnfuzz.isolation.process import why_starved
-
-    return why_starved(error) or own_error(error)

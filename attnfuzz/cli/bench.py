@@ -10,7 +10,7 @@ import click
 from attnfuzz.bench.kernels.measurements import L2State, Mode
 from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.bench.tuning_record import FEATURES
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, of_engines, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -160,21 +160,12 @@ def kernels_command(
 
 def _others(named: tuple[str, ...], process: TimingProcess) -> tuple[list[Declaration], list[str]]:
     """Kernels to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
-    from attnfuzz.adapters import engines
     from attnfuzz.bench.kernels.run import choose_kernels
-    from attnfuzz.declaration import KernelLoadError
 
     if named:
         wanted = [one for one in named if one != _NONE]
         return (choose_kernels(process.declarations(wanted), named=True) if wanted else []), []
-    found: list[Declaration] = []
-    absent: list[str] = []
-    for engine in engines():
-        try:
-            found += process.declarations([f"{engine}:*"])
-        except KernelLoadError as error:
-            absent.append(str(error))
-    return found, absent
+    return of_engines(process.declarations)
 
 
 def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]) -> None:

@@ -103,10 +103,12 @@ def command(
             console.print(f"{shard}: {len(part)} of {len(saved)} saved cases", soft_wrap=True)
             if not part:
                 console.print("there are more shards than saved cases: nothing is left for this one to run")
-                return _nothing_to_run(json_file)
+                write_asked(("--json", json_file, lambda path: write_replayed(path, [], device="")))
+                return SHOWN  # others run them all, so this one has missed nothing
             saved = part
         results = []
-        on = _other_kernels(others, instead=bool(kernels))
+        is_typed = click.get_current_context().get_parameter_source("others") is ParameterSource.COMMANDLINE
+        on = [one for one in others if one != _NONE and (is_typed or not kernels)]  # the project's go with its own
         environments: list[Python | None] = [*examine_all(pythons)]
         for python in environments or [None]:
             print_environment(console, python)
@@ -133,20 +135,6 @@ def command(
         failed=any(one.is_unexpected if known else one.failed for one in results),
         missed=any(one.is_missed for one in results),
     )
-
-
-def _nothing_to_run(json_file: Path | None) -> Outcome:
-    """The outcome of a shard without cases: others run them all, so this one has missed nothing."""
-    from attnfuzz.report.saved_cases import write_replayed
-
-    write_asked(("--json", json_file, lambda path: write_replayed(path, [], device="")))
-    return SHOWN
-
-
-def _other_kernels(named: tuple[str, ...], *, instead: bool) -> tuple[str, ...]:
-    """Those of --on. Where --kernel says what runs ``instead``, the project's settings add none."""
-    is_typed = click.get_current_context().get_parameter_source("others") is ParameterSource.COMMANDLINE
-    return tuple(one for one in named if one != _NONE and (is_typed or not instead))
 
 
 def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[SavedCase]:

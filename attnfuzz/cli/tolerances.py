@@ -12,8 +12,6 @@ from attnfuzz.cli.output import refusing, while_anyone_reads
 if TYPE_CHECKING:
     from attnfuzz.testing.tolerances import Suite
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.option("--seq-len", type=click.IntRange(2, 1 << 16), default=512, show_default=True)

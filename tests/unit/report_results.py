@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.statistics import ProgressMeter
+from attnfuzz.campaign.statistics import ProgressMeter, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values

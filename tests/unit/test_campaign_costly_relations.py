@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from attnfuzz.campaign.draw.costly_relations import CostlyRelations
-from attnfuzz.campaign.messages import Found, Join, ToWorker, WorkerProgress
+from attnfuzz.campaign.messages import Found, Join, ToWorker
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
-from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
+from attnfuzz.verdict import Drawn, Failure, Verdict
 from tests.unit.search_bench import KERNEL, after
 from tests.unit.test_campaign_search_batches import BatchBench
 
@@ -125,36 +126,21 @@ class NarrowBench(BatchBench):
 
     asked: int = 0
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         time.sleep(0.001)
-        if isinstance(relations, Drawn) and relations.turn is not None:
+        if isinstance(how["relations"], Drawn) and how["relations"].turn is not None:
             self.asked += 1
             assert cast(DenseDecodeCase, case).seq_lens
             return Verdict(failure=NARROW)
-        if relations == ("page_relocation",):
+        if how["relations"] == ("page_relocation",):
             return Verdict(failure=NARROW)
-        return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+        return super().judge(declaration, case, **how)
 
-    def together(
-        self,
-        declaration: Declaration,
-        cases: Sequence[DenseDecodeCase],
-        *,
-        timeout_s: float,
-        relations: Relations = None,
-    ) -> list[Verdict] | None:
+    def together(self, declaration: Declaration, cases: Sequence[DenseDecodeCase], **how: Any) -> list[Verdict] | None:
         time.sleep(0.001 * len(cases))
-        assert isinstance(relations, Drawn)
-        assert "page_relocation" in relations.without  # or it would be drawn by chance, whatever it takes
-        return super().together(declaration, cases, timeout_s=timeout_s, relations=relations)
+        assert isinstance(how["relations"], Drawn)
+        assert "page_relocation" in how["relations"].without  # or it would be drawn by chance, whatever it takes
+        return super().together(declaration, cases, **how)
 
 
 def test_what_only_a_turn_shows_is_found() -> None:
@@ -199,22 +185,14 @@ class EarlyBench(NarrowBench):
 
     drew: Case | None = None
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         if self.drew is None:
             self.drew = case
             return Verdict(failure=NARROW)
         if len(self.judged) == 3:
             self.mail.append(Join(kernel=KERNEL))
-        asked = relations if isinstance(relations, tuple) else ()
-        return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=asked)
+        asked = how["relations"] if isinstance(how["relations"], tuple) else ()
+        return super().judge(declaration, case, **how | {"relations": asked})
 
 
 def test_what_a_relation_has_shown_early_is_asked_for_again() -> None:

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.draw.larger_cases import (
-    RUNGS,
-    LargerCases,
-    asked_sizes,
-    longest_sequence,
-    roomy_sizes,
-)
+from attnfuzz.campaign.draw.larger_cases import RUNGS, LargerCases, asked_sizes, longest_sequence, roomy_sizes
 from attnfuzz.campaign.draw.sampling import CaseSource
-from attnfuzz.campaign.messages import Found, WorkerProgress
-from attnfuzz.campaign.statistics import CaseCounts
+from attnfuzz.campaign.messages import Found
+from attnfuzz.campaign.statistics import CaseCounts, WorkerProgress
 from attnfuzz.campaign.worker import _strategy
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case
@@ -126,8 +120,10 @@ def test_limits_in_the_source_are_met_from_both_sides() -> None:
             met.update(getattr(case, "seq_lens", ()))
             long.judged(kernel, longest_sequence(case), 0.001, passed=True)
         long.round_over(kernel, roomy=False, cases=100, seconds=0.1)
-    assert met >= {699, 700, 701}
-    assert max(met) > RUNGS[0]
+        if met >= {699, 700, 701} and max(met) > RUNGS[0]:
+            break
+    else:
+        pytest.fail(f"{sorted(met)} leave something out")
     far = a_kernel("paged_decode", lengths=(9000,), head_sizes=(16,))
     long = after_usual(far, 0.001)
     for tokens in RUNGS:

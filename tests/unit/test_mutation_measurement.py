@@ -224,7 +224,7 @@ def test_nothing_to_change(tmp_path: Path) -> None:
     [
         (["k.py", "--operator", "swap"], "'swap' must be one of mask_term, mask_dropped,"),
         (["k.py", "--equivalent", "missing.toml"], "does not exist"),
-        (["k.py", "--shard", "3/2"], "'3/2' must be NUMBER/COUNT with 1 <= NUMBER <= COUNT <= 1000, such as 1/2"),
+        (["k.py", "--shard", "3/2"], "'3/2' must be I/N, the machine's number from 1 to N and how many"),
         ([], "Missing argument"),
     ],
 )

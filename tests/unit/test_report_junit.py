@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.cases.input_space import pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase

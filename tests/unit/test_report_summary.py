@@ -12,8 +12,8 @@ import msgspec
 
 from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports

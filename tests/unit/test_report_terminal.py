@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
-from attnfuzz.campaign.statistics import KernelStatistics
+from attnfuzz.campaign.statistics import KernelStatistics, WorkerProgress
 from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
