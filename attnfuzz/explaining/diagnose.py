@@ -246,7 +246,8 @@ class _Rows:
         self.case: Any = reference.case
         self.comparisons = comparisons
         self._poison = poison
-        is_wrong, is_asked = _rows_where(comparisons, lambda one: one.ratio > 1), _rows_where(comparisons, _is_asked)
+        is_wrong = _rows_where(comparisons, lambda one: one.ratio > 1)
+        is_asked = _rows_where(comparisons, lambda one: ~one.expected.isnan())  # of rows that read NaN nothing is
         self._wrong = is_wrong.nonzero().tolist()
         self._right = (~is_wrong & is_asked).nonzero().tolist()
 
@@ -728,11 +729,6 @@ def _rows_where(comparisons: list[Comparison], holds: Callable[[Comparison], Ten
         if one.name in ("out", "output", "lse", "output_lse"):
             found = found | (mask if mask.dim() == 2 else mask.any(-1))
     return found
-
-
-def _is_asked(one: Comparison) -> Tensor:
-    """Where there is a right result: not in rows that read NaN."""
-    return ~one.expected.isnan()
 
 
 def past_the_end_within_bounds(

@@ -32,7 +32,6 @@ from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, runs_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
-from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.run_checks import RunChecks
 from attnfuzz.trials.trial import Trial
@@ -281,22 +280,9 @@ class _Judge:
         for changed in runs_of(relation, trial):
             if changed.values is None:  # another case, whose mistakes are not this one's
                 continue
-            reference = Reference(
-                trial.kernel.declaration,
-                changed.case,
-                device=trial.device,
-                tolerance=self.tolerance,
-                values=values_on(changed.values, trial.device),
-            )
-            alone = Trial(
-                trial.kernel,
-                changed.case,
-                device=trial.device,
-                tolerance=self.tolerance,
-                reference=reference,
-                placement=changed.placement,
-                inquire=trial.inquire,
-                compile_clock=trial.compile_clock,
+            reference = trial.reference_of(changed.case, values_on(changed.values, trial.device))
+            alone = trial.beside(
+                case=changed.case, reference=reference, placement=changed.placement, inquire=trial.inquire
             )
             try:
                 found = self._most_specific(alone)

@@ -73,9 +73,8 @@ class _Token:
         return row_of(self.reference, case, self.comparisons, self.token, self.heads[i], 0.0)
 
 
-def _applies(declaration: Declaration, case: AttentionCase) -> bool:
+def _applies(_: Declaration, case: AttentionCase) -> bool:
     """Float32 has no roundings to 16 bits, and an 8-bit cache and variants of scores more than are taken apart here."""
-    del declaration
     if case.dtype == "float32" or case.kv is not None or changes_scores(case):
         return False
     return next(repeated(case, "cpu"), None) is not None
@@ -88,7 +87,7 @@ def _check(trial: Trial) -> Failure | None:
     found = list[_Token]()
     for changed in repeated(case, trial.device):
         seen = run_on(trial, Changed("with other numbers", changed))
-        reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance="bound")
+        reference = trial.reference_of(changed)
         comparisons = compare(reference, seen)
         if (wrong := objection(reference, comparisons, seen.poison, nearby=no_runs)) is not None:
             return _beyond(_inquired(trial, changed) or wrong, changed)
@@ -110,11 +109,7 @@ def _told(trial: Trial, failure: Failure) -> Failure:
 
 def _inquired(trial: Trial, changed: AttentionCase) -> Failure | None:
     """The failure of a case with other numbers, explained like that of any case that is wrong by itself."""
-    if not trial.inquire:
-        return None
-    tolerance = trial.reference.tolerance
-    alone = Trial(trial.kernel, changed, device=trial.device, tolerance=tolerance, twice=False, inquire=True)
-    return accuracy.check(alone)
+    return accuracy.check(trial.beside(case=changed, twice=False, inquire=True)) if trial.inquire else None
 
 
 def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:
