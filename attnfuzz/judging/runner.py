@@ -21,11 +21,9 @@ from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.leaks import MemoryUse, find_leak
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, START_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
-    AccessLinesRequest,
     BuildReply,
     BuildRequest,
     BuiltReply,
-    CauseLinesRequest,
     DeclarationsRequest,
     DeviceReply,
     ExplainReply,
@@ -36,6 +34,7 @@ from attnfuzz.judging.messages import (
     GuardRequest,
     JudgeReply,
     JudgeRequest,
+    LinesRequest,
     ScriptPartReply,
     ScriptPartRequest,
     from_wire,
@@ -47,8 +46,6 @@ from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.verdict import Failure, Relations, Verdict
-
-__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner", "start_executor"]
 
 SERVICE = "attnfuzz.judging.service:in_executor"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
@@ -267,10 +264,8 @@ class Runner:
             return Verdict(failure=failure if failure.oracle in self.oracles else None)
         if reply.lost is not None:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.lost}")
-        if reply.problem is not None:
-            raise ProblemUnusable(reply.problem)
         if not reply.verdicts:
-            raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
+            raise ExecutorUnavailable("the executor cannot judge")
         return _with_builds(from_wire(reply.verdicts[0]), built_s)
 
     def judge_batch(
@@ -306,10 +301,6 @@ class Runner:
             self.lost = failure_of(reply)
         if not isinstance(reply, JudgeReply) or reply.lost is not None:
             return None
-        if reply.problem is not None:
-            raise ProblemUnusable(reply.problem)
-        if reply.environment is not None:
-            raise ExecutorUnavailable(reply.environment)
         if len(reply.verdicts) != len(cases):
             return None
         verdicts = list(map(from_wire, reply.verdicts))
@@ -345,35 +336,27 @@ class Runner:
         return Explanation(lines=(f"the weights of tokens cannot be measured: {failure_of(reply).message}",))
 
     def cause_lines(self, declaration: Declaration, case: Case, replays: Sequence[str]) -> Explanation:
-        """The lines at which the kernel makes one of the roundings `replays` (`Failure.replays`), as `sources`.
-
-        There are none if they are not known, or the process does not live to tell.
-
-        Runs the case once, in a fresh executor, where nothing else has been compiled. Raises what `judge` raises.
-        """
-        if not replays:
-            return Explanation()
-        check_size(case)
-        if not self._kernels.is_fresh:
-            self.restart()
-        request = CauseLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), tuple(replays))
-        reply = self._kernels.call(declaration, "cause_lines", request, ExplainReply, timeout_s=self.timeout_s)
-        return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
+        """The lines at which the kernel makes one of the roundings `replays` (`Failure.replays`): see `_lines`."""
+        return self._lines(declaration, case, replays=tuple(replays)) if replays else Explanation()
 
     def access_lines(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
-        """The lines at which the kernel touches what ``failure`` is about, as `sources`.
-
-        There are none if they are not known, or the process does not live to tell. Runs the case in a fresh executor,
-        in which the kernel has kept nothing. Raises what `judge` raises.
-        """
+        """The lines at which the kernel touches what ``failure`` is about: see `_lines`."""
         if (question := question_of(failure)) is None:
             return Explanation()
+        tensors = (failure.tensor,) if failure.tensor and question != UNWRITTEN.name else ()
+        return self._lines(declaration, case, question=question, tensors=tensors)
+
+    def _lines(self, declaration: Declaration, case: Case, **wanted: Any) -> Explanation:
+        """Lines of the kernel, as `sources`: none if they are not known, or the process does not live to tell.
+
+        Runs the case in a fresh executor, where nothing else has been compiled, and in which the kernel has kept
+        nothing. Raises what `judge` raises.
+        """
         check_size(case)
         if not self._kernels.is_fresh:
             self.restart()
-        tensors = (failure.tensor,) if failure.tensor and question != UNWRITTEN.name else ()
-        request = AccessLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), question, tensors)
-        reply = self._kernels.call(declaration, "access_lines", request, ExplainReply, timeout_s=self.timeout_s)
+        request = LinesRequest(declaration.target, msgspec.Raw(encode_case(case)), **wanted)
+        reply = self._kernels.call(declaration, "lines", request, ExplainReply, timeout_s=self.timeout_s)
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
@@ -492,11 +475,15 @@ class Runner:
     def _ask(
         self, declaration: Declaration, request: JudgeRequest, timeout_s: float
     ) -> tuple[JudgeReply | Died | TimedOut, float]:
-        """The reply, and the seconds that it waited for builds."""
+        """The reply, and the seconds that it waited for builds. Raises where nothing of the kind can be judged."""
         self.gpu_share = 0.0
         reply = self._kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
         if not isinstance(reply, JudgeReply):
             return reply, 0.0
+        if reply.problem is not None:
+            raise ProblemUnusable(reply.problem)
+        if reply.environment is not None:
+            raise ExecutorUnavailable(reply.environment)
         self.gpu_share = reply.gpu_share
         return reply, self._kernels.built_s
 

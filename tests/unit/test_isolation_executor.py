@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.isolation import Executor, ServiceError, Zygote
+from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.link import OUTPUT_TAIL_BYTES
 from attnfuzz.isolation.messages import FrameError
-from attnfuzz.isolation.outcomes import TimedOut, signal_name
+from attnfuzz.isolation.outcomes import ServiceError, TimedOut, signal_name
+from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.execution_clients import assert_gone, call, died, timed_out
 
 

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from attnfuzz.isolation import Died, Executor, ExecutorUnavailable, ServiceError, Zygote
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.outcomes import Died, ExecutorUnavailable, ServiceError
+from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.execution_clients import SERVICES, call, num_descriptors
 
 

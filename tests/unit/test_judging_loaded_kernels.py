@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.isolation import Zygote
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging import loaded_kernels
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
