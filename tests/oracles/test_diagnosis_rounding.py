@@ -82,7 +82,7 @@ def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -
 
     Where it says nothing of how much that matters, a ratio of 200 to a bound would be taken for a wrong result.
     """
-    found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype, shapes=TWO)
+    found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype)
     of_scores = [failure for failure in found if "scores_rounded" in {one.mistake for one in failure.causes}]
     named = [failure for failure in found if failure in of_scores or "scores_rounded" in failure.maybe]
     assert len(of_scores) >= 0.8 * len(found)
