@@ -161,7 +161,7 @@ class ProbeLoad:
             return list(pool.map(work, self._runners[:executors]))
 
     def _judge(self, runner: Runner) -> int:
-        return len(runner.judge_batch(self._declaration, _CASES, timeout_s=60.0))
+        return len(runner.judge_together(self._declaration, _CASES, timeout_s=60.0) or ())
 
     def _judge_until(self, runner: Runner, until: float) -> int:
         judged = 0

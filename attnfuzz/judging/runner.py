@@ -268,31 +268,13 @@ class Runner:
             raise ExecutorUnavailable("the executor cannot judge")
         return _with_builds(from_wire(reply.verdicts[0]), built_s)
 
-    def judge_batch(
-        self,
-        declaration: Declaration,
-        cases: Sequence[Case],
-        *,
-        timeout_s: float,
-        single_timeout_s: float | None = None,
-    ) -> list[Verdict]:
-        """The verdict on each of `cases`: as `judge`, at a fraction of the time on a GPU.
-
-        `timeout_s` is for the batch. If it hangs, takes its process down or costs it the GPU, each case is judged
-        alone, within `single_timeout_s` (the runner's own if None); so is a batch of one. Raises as `judge` does,
-        whichever case it is for.
-        """
-        verdicts = self.judge_together(declaration, cases, timeout_s=timeout_s) if len(cases) > 1 else None
-        if verdicts is None:
-            return [self.judge(declaration, case, timeout_s=single_timeout_s) for case in cases]
-        return verdicts
-
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> list[Verdict] | None:
-        """As `judge_batch`, but None where the batch is lost: the caller decides about judging each case alone.
+        """The verdict on each of `cases`, as `judge`, at a fraction of the time on a GPU; `timeout_s` is for all of them.
 
-        Where its process ended or hung, `lost` says how. `relations`: as for `judge`.
+        None where the batch is lost: it hung, took its process down or cost it the GPU. Then `lost` says how, and the
+        caller decides about judging each case alone. Raises as `judge` does, whichever case it is for.
         """
         self.lost = None
         request = self._request(declaration, cases, relations=relations, together=True)

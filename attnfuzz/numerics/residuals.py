@@ -187,9 +187,14 @@ class Residuals:
     largest_lean: float
 
     @property
+    def excess(self) -> float:
+        """The size over the largest one that chance explains."""
+        return self.size / self.largest_size
+
+    @property
     def is_too_large(self) -> bool:
         """Whether there is more of an error than all roundings make."""
-        return self.size > self.largest_size
+        return self.excess > 1
 
     @property
     def is_one_sided(self) -> bool:
