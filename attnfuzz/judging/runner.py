@@ -271,7 +271,7 @@ class Runner:
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> list[Verdict] | None:
-        """The verdict on each of `cases`, as `judge`, at a fraction of the time on a GPU; `timeout_s` is for all of them.
+        """The verdict on each of `cases`, as `judge`, at a fraction of the time on a GPU, all within `timeout_s`.
 
         None where the batch is lost: it hung, took its process down or cost it the GPU. Then `lost` says how, and the
         caller decides about judging each case alone. Raises as `judge` does, whichever case it is for.
