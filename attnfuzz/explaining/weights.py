@@ -210,7 +210,7 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     else:  # each in a dimension of its own
         found = _weigh(reruns, places, torch.arange(places.count, device="cpu"), constant)
     has_splits = reruns.case.partial_states > 0 and not is_large
-    _, *of_splits = empty.values() if has_splits else ("",)
+    of_splits = [*empty.values()][1:] if has_splits else []  # the LSE behind the output, if there is one
     split_lse = natural_lse(reruns.kernel.declaration, of_splits[0]).flatten(0, 1) if of_splits else None
     return Weights(
         got=found.got,

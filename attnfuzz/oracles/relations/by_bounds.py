@@ -268,5 +268,9 @@ REPAGING = _relation(registry.REPAGING, _with_other_pages, PagedDecodeCase)
 GQA_EXPANSION = _relation(registry.GQA_EXPANSION, _with_heads_repeated, AttentionCase, _repeated)
 SPLIT_COUNT = _relation(registry.SPLIT_COUNT, _with_other_splits)
 COMPOSE = Relation(
-    registry.COMPOSE, lambda *case: any(_ownerships(*case)), _check_merged, cases=AttentionCase, under_a_mask=False
+    registry.COMPOSE,
+    lambda declaration, case: any(_ownerships(declaration, case)),
+    _check_merged,
+    cases=AttentionCase,
+    under_a_mask=False,
 )
