@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from attnfuzz.declaration import Absent, Declaration
+from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.accesses import question_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.builds import GiveUp
@@ -132,7 +132,8 @@ class Runner:
         if forked is not None:
             forked(self.zygote)
         self.device: Device = self._settle_device(device)
-        self._kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
+        self.kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
+        """The kernels that the present executor has imported."""
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
 
     @cached_property
@@ -181,18 +182,7 @@ class Runner:
 
         `within`: the root of the project that they must lie in, where not the user but a file names them.
         """
-        return self._kernels.declarations(targets, within=within)
-
-    def listed(self, targets: Sequence[str]) -> tuple[list[Declaration], list[Absent]]:
-        """The declarations, and those kernels of engines that cannot be had here. Raises `KernelLoadError`."""
-        return self._kernels.listed(targets)
-
-    def import_known(self, declarations: Sequence[Declaration]) -> None:
-        """Have the present executor import kernels that are known, before a case waits for it.
-
-        Raises `KernelLoadError` in one sentence.
-        """
-        self._kernels.import_known(declarations)
+        return self.kernels.declarations(targets, within=within)
 
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Prepare these kernels: wherever they are judged, that will not be done again.
@@ -202,7 +192,7 @@ class Runner:
         """
         for declaration in declarations:
             if declaration.needs_preparing:
-                self._kernels.prepare(declaration)
+                self.kernels.prepare(declaration)
         return [msgspec.structs.replace(declaration, needs_preparing=False) for declaration in declarations]
 
     def begin_builds(self, cases: Sequence[tuple[Declaration, Case]]) -> BuildReply | None:
@@ -212,22 +202,15 @@ class Runner:
         `ServiceError`.
         """
         encoded = [(declaration.target, msgspec.Raw(encode_case(case))) for declaration, case in cases]
-        return self._kernels.begin_builds(BuildRequest(encoded))
+        return self.kernels.begin_builds(BuildRequest(encoded))
 
     def built(self) -> BuiltReply | None:
         """How far that has come; None where the executor does not say, which then is at an end."""
-        return self._kernels.built()
+        return self.kernels.built()
 
     def give_up_builds(self, when: GiveUp) -> None:
         """Wait for no build of a kernel any more when ``when`` says so; siblings that are made later do the same."""
-        self._kernels.give_up = when
-
-    def start_device(self) -> None:
-        """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
-
-        Raises `ExecutorUnavailable`.
-        """
-        self._kernels.start_device()
+        self.kernels.give_up = when
 
     def judge(
         self,
@@ -296,7 +279,7 @@ class Runner:
         if CRASH.name not in self.oracles:
             return None
         encoded = msgspec.Raw(encode_case(case))
-        if not self._kernels.is_fresh:
+        if not self.kernels.is_fresh:
             self.restart()
         try:
             return find_leak(lambda calls: self._use_after(declaration, encoded, calls, timeout_s))
@@ -312,7 +295,7 @@ class Runner:
         """
         check_size(case)
         request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), oracle, seconds)
-        reply = self._kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
+        reply = self.kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
         if isinstance(reply, ExplainReply):
             return reply.explanation
         return Explanation(lines=(f"the weights of tokens cannot be measured: {failure_of(reply).message}",))
@@ -335,15 +318,15 @@ class Runner:
         nothing. Raises what `judge` raises.
         """
         check_size(case)
-        if not self._kernels.is_fresh:
+        if not self.kernels.is_fresh:
             self.restart()
         request = LinesRequest(declaration.target, msgspec.Raw(encode_case(case)), **wanted)
-        reply = self._kernels.call(declaration, "lines", request, ExplainReply, timeout_s=self.timeout_s)
+        reply = self.kernels.call(declaration, "lines", request, ExplainReply, timeout_s=self.timeout_s)
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """The reply of a run with chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
-        reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
+        reply = self.kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
         return reply if isinstance(reply, GuardReply) else None
 
     def script_part(self, declaration: Declaration, case: Case, *, launches: bool) -> ScriptPart | None:
@@ -354,7 +337,7 @@ class Runner:
         if not isinstance(case, OpenCase):  # of which only a process that has imported its problem knows the size
             check_size(case)
         request = ScriptPartRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
-        reply = self._kernels.call(declaration, "script_part", request, ScriptPartReply, timeout_s=self.timeout_s)
+        reply = self.kernels.call(declaration, "script_part", request, ScriptPartReply, timeout_s=self.timeout_s)
         return reply.part if isinstance(reply, ScriptPartReply) else None
 
     def restart(self) -> None:
@@ -373,10 +356,10 @@ class Runner:
         """As `sibling`, with this runner's executor, which has started its device and imported kernels; this one goes
         on with a fresh one."""
         made = self._beside(executor=self._executor)
-        made._kernels = self._kernels
+        made.kernels = self.kernels
         self._executor = self._new_executor()
-        self._kernels = LoadedKernels(
-            self._executor, self.device, made._kernels.prepared, import_patience_s=made._kernels.import_patience_s
+        self.kernels = LoadedKernels(
+            self._executor, self.device, made.kernels.prepared, import_patience_s=made.kernels.import_patience_s
         )
         return made
 
@@ -389,12 +372,12 @@ class Runner:
             memory_limit_bytes=memory_limit_bytes or self._memory_limit_bytes,
             environment=self._executor_environment,
             zygote=self.zygote,
-            prepared=self._kernels.prepared,
+            prepared=self.kernels.prepared,
             watching=self._watching,
-            import_patience_s=self._kernels.import_patience_s,
+            import_patience_s=self.kernels.import_patience_s,
             executor=executor,
         )
-        made.give_up_builds(self._kernels.give_up)
+        made.give_up_builds(self.kernels.give_up)
         return made
 
     def close(self) -> None:
@@ -459,7 +442,7 @@ class Runner:
     ) -> tuple[JudgeReply | Died | TimedOut, float]:
         """The reply, and the seconds that it waited for builds. Raises where nothing of the kind can be judged."""
         self.gpu_share = 0.0
-        reply = self._kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
+        reply = self.kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
         if not isinstance(reply, JudgeReply):
             return reply, 0.0
         if reply.problem is not None:
@@ -467,14 +450,14 @@ class Runner:
         if reply.environment is not None:
             raise ExecutorUnavailable(reply.environment)
         self.gpu_share = reply.gpu_share
-        return reply, self._kernels.built_s
+        return reply, self.kernels.built_s
 
     def _use_after(
         self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
     ) -> MemoryUse | None:
         request = GrowthRequest(declaration.target, case, calls)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        reply = self._kernels.call(declaration, "growth", request, GrowthReply, timeout_s=timeout_s)
+        reply = self.kernels.call(declaration, "growth", request, GrowthReply, timeout_s=timeout_s)
         return reply.use if isinstance(reply, GrowthReply) else None
 
 
