@@ -518,9 +518,9 @@ def work(
             interpret=(lambda: Runner(device="cpu", python=python, wait=False, **settings)) if on_gpu else None,
         )
         opened.callback(judge.close)
-        runner.start_device()
+        runner.kernels.start_device()
         if setup.kernels:  # or the first is still being built
-            runner.import_known(setup.kernels)
+            runner.kernels.import_known(setup.kernels)
         channel.send(Ready())
         begin = _await_begin(channel, mail)
         if begin is None:

@@ -46,7 +46,7 @@ def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
         from attnfuzz.report.terminal import make_console
 
         with Runner() as runner:
-            declarations, absent = runner.listed(list(kernels) or ["*"])
+            declarations, absent = runner.kernels.listed(list(kernels) or ["*"])
     print_kernels(make_console(), declarations, absent, verbose=verbose)
     return SHOWN
 

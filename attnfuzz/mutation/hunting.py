@@ -276,8 +276,8 @@ def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> 
 
         def ready() -> Runner:
             runner = made.result()
-            runner.start_device()
-            runner.import_known(kernels)
+            runner.kernels.start_device()
+            runner.kernels.import_known(kernels)
             return runner
 
         prepared = pool.submit(ready)

@@ -47,7 +47,7 @@ class SearchKiller:
             # on a CPU a fresh process takes milliseconds
             is_slow = self._hunter.device != "cpu"
             with spare_runner(runner.sibling, mutant.kernels) if is_slow else nullcontext() as spare:
-                runner.start_device()  # seconds count from the first case
+                runner.kernels.start_device()  # seconds count from the first case
                 hunted = Hunt(self._hunter, runner, mutant.kernels, spare=spare).run()
             kill = hunted.kill
             if kill is None:
@@ -86,7 +86,7 @@ class CommandKiller:
 def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
     """Why the kernels cannot be imported; None if they can."""
     try:
-        runner.import_known(kernels)
+        runner.kernels.import_known(kernels)
     except KernelLoadError as error:
         return str(error)
     return None
