@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from hypothesis import HealthCheck, Phase, given, settings
-
-from attnfuzz.problems.cases import PagedDecodeCase, encode_case
+from attnfuzz.problems.cases import encode_case
 from attnfuzz.strategies.cases import cases
 from attnfuzz.strategies.decisions import Decisions, decided
+from tests.unit.drawing import drawn_from
 
 
 def test_zero_bytes_and_missing_bytes_are_the_simplest_option() -> None:
@@ -47,28 +46,13 @@ def test_parts_do_not_shift_each_other() -> None:
 
 def test_decided_reads_the_whole_string() -> None:
     """The last decisions of a value would always be the simplest."""
-    seen: list[tuple[bool, ...]] = []
-
-    @settings(max_examples=50, phases=[Phase.generate], database=None, derandomize=True)
-    @given(decided(lambda decisions: tuple(decisions.pick([False, True]) for _ in range(3)), size=3))
-    def collect(value: tuple[bool, ...]) -> None:
-        seen.append(value)
-
-    collect()
-    assert len(set(seen)) == 8
+    three = decided(lambda decisions: tuple(decisions.pick([False, True]) for _ in range(3)), size=3)
+    assert len({*drawn_from(three, 50)}) == 8
 
 
 def test_generated_cases_are_not_variations_of_each_other() -> None:
     """Five of six cases would share most fields with the one before, and hard combinations come up that much later."""
-    drawn: list[PagedDecodeCase] = []
-
-    @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None,
-              suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
-    @given(cases("paged_decode"))
-    def collect(case: PagedDecodeCase) -> None:
-        drawn.append(case)
-
-    collect()
+    drawn = drawn_from(cases("paged_decode"), 200)
     assert len({encode_case(case) for case in drawn}) == len(drawn)
     repeated = sum(one.num_seqs > 1 and one.seq_lens == other.seq_lens for one, other in itertools.pairwise(drawn))
     assert repeated < len(drawn) // 20

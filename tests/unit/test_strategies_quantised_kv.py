@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from attnfuzz import strategies
 from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.decisions import decided
 from attnfuzz.strategies.quantised_kv import QUANTISED_KV_BYTES, decide_quantised_kv
-from tests.unit.drawing import drawn_from
+from tests.unit.drawing import drawn_cases, drawn_from
 
 
 @pytest.mark.parametrize("problem", ["paged_decode", "dense_decode", "merge_states"])
 def test_a_kernel_that_declares_nothing_gets_plain_caches(problem: Any) -> None:
     """Every kernel written before would be blamed for a cache that it cannot read."""
     supports = Supports() if problem == "paged_decode" else Supports(kv_dtypes=KV_DTYPES)
-    drawn = drawn_from(strategies.cases(problem, supports=supports), draws=60)
+    drawn = drawn_cases(problem, 60, supports=supports)
     assert all(getattr(case, "kv", None) is None for case in drawn)
 
 
@@ -27,7 +26,7 @@ def test_a_kernel_that_declares_nothing_gets_plain_caches(problem: Any) -> None:
 def test_a_kernel_gets_what_it_declares(problem: Any) -> None:
     """A scale per head would never be tried, or be drawn for a kernel with one scale."""
     supports = Supports(strides="any", kv_dtypes=("float8_e5m2",), kv_scales=("tensor",))
-    drawn = drawn_from(strategies.cases(problem, supports=supports), draws=200)
+    drawn = drawn_cases(problem, 200, supports=supports)
     found = {(case.kv.dtype, case.kv.per) for case in drawn if case.kv is not None}
     assert found == {("float8_e5m2", "tensor")}
     assert all(why_unsupported(supports, {}, case) is None for case in drawn)
@@ -46,7 +45,7 @@ def test_all_combinations_occur_beside_plain_caches() -> None:
 def test_scores_follow_the_scale_of_k() -> None:
     """Keys of few values tie, and times a scale of 8 errors of their scores would hide a doubled output."""
     supports = Supports(kv_dtypes=KV_DTYPES)
-    drawn = [case for case in drawn_from(strategies.cases("paged_decode", supports=supports)) if case.kv is not None]
+    drawn = [case for case in drawn_cases("paged_decode", supports=supports) if case.kv is not None]
     low = [case for case in drawn if case.values.keys == "negative"]
     reached = [
         80 * case.head_size * case.scale * max(case.kv.head_scales(case.num_kv_heads, case.values.seed).k)
@@ -60,7 +59,7 @@ def test_scores_follow_the_scale_of_k() -> None:
 def test_numbers_are_as_large_as_their_scales_are_small() -> None:
     """Scores of a cache with a scale near 2^-9 would all be 0, and a wrong scale change nothing."""
     supports = Supports(kv_dtypes=KV_DTYPES, kv_scales=("tensor",))
-    drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=3000)
+    drawn = drawn_cases("paged_decode", 3000, supports=supports)
     found = []
     for case in drawn:
         if case.kv is not None and case.kv.scales == "wide" and case.values.keys == "normal":
@@ -74,6 +73,6 @@ def test_numbers_are_as_large_as_their_scales_are_small() -> None:
 def test_packed_caches_have_heads_of_whole_pieces() -> None:
     """A case would be drawn that cannot be built."""
     supports = Supports(kv_dtypes=KV_DTYPES, layouts=("packed",), head_sizes=(40, 64))
-    drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=200)
+    drawn = drawn_cases("paged_decode", 200, supports=supports)
     assert {case.head_size for case in drawn if case.kv is not None} == {64}
     assert {case.head_size for case in drawn} == {40, 64}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz import strategies
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant, VariantName, absent_tensors
 from attnfuzz.strategies.decisions import decided
 from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant
-from tests.unit.drawing import drawn_from
+from tests.unit.drawing import drawn_cases, drawn_from
 
 
 def variants(*steps: int) -> SearchStrategy[Variant]:
@@ -21,20 +20,20 @@ def variants(*steps: int) -> SearchStrategy[Variant]:
 
 def test_a_kernel_that_declares_nothing_gets_plain_cases() -> None:
     """Every kernel written before would be blamed for a window that it knows nothing of."""
-    drawn = drawn_from(strategies.cases("paged_decode"), draws=100)
+    drawn = drawn_cases("paged_decode", 100)
     assert {case.variant for case in drawn} == {PLAIN_VARIANT}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_kernel_gets_what_it_declares_and_nothing_else(name: VariantName) -> None:
     """A kernel with a window alone would be given sinks, or its window never be tried."""
-    drawn = drawn_from(strategies.cases("paged_decode", supports=Supports(variants=(name,))), draws=200)
+    drawn = drawn_cases("paged_decode", 200, supports=Supports(variants=(name,)))
     assert {case.variant.names for case in drawn} == {(), (name,)}
 
 
 def test_split_decode_has_no_sinks() -> None:
     """A partial state would be asked for a logit that belongs to the whole row."""
-    drawn = drawn_from(strategies.cases("split_decode", supports=Supports(variants=VARIANTS)), draws=200)
+    drawn = drawn_cases("split_decode", 200, supports=Supports(variants=VARIANTS))
     names = {name for case in drawn for name in case.variant.names}
     assert names == {"window", "soft_cap", "alibi"}
 
@@ -52,7 +51,7 @@ def test_sinks_are_drawn_more_often_where_programs_share_a_row() -> None:
     shares = [
         sum(case.variant.sinks is not None for case in drawn) / len(drawn)
         for choices in ((1,), (2, 5))
-        for drawn in [drawn_from(strategies.cases("paged_decode", supports=supports, options={"num_splits": choices}))]
+        for drawn in [drawn_cases("paged_decode", supports=supports, options={"num_splits": choices})]
     ]
     assert 0.1 < shares[0] < 0.27 < shares[1] < 0.45
 
@@ -63,11 +62,11 @@ def test_wide_groups_have_numbers_for_each_head_more_often() -> None:
         sum(case.variant.sinks is not None for case in drawn) / len(drawn)
         for ratio in (16, 17)
         for supports in [Supports(variants=("sinks",), gqa_ratios=(ratio,))]
-        for drawn in [drawn_from(strategies.cases("paged_decode", supports=supports))]
+        for drawn in [drawn_cases("paged_decode", supports=supports)]
     ]
     assert 0.1 < shares[0] < 0.27 < 0.4 < shares[1] < 0.6
     supports = Supports(variants=("alibi",), gqa_ratios=(17,))
-    drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=200)
+    drawn = drawn_cases("paged_decode", 200, supports=supports)
     assert 0.4 < sum(case.variant.alibi is not None for case in drawn) / len(drawn) < 0.6
 
 
@@ -75,7 +74,7 @@ def test_wide_groups_have_numbers_for_each_head_more_often() -> None:
 def test_low_scores_are_drawn_where_nothing_keeps_the_maximum_up(name: VariantName) -> None:
     """Nothing but the sink or the cap would count in a third of the cases with splits, whatever the kernel does."""
     supports = Supports(variants=(name,))
-    drawn = drawn_from(strategies.cases("paged_decode", supports=supports, options={"num_splits": (3,)}), draws=800)
+    drawn = drawn_cases("paged_decode", 800, supports=supports, options={"num_splits": (3,)})
     kept_up: list[bool] = []
     others: list[bool] = []
     for case in drawn:
@@ -92,7 +91,7 @@ def test_windows_end_at_tiles_and_beside_them() -> None:
 
 def test_lengths_and_needles_lie_on_both_sides_of_a_window() -> None:
     """A key that is just outside of the window would leak unnoticed, or never be outside at all."""
-    drawn = drawn_from(strategies.cases("paged_decode", supports=Supports(variants=("window",))), draws=800)
+    drawn = drawn_cases("paged_decode", 800, supports=Supports(variants=("window",)))
     outside, inside, around = set(), set(), set()
     for case in [case for case in drawn if isinstance(case, PagedDecodeCase) and case.variant.window]:
         window = case.variant.window or 0
@@ -108,6 +107,6 @@ def test_lengths_and_needles_lie_on_both_sides_of_a_window() -> None:
 
 def test_no_strides_for_tensors_that_a_case_does_not_have() -> None:
     """A case would describe the memory of a tensor that is never built."""
-    drawn = drawn_from(strategies.cases("paged_decode", supports=Supports(strides="any", variants=VARIANTS)), draws=200)
+    drawn = drawn_cases("paged_decode", 200, supports=Supports(strides="any", variants=VARIANTS))
     assert not any(set(case.strides) & absent_tensors(case.variant) for case in drawn)
     assert any("sinks" in case.strides or "alibi_slopes" in case.strides for case in drawn)
