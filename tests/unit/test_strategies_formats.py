@@ -21,7 +21,7 @@ from attnfuzz.problems.supports import Strides, Supports
 from attnfuzz.problems.variants import VARIANT_TENSORS
 from attnfuzz.strategies import GPU_SIZES, cases, draw_formats
 from attnfuzz.strategies.formats import first_formats
-from attnfuzz.strategies.strides import strides_everywhere
+from attnfuzz.strategies.storage import strides_everywhere
 from tests.unit.drawing import drawn_cases
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
