@@ -12,7 +12,7 @@ from attnfuzz.problems.block_table import freed_tokens
 from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.quantised_kv import KV_DTYPES, QuantisedKv
-from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.problems.recipes import Needle, StrideKind, Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant
 
@@ -26,7 +26,7 @@ PACKED = Supports(kv_dtypes=KV_DTYPES, layouts=("packed",))
 
 
 def plain(**fields: Any) -> PagedDecodeCase:
-    strides = {"sinks": "every_other"} if "sinks" in fields else {}
+    strides: dict[str, StrideKind] = {"sinks": "every_other"} if "sinks" in fields else {}
     return PagedDecodeCase(**LENGTHS, head_size=16, scale=0.25, strides=strides, variant=Variant(**fields))
 
 
