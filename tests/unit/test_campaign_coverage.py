@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.campaign.statistics import PairCounts, by_axis, coverage_of
-from attnfuzz.cases.input_space import CaseLevels, InputSpace, pair_number
+from attnfuzz.cases.features import CaseLevels, InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.feature import Feature

@@ -25,7 +25,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
-from attnfuzz.triton_compat.delays import delayed
+from attnfuzz.triton_compat.launches import delayed
 from attnfuzz.verdict import RACE, Cause, Failure
 
 _RUNS, _CLOSER_RUNS = 4, 16
