@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from attnfuzz.triton_compat.patching import replaced
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -49,11 +51,8 @@ def recorded_launches() -> Iterator[list[Launch]]:
             launches.append(Launch(ttir, addresses))
         return compiled
 
-    setattr(function, "run", recording)  # noqa: B010 - of a class that a type checker does not know
-    try:
+    with replaced(function, {"run": recording}):
         yield launches
-    finally:
-        setattr(function, "run", run)  # noqa: B010 - as above
 
 
 _NVIDIA = "triton.backends.nvidia.compiler"
@@ -145,11 +144,8 @@ def delayed() -> Iterator[Delayed]:
         seen.launches += 1
         return lambda x, y, z, stream, own, *rest: launch(x, y, z, stream, function, *rest)
 
-    setattr(compiled, "run", property(waiting_run))  # noqa: B010 - of a class that a type checker does not know
-    try:
+    with replaced(compiled, {"run": property(waiting_run)}):
         yield seen
-    finally:
-        setattr(compiled, "run", run)  # noqa: B010 - as above
 
 
 def _compiled_kernels() -> type | None:
