@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from attnfuzz.cases.input_space import CaseLevels, InputSpace, levels_of, pair_number
+from attnfuzz.cases.features import CaseLevels, InputSpace, levels_of, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
@@ -161,7 +161,7 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
     executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
     executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
-    of levels (`attnfuzz.cases.input_space`). ``not_runnable``: cases, which are not among the ``cases``, by why they
+    of levels (`attnfuzz.cases.features`). ``not_runnable``: cases, which are not among the ``cases``, by why they
     cannot run here. ``related``: the cases on which each relation had a word. ``largest``: the most of what a case can
     have much of, by its name: tokens of a sequence, sequences, tokens in all.
     """

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.bench.kernels.measurements import L2State, Mode
-from attnfuzz.bench.kernels.shapes import SUITES
+from attnfuzz.bench.kernels.shapes import SUITES, L2State, Mode
 from attnfuzz.bench.tuning_record import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, of_engines, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
@@ -122,9 +121,8 @@ def kernels_command(
 
     The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
     """
-    from attnfuzz.bench.kernels.measurements import encode_report
     from attnfuzz.bench.kernels.run import KernelBench, TimingProcess, choose_kernels, choose_shapes, measure_kernels
-    from attnfuzz.bench.kernels.shapes import smoke_suite
+    from attnfuzz.bench.kernels.shapes import encode_report, smoke_suite
     from attnfuzz.own_files import write_file
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console

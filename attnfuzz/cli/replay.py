@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.declared_numerics import Tolerance
-    from attnfuzz.sanitizer.tool import Tool
+    from attnfuzz.sanitizer.running import Tool
 
 
 _NONE = "none"

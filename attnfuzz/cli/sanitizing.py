@@ -9,7 +9,7 @@ import click
 
 from attnfuzz.cli.output import Refusal
 from attnfuzz.oracles import registry
-from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
+from attnfuzz.sanitizer.running import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import Replayed, SavedCase

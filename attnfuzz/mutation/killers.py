@@ -17,8 +17,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, spare_runner
-from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome
+from attnfuzz.mutation.mutants import Kill, Mutant, MutantOutcome
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.overlay import VARIABLE, namesake
 from attnfuzz.problems.cases import Case

@@ -18,8 +18,7 @@ from rich.text import Text
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.mutation.measurement import MeasuredMutants
-from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score, Status
+from attnfuzz.mutation.mutants import Kill, Mutant, MutantOutcome, Score, Status
 from attnfuzz.own_files import write_file
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count

@@ -159,16 +159,8 @@ def _related(sent: Sequence[msgspec.Struct]) -> set[str]:
 class ContentBench(NarrowBench):
     """A kernel that the costly relations have nothing to say against."""
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
         return verdict if verdict.failure is None else Verdict(related=("page_relocation",))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from attnfuzz.campaign.statistics import by_axis, coverage_of, pairs_of
-from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.features import InputSpace
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.feature import Feature

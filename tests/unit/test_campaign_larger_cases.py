@@ -17,7 +17,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from tests.quality.drawn import draw
+from tests.unit.drawing import drawn_cases
 from tests.unit.search_bench import WRONG, Bench, after
 
 USUAL = CPU_SIZES.max_seq_len
@@ -105,7 +105,7 @@ def test_a_round_has_as_many_long_cases_as_fill_their_share() -> None:
 
 def test_roomy_cases_have_more_tokens_in_all() -> None:
     """What is wrong from 128 tokens on was drawn once in hundred cases."""
-    usual, roomy = (draw("paged_attention", Supports(), 600, sizes=one) for one in (CPU_SIZES, roomy_sizes(CPU_SIZES)))
+    usual, roomy = (drawn_cases("paged_attention", 600, sizes=one) for one in (CPU_SIZES, roomy_sizes(CPU_SIZES)))
     long = [sum(longest_sequence(case) >= 128 for case in cases) / 600 for cases in (usual, roomy)]
     assert long[1] > 2 * long[0]
     assert long[1] > 0.15
@@ -143,7 +143,7 @@ def test_a_user_says_how_long_sequences_are_and_how_many() -> None:
     """Who knows the lengths that are served could not have them tried on a CPU, or others left out."""
     kernel = a_kernel("paged_decode", head_sizes=(16,))
     short = asked_sizes(CPU_SIZES, max_seq_len=40, max_seqs=20)
-    cases: list[Case] = draw("paged_decode", Supports(), 400, sizes=short)
+    cases: list[Case] = drawn_cases("paged_decode", sizes=short)
     assert max(map(longest_sequence, cases)) == 40
     assert max(len(getattr(case, "seq_lens", ())) for case in cases) > 2 * CPU_SIZES.max_seqs
     assert after_usual(kernel, 0.01, usual=short, max_seq_len=40).due(kernel, until=FAR) == []

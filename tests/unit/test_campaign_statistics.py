@@ -19,7 +19,7 @@ from attnfuzz.campaign.statistics import (
     above,
     ratio_bin,
 )
-from attnfuzz.cases.input_space import InputSpace, pair_number
+from attnfuzz.cases.features import InputSpace, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase

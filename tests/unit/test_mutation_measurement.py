@@ -13,7 +13,7 @@ import pytest
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest, choose_mutants, measure
-from attnfuzz.mutation.outcomes import Status
+from attnfuzz.mutation.mutants import Status
 from attnfuzz.report.mutants import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
 from tests.unit.in_process import attnfuzz
 from tests.unit.mutable_kernels import write_project

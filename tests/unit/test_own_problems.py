@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.cases.features import features
-from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.features import InputSpace, features
 from attnfuzz.corpus import RegressionError, load_regression
 from attnfuzz.declaration import Kernel
 from attnfuzz.isolation.outcomes import ExecutorUnavailable

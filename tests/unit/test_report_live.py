@@ -11,7 +11,7 @@ from rich.console import Console
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.campaign.statistics import WorkerProgress
-from attnfuzz.cases.input_space import pair_number
+from attnfuzz.cases.features import pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.progress import LiveReporter, panel

@@ -37,8 +37,8 @@ from attnfuzz.problems.cases import Case, case_number
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.trials.observation import Observation, never_launches
 from attnfuzz.trials.trial import Trial
-from attnfuzz.triton_compat.delays import delayed
 from attnfuzz.triton_compat.interpreter_schedules import Conflict, Schedule, scheduled
+from attnfuzz.triton_compat.launches import delayed
 from attnfuzz.verdict import RACE, Cause, Failure
 
 _RULE = "no program, and no warp, may count on when another one runs"

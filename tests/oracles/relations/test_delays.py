@@ -20,7 +20,7 @@ from attnfuzz.oracles.relations.schedules import DELAYS
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
-from attnfuzz.triton_compat.delays import Delayed, with_delays
+from attnfuzz.triton_compat.launches import Delayed, with_delays
 from attnfuzz.verdict import Failure
 
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnfuzz.triton_compat.delays import delayed
+from attnfuzz.triton_compat.launches import delayed
 from tests.oracles.relations.racing_kernels import _merge
 
 loaded, launched = [], []
