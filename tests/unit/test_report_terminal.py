@@ -23,6 +23,7 @@ from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
 from attnfuzz.verdict import NARROW_OFFSETS, WITHOUT_WEIGHT, Cause, Failure
 from tests.unit.named_features import named
+from tests.unit.report_results import statistics_of
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
@@ -43,17 +44,7 @@ def a_finding(**fields: Any) -> Finding:
 
 
 def statistics(*findings: Finding, cases: int = 10) -> Statistics:
-    now = time.monotonic()
-    made = Statistics(
-        kernels=Statistics.of_kernels([KERNEL]),
-        started=now - 60,
-        deadline=now,
-        device="cpu",
-        device_name="a processor",
-        workers=2,
-        seed=7,
-        findings=list(findings),
-    )
+    made = statistics_of([KERNEL], *findings)
     made.kernels[KERNEL.target].add(WorkerProgress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
     return made
 
