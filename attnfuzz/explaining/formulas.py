@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
+from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.problems.cases import AttentionCase
@@ -654,9 +654,9 @@ def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
     if (
         row.case.partial_states
         or row.got_lse is None
-        or not row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
+        or not max(row.lse + _FEWEST_BOUNDS * row.lse_bound, LOWEST_EXPONENT) < row.got_lse < math.inf
     ):
-        return
+        return  # lower numbers stand for -inf: that is the one mistake whose word is `OF_EMPTY_ROWS`
     share = math.exp(row.lse - row.got_lse)
     if not bool(((1 - share) * row.expected.abs() > row.bound).any()):
         return  # some score fits any log-sum-exp, and the output does not say whether it is this
