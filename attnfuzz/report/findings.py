@@ -77,7 +77,7 @@ def one_line(case: Case) -> str:
 
 
 def _value(value: object) -> str:
-    return f"({listed(value)})" if isinstance(value, tuple) else str(value)
+    return f"({listed(value)})" if isinstance(value, tuple) else str(value) or '""'
 
 
 def count(number: int, noun: str) -> str:
