@@ -268,6 +268,7 @@ def test_a_maximum_that_begins_at_0_is_named_where_no_weight_is_left(plant: Any)
     failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
     assert failure is not None
     assert failure.cause == "maximum_begins_finite"
+    assert failure.message.endswith("; out is 100 % of its largest number off and lse is infinitely far off")
 
 
 def test_places_that_fill_a_tile_are_told_with_their_score(plant: Any) -> None:
