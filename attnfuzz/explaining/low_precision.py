@@ -452,7 +452,8 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
     """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
     for name in _SHORTER:
         dtype = getattr(torch, name)
-        for parts in (("K",), ("V",), ("K", "V"), ("q", "K", "V")):
+        with_q = (("q", "K", "V"),) if name != row.case.dtype else ()  # of which it is
+        for parts in (("K",), ("V",), ("K", "V"), *with_q):
             every = (("q", row.q), ("K", row.k), ("V", row.v))
             q, k, v = (one.float().to(dtype).double() if part in parts else one for part, one in every)
             words = f"{joined(parts)} {'are' if parts[1:] else 'is'} converted to {name} on the way"
