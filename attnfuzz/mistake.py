@@ -88,6 +88,7 @@ _KNOWN = (
         "tokens_dropped",
         "treated_as_empty",
         "values_dropped",
+        "weights_dropped",
     )
 )
 

@@ -94,6 +94,7 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
     explanation = Explanation()
     if failure is not None:
         explanation = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_TOTAL_S)
+        failure = explanation.told or failure
         if regression.preceding:
             note = f"the case fails only after {len(regression.preceding)} others, without which it is explained here"
             explanation = msgspec.structs.replace(explanation, lines=(note, *explanation.lines))

@@ -66,7 +66,7 @@ MAKERS: tuple[Maker, ...] = (
     Maker.of("hidden_keys", formulas.hidden_keys),
     Maker.of("head_map", tokens.another_head),
     Maker.of("causal_limit", tokens.behind_the_query),
-    Maker({"tokens_dropped", "tokens_counted_twice", "values_dropped"}, tokens.miscounted),
+    Maker({"tokens_dropped", "tokens_counted_twice", "values_dropped", "weights_dropped"}, tokens.miscounted),
     Maker({PAST_THE_END}, tokens.past_the_end),
     Maker({"not_rescaled"}, formulas.not_rescaled),
     Maker.of("normalisation", formulas.rescaled_output),
@@ -103,6 +103,7 @@ IN_GENERAL = {
     "tokens_counted_twice": "tokens are counted twice",
     "tokens_dropped": "tokens are dropped",
     "values_dropped": "tokens have weight, but their V is left out",
+    "weights_dropped": "tokens are averaged, but their weights are left out of the sum that divides",
     "weights_misplaced": "weights are read from where those of others are stored",
     "window": "the window is wrong",
 }

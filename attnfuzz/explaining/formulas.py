@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.explaining.low_precision import TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
+from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.problems.cases import AttentionCase
@@ -291,6 +291,17 @@ def lse_formulas(row: AttentionRow) -> Iterator[Family]:
             lses[f"lse adds the largest score to a sum that is still relative to {keys}"] = row.lse + top - first
     yield from lse_bases(row)
     yield from family("lse_formula", (Predicted(row.expected, lse, words, words) for words, lse in lses.items()))
+    yield from family("lse_formula", _sums_of_parts(row))
+
+
+def _sums_of_parts(row: AttentionRow) -> Iterator[Predicted]:
+    """Log-sum-exps that add the sums of parts as if all of them were relative to one maximum."""
+    words = "lse adds the sums of parts of the keys without rescaling them to one maximum"
+    for part_of, names in _partitions(row).items():
+        scores = in_parts(row.log_weights, part_of)
+        sums = (scores - scores.amax(1, keepdim=True).clamp(min=_LOWEST)).exp().sum()
+        lse = row.top + math.log(float(sums))
+        yield from (Predicted(row.expected, lse, f"sums of {name}", words) for name in names)
 
 
 _SPLITS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
@@ -520,6 +531,9 @@ def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
     # FlashAttention 2 does so where it masks causally: a constant of a row, which softmax does not see.
     words = "ALiBi counts from the first key, not from the query"
     yield Predicted(out, float(lse) + slope * position, "from the first key", words)
+    if behind := case.rows_of(row.seq)[-1] - row.row:
+        words = "ALiBi counts from the last query token, not from each"
+        yield Predicted(out, float(lse) - slope * behind, "from the last query token", words)
     distance = torch.arange(-position, 1, dtype=torch.float64, device="cpu")
     for way, words, factor in (
         ("subtracted", "ALiBi is subtracted", -1.0),
@@ -532,7 +546,7 @@ def _wrong_biases(row: AttentionRow) -> Iterator[Predicted]:
     yield Predicted(*row.given(row.scores - slope), "one key off", "ALiBi counts one key too many")
     for rule, head in row.other_heads():
         shifted = row.scores + (numbers["alibi_slopes"][head] - slope) * distance
-        yield Predicted(*row.given(shifted), rule, f"the slope is that of query head {head} ({rule})")
+        yield Predicted(*row.given(shifted), rule, f"the slope is that of query head {head}", rule)
 
 
 def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
@@ -541,8 +555,8 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     numbers = case.variant.per_head_numbers(case.num_q_heads, case.values.seed)["sinks"]
     for rule, head in row.other_heads():
         if numbers[head] != numbers[row.head]:
-            words = f"the sink is that of query head {head} ({rule})"
-            yield Predicted(*row.averaged(row.log_weights, sink=numbers[head]), rule, words)
+            words = f"the sink is that of query head {head}"
+            yield Predicted(*row.averaged(row.log_weights, sink=numbers[head]), rule, words, rule)
     if not case.variant.has_weighty_sinks:
         return
     sink = numbers[row.head]
@@ -553,6 +567,11 @@ def _wrong_sinks(row: AttentionRow) -> Iterator[Predicted]:
     ):
         if sink:
             yield Predicted(*row.averaged(row.log_weights, sink=sink * factor), way, words)
+    if (cap := case.variant.soft_cap) is not None:
+        capped = cap * math.tanh(sink / cap)
+        yield Predicted(
+            *row.averaged(row.log_weights, sink=capped), "capped", "the soft cap is applied to the sink, too"
+        )
     above = sink - float(row.log_weights.max())
     if above > math.log(torch.finfo(torch.float32).max):
         words = "the sink is not in the maximum that is subtracted, and overflows"
@@ -654,9 +673,9 @@ def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
     if (
         row.case.partial_states
         or row.got_lse is None
-        or not row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
+        or not max(row.lse + _FEWEST_BOUNDS * row.lse_bound, LOWEST_EXPONENT) < row.got_lse < math.inf
     ):
-        return
+        return  # lower numbers stand for -inf: that is the one mistake whose word is `OF_EMPTY_ROWS`
     share = math.exp(row.lse - row.got_lse)
     if not bool(((1 - share) * row.expected.abs() > row.bound).any()):
         return  # some score fits any log-sum-exp, and the output does not say whether it is this
@@ -691,6 +710,11 @@ def masks(row: AttentionRow) -> Iterator[Predicted]:
     wrong: list[tuple[str, str, bytes | None]] = [
         ("not applied", "the mask is not applied", b"\1" * length),
         ("causal", "the mask is taken for a causal one", b"\1" * (length - count + query + 1)),
+        (
+            "not of the context",
+            "the mask is not applied to keys before the first query token's",
+            b"\1" * (length - count) + table[query][length - count :],
+        ),
         ("transposed", "the mask is read with keys before query tokens", flat[query::count]),
         ("rows of queries", shorter, entries(begins + query * count)),
         ("offset twice", "the table of the mask begins at twice its offset", entries(at + begins)),

@@ -208,6 +208,7 @@ def find_unwritten(reruns: Reruns) -> Unwritten:
         differs = bits(part) != bits(other[name])
         if bool(differs.any()):
             held = holds_prefill(other[name], "nan") & holds_prefill(third[name], "low")
+            held &= holds_prefill(part, "finite")  # to NaN, or a large number, anything may be added
             what = "is not written" if torch.equal(held, differs) else "is made of memory that was never written"
             where = _along(differs, axes_of(name, reruns.case))
             lines.append(f"{name}[{where}] {what}" if where else f"{name} {what}")

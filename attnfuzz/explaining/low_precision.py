@@ -452,7 +452,8 @@ def _converted(row: AttentionRow) -> Iterator[Rounding]:
     """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
     for name in _SHORTER:
         dtype = getattr(torch, name)
-        for parts in (("K",), ("V",), ("K", "V"), ("q", "K", "V")):
+        with_q = (("q", "K", "V"),) if name != row.case.dtype else ()  # of which it is
+        for parts in (("K",), ("V",), ("K", "V"), *with_q):
             every = (("q", row.q), ("K", row.k), ("V", row.v))
             q, k, v = (one.float().to(dtype).double() if part in parts else one for part, one in every)
             words = f"{joined(parts)} {'are' if parts[1:] else 'is'} converted to {name} on the way"
@@ -483,18 +484,30 @@ def _finite_maximum(row: AttentionRow) -> Iterator[Rounding]:
     lies there: then the log-sum-exp says so by itself, if it is near a number that somebody may have written.
     """
     begins = row.got_lse if row.got_lse is not None and math.isfinite(row.got_lse) else 0.0
-    is_lost = row.top < _LOWEST_OF_FLOAT32 and begins > row.lse + row.lse_bound
+    is_low = row.top < _LOWEST_OF_FLOAT32
+    is_lost = is_low and begins > row.lse + row.lse_bound
     lost = min(0.0, row.lse - begins) if is_lost else 0.0
-    words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
-    lse = row.lse - lost
-    ways: list[tuple[Tensor, Tensor | float]] = [(math.exp(lost) * row.expected, lse)]
+    ways: list[tuple[Tensor, Tensor | float]] = [(math.exp(lost) * row.expected, row.lse - lost)]
     if is_lost and row.got_lse == -math.inf:  # it begins above all scores, of which no weight is left
         ways = [(torch.zeros_like(row.expected), -math.inf), (torch.full_like(row.expected, torch.nan), -math.inf)]
     if is_lost and row.got_lse is None:  # nothing tells with which number it begins: perhaps with a lower one
         ways.append((row.expected, row.lse))
-    if is_lost and begins < LOWEST_EXPONENT and _stands_for_infinity(begins, row.case.scale):
-        ways.append((row.got, lse))
-    yield _rounding(OF_EMPTY_ROWS, "finite maximum", words, ways)
+    is_written = is_low and begins < LOWEST_EXPONENT and bool(_stands_for_infinity(begins, row.case.scale))
+    if is_written and abs(begins - row.lse) > row.lse_bound:  # below it, too, where that number is not scaled as scores
+        ways.append((row.got, begins))
+    yield _rounding(OF_EMPTY_ROWS, "finite maximum", _words_of_finite(row, begins if is_written else 0.0), ways)
+
+
+def _words_of_finite(row: AttentionRow, begins: float) -> str:
+    """With the scores in each unit in which that number may be written, and the log-sum-exp if it is such a number."""
+    tops = [f"{row.top:.4g}", f"{row.top / math.log(2):.4g} to base 2"]
+    if row.case.scale != 1.0:
+        tops.insert(1, f"{row.top / row.case.scale:.4g} before the scale")
+    low = f"all scores lie below it: the largest is {', '.join(tops[:-1])} and {tops[-1]}"
+    if not begins:
+        return f"the running maximum begins at a finite number, and {low}"
+    written = " or ".join(_stands_for_infinity(begins, row.case.scale))
+    return f"the running maximum begins at a finite number, or masked scores are one, and {low}; lse is about {written}"
 
 
 def _maximum_of_each_tile(row: AttentionRow) -> Iterator[Rounding]:
@@ -527,17 +540,24 @@ def _by_tiles(scores: Scores, v: Tensor, tile: int) -> tuple[Tensor, Tensor]:
     return (average / total).double(), (top + total.log()).double()
 
 
-def _stands_for_infinity(lse: float, scale: float) -> bool:
-    """Whether so low a log-sum-exp is that of some keys whose score is a number of one digit, as -5e4.
+def _stands_for_infinity(lse: float, scale: float) -> list[str]:
+    """The numbers of one digit, as -5e4, that are the score of some keys if so low a log-sum-exp is theirs.
 
-    It may have been a score before the scale, or one to base 2.
+    They may have been scores before the scale, or to base 2.
     """
-    for unit in (1.0, math.log(2), abs(scale), abs(scale) * math.log(2)):
+    found: dict[float, str] = {}
+    for unit, told in (
+        (1.0, ""),
+        (math.log(2), " to base 2"),
+        (abs(scale), " before the scale"),
+        (abs(scale) * math.log(2), " before the scale"),
+    ):
         written = -lse / unit
-        digit = 10.0 ** math.floor(math.log10(written))
-        if abs(written - round(written / digit) * digit) * unit <= _LOG_OF_KEYS:
-            return True
-    return False
+        digit = 10.0 ** math.floor(math.log10(written)) if written > 0 else math.inf
+        nearest = round(written / digit) * digit
+        if abs(written - nearest) * unit <= _LOG_OF_KEYS:
+            found.setdefault(unit, f"{-nearest:.0e}{told}")
+    return list(found.values())
 
 
 def _rounding(

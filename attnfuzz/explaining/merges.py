@@ -152,6 +152,7 @@ def _wrong_lses(row: MergedRow) -> Iterator[Family]:
     a, b = row.lses.tolist()
     wrong = {
         "lse is the logarithm of the sum, without the maximum": row.lse - row.top,
+        "lse is the larger of the two plus a base-2 logarithm of the sum": row.top + (row.lse - row.top) / math.log(2),
         "lse is the larger of the two, not their sum": row.top,
         "lse is that of the prefix alone": a,
         "lse is that of the suffix alone": b,

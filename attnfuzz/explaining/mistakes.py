@@ -131,26 +131,29 @@ class Family(Replay):
 
 
 class Predicted(NamedTuple):
-    """What a mistake gives, its LSE None if that stays right, the way in which it is made, and what that is here."""
+    """What a mistake gives, its LSE None if that stays right, the way in which it is made, and what that is here.
+
+    ``rule``: what it is in any case, if ``words`` do not say it.
+    """
 
     out: Float64[Tensor, " v_head_size"]
     lse: float | None
     way: str
     words: str
+    rule: str = ""
 
 
 def family(cause: str, found: Iterable[Predicted]) -> Iterator[Family]:
     """Ways of which there are few, as one family; none where there is none."""
     if listed := list(found):
-        outs, lses, ways, words = zip(*listed, strict=True)
+        outs, lses, ways, words, rules = zip(*listed, strict=True)
         for is_right in (True, False):
             chosen = [i for i, lse in enumerate(lses) if (lse is None) is is_right]
             if chosen:
                 lse = None if is_right else torch.tensor([lses[i] for i in chosen], dtype=torch.float64, device="cpu")
-                told = [words[i] for i in chosen]
-                yield Family(
-                    cause, torch.stack([outs[i] for i in chosen]), lse, [ways[i] for i in chosen], told.__getitem__
-                )
+                of_ways, told, general = ([part[i] for i in chosen] for part in (ways, words, rules))
+                out = torch.stack([outs[i] for i in chosen])
+                yield Family(cause, out, lse, of_ways, told.__getitem__, rule=general.__getitem__)
 
 
 @dataclass(frozen=True)

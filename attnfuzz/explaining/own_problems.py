@@ -260,11 +260,16 @@ def _alone_and_together(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def is_given(got: Results, wanted: Sequence[Target]) -> bool:
-    """Whether these are the results, and there is something to compare: beside small numbers, a bound allows much."""
+    """Whether these are the results, and there is something to compare: beside small numbers, a bound allows much.
+
+    Numbers of 8 bits may be as far off as their last bit makes them.
+    """
     for one in wanted:
-        error = (got[one.name].double() - one.value).abs()
-        same = (got[one.name].double() == one.value) | (got[one.name].isnan() & one.value.isnan())
-        nearly = error <= torch.minimum(one.bound, _NEARLY * one.value.nan_to_num().abs().max())
+        result, size = got[one.name], one.value.nan_to_num().abs()
+        error = (result.double() - one.value).abs()
+        same = (result.double() == one.value) | (result.isnan() & one.value.isnan())
+        of_format = torch.finfo(result.dtype).eps * size if result.is_floating_point() else torch.zeros_like(size)
+        nearly = error <= torch.minimum(one.bound, (_NEARLY * size.max()).maximum(of_format))
         if not bool((same | nearly).all()):
             return False
     return bool(wanted)

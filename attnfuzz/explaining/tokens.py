@@ -158,7 +158,7 @@ def _by_number(row: AttentionRow) -> Iterator[tuple[str, Positions]]:
 
 
 def miscounted(row: AttentionRow) -> Iterator[Family]:
-    """Sets of tokens left out, counted twice, or in the sum of weights without their values."""
+    """Sets of tokens left out, counted twice, in the sum of weights without their values, or the other way round."""
     seen = set(row.seen)
     rules = dict(token_sets(row))
     sets = itertools.chain(rules.items(), _by_number(row))
@@ -186,6 +186,13 @@ def miscounted(row: AttentionRow) -> Iterator[Family]:
             "have weight, but their V is left out",
             as_before,
             without,
+        ),
+        (
+            "weights_dropped",
+            "is averaged, but its weight is left out of the sum that divides",
+            "are averaged, but their weights are left out of the sum that divides",
+            without,
+            as_before,
         ),
     ):
         total = (times * row.weights).sum(-1) + sink
@@ -464,6 +471,10 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
             lambda t: own[t // power],
         ),
     ]
+    flat, needed = [entry for entries in table for entry in entries], -(-max(case.seq_lens) // size)
+    if needed < len(own):
+        words = f"rows {of} are taken to be {needed} long, as the longest sequence needs, not {len(own)}"
+        rules.append(("rows as long as needed", words, lambda t: flat[row.seq * needed + t // size]))
     for tile in (tile for tile in TILES_OF_KEYS if tile > size):
         words = f"all of a tile of {tile} is read from the page of its first token"
         words = through_the_first if tile >= row.num_tokens else words

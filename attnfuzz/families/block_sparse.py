@@ -15,6 +15,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz import Choice, Expected, Integer, Integers, TensorSpec
+from attnfuzz.problems.wording import plural
 
 __all__ = ["BlockSparse"]
 
@@ -100,7 +101,8 @@ class BlockSparse(attnfuzz.PagedProblem):
         if name != "out":
             return super().where_is(case, name, index)
         seq, token = divmod(index[0], case.query_len)
-        return f"query token {token} of sequence {seq}, which sees {self._edges(case)[index[0]]} tokens at most"
+        edge = plural(self._edges(case)[index[0]], "token")
+        return f"query token {token} of sequence {seq}, which sees {edge} at most"
 
     @staticmethod
     def _edges(case: Any) -> list[int]:

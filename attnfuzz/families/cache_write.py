@@ -151,10 +151,14 @@ class CacheWrite(attnfuzz.Problem):
         return {name: _scattered(case, tensors, name, new) for name, new in _by_token(case, tensors).items()}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of the rotation by positions."""
+        """Of slots that are none, and of the rotation by positions."""
         found: dict[str, dict[str, Any]] = {}
+        slots, last = tensors["slot_mapping"], len(tensors["k_cache"]) * case.block_size - 1
+        if bool((slots < 0).any()):
+            words = "a token whose slot is -1 is written into the last slot of the cache"
+            found[words] = {"slot_mapping": torch.where(slots < 0, last, slots)}
         if case.rotary != "none":
-            slots, table = tensors["slot_mapping"], tensors["cos_sin"]
+            table = tensors["cos_sin"]
             cos, sin = table.chunk(2, dim=-1)
             pairs = {"neox": "gptj", "gptj": "neox"}[case.rotary]
             of_pairs = {"neox": "halves", "gptj": "neighbours"}

@@ -53,7 +53,7 @@ def objection(
     tokens = found.causes[0].tokens if found.words and found.causes else ()
     is_base2 = bool(found.causes) and all(one.mistake == "lse_base2" for one in found.causes)
     is_rounding = bool(found.causes) and all(one.rounding for one in found.causes)
-    words = (_sentence(comparison, index), found.words, _how_far_off(comparisons) if is_rounding else "")
+    words = (_sentence(comparison, index), found.words, _how_far_off(comparisons, comparison) if is_rounding else "")
     return Failure(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
@@ -107,7 +107,7 @@ def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:
     return f"{sentence} (error {number(abs(got - expected))} is {ratio(error)} x the bound {number(bound)})"
 
 
-def _how_far_off(comparisons: Iterable[Comparison]) -> str:
+def _how_far_off(comparisons: Iterable[Comparison], failed: Comparison) -> str:
     """How much a rounding matters: what is right all the same, and how far off the rest is."""
     told = []
     for part in comparisons:
@@ -121,6 +121,8 @@ def _how_far_off(comparisons: Iterable[Comparison]) -> str:
         if math.isfinite(off):
             percent = f"{100 * off:.0f}" if off >= 0.1 else f"{100 * off:.2g}"
             told.append(f"{part.name} is {percent} % of its largest number off")
+        elif part is not failed:  # of which that is said already
+            told.append(f"{part.name} is {'NaN' if math.isnan(off) else 'infinitely far off'}")
     return " and ".join(told)
 
 

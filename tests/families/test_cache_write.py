@@ -46,6 +46,7 @@ SAYS = {
 
 
 TELLS = {
+    "padding": "a token whose slot is -1 is written into the last slot of the cache",
     "by_slot": "K is rotated by its slot, not by its position",
     "pairs": "K is rotated in pairs of neighbours, not of halves",
     "backwards": "K is rotated backwards",
@@ -55,14 +56,23 @@ TELLS = {
 
 
 @pytest.mark.parametrize("bug", TELLS)
-@pytest.mark.by_day("by_slot", "pairs")
+@pytest.mark.by_day("padding", "by_slot", "pairs")
 def test_a_mistake_that_the_problem_knows_is_told_by_its_name(bug: str) -> None:
     """A reader would be given an element and two numbers, or a mistake that the kernel does not make."""
     kernel = getattr(kernels, bug)
-    case = kernel.declaration.problem.case_type(num_tokens=2, block_size=5, seed=1)
+    case = kernel.declaration.problem.case_type(num_tokens=2, skipped=int(bug == "padding"), block_size=5, seed=2)
     causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
     told = [cause.words for cause in causes if cause.mistake == "mistaken"]
     assert told == [TELLS[bug]] * bool(TELLS[bug])
+
+
+def test_the_scale_of_k_in_place_of_that_of_v_is_told() -> None:
+    """Each number of 8 bits is off by its last bit, so that what the reference gives seemed to be another result."""
+    name = "k_scale"
+    kernel = getattr(kernels, name)
+    case = kernel.declaration.problem.case_type(num_tokens=2, cache="fp8", block_size=5, seed=1)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert [cause.words for cause in causes] == ["k_scale is read in place of v_scale"]
 
 
 def test_each_planted_bug_is_expected() -> None:

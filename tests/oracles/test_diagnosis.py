@@ -312,6 +312,16 @@ def test_dropped_token_under_other_recipes(
     assert f"token {position} (page {position // 8}, offset {position % 8}) of sequence 0 is dropped" in message
 
 
+def test_a_weight_that_the_divisor_leaves_out(plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
+    """A lane that the sum of a tile lacks would be told as some factor, or as one of four roundings."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        return weights @ v / (1 - weights[-1] if len(v) > 1 else 1.0)
+
+    message = failure_of(plant("paged_decode", average=average), long_paged).message
+    assert "token 20 (page 2, offset 4) of sequence 0 is averaged, but its weight is left out of the sum" in message
+
+
 def test_another_kv_head(plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong head mapping would not be named."""
     message = failure_of(plant(kv_head=lambda head, group: head % 2), dense).message
@@ -532,6 +542,23 @@ def test_tokens_that_two_of_many_splits_have_are_named(paged: PagedDecodeCase, f
     assert message.endswith("are counted twice (the last token of each part of 16 but the last)")
 
 
+def test_rows_of_the_table_that_are_taken_to_be_as_long_as_needed(
+    plant: Any, paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """A stride that is worked out of the longest sequence would be told as tokens of others, one page at a time."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        k_slots, v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
+        entries, needed = inputs.block_table.flatten(), -(-int(inputs.seq_lens.max()) // 8)
+        places = [(int(entries[seq * needed + i // 8]), i % 8) for i in range(n)]
+        parts = ([slots[page, offset, kv_head].flatten() for page, offset in places] for slots in (k_slots, v_slots))
+        return tuple(map(torch.stack, parts))  # type: ignore[return-value]  # two of them
+
+    case = msgspec.structs.replace(paged, seq_lens=(5, 9, 21))
+    message = failure_of(plant("paged_decode", tokens=tokens), case).message
+    assert "rows of the block table are taken to be 3 long, as the longest sequence needs, not 4" in message
+
+
 def test_places_past_the_last_page_that_are_read_on_page_0(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
     """Where a load of the table gives 0 past its end, a token too many would have no cause, and be a second bug."""
 
@@ -701,6 +728,10 @@ LSES = [
         lambda s: s.logsumexp(0) + s.max() - s[0],
         "lse adds the largest score to a sum that is still relative to that of the first key",
     ),
+    (
+        lambda s: s.max() + torch.stack([(part - part.max()).exp().sum() for part in s.split(16)]).sum().log(),
+        "lse adds the sums of parts of the keys without rescaling them to one maximum",
+    ),
 ]
 
 
@@ -711,6 +742,7 @@ LSES = [
     "lse adds a natural maximum to*",
     "lse is rounded*",
     "lse adds the largest*",
+    "lse adds the sums*",
 )
 def test_log_sum_exps(lse: Any, words: str, plant: Any, dense: Case, failure_of: Any) -> None:
     """A wrong log-sum-exp beside a right output would be shown as numbers only."""
@@ -1002,6 +1034,11 @@ MERGES = [
     ({"average": lambda w, v: v[0]}, "the output is the prefix alone", ""),
     ({"lse": lambda s: s.max()}, "lse is the larger of the two, not their sum", ""),
     ({"lse": lambda s: s.logsumexp(0) / math.log(2)}, "lse is in base 2", ""),
+    (
+        {"lse": lambda s: s.max() + (s - s.max()).exp().sum().log2()},
+        "lse is the larger of the two plus a base-2 logarithm of the sum",
+        "",
+    ),
     (
         {"lse": lambda s: s.max() + (s[-1] - s[0]).exp().log1p() if len(s) > 1 else s[0]},
         "lse is the larger of the two plus log(1 + exp(suffix - prefix))",

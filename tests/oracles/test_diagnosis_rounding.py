@@ -231,6 +231,31 @@ def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant:
         assert failure.cause == "maximum_begins_finite"
 
 
+@pytest.mark.parametrize("unit", ["before the scale", "to base 2"])
+@pytest.mark.parametrize("lanes", [1, 15])
+def test_a_finite_beginning_is_named_in_the_unit_of_the_kernel(unit: str, lanes: int, plant: Any) -> None:
+    """-5e4 before the scale made 0 of one key without any cause, once its LSE lay below the right one or fitted a tile
+    whose rest is masked to it: of FlashInfer's BatchAttention that was one bug told twice."""
+    begins = -5e4 * (0.25 if unit == "before the scale" else math.log(2))
+    lses = {"before the scale": -5e4 * math.log(2), "to base 2": begins}
+
+    def lse(scores: Tensor) -> Tensor:
+        return scores.logsumexp(0) if scores.max() > begins else torch.tensor(lses[unit] + math.log(lanes))
+
+    def weights(scores: Tensor) -> Tensor:
+        return scores.softmax(0) * (scores.max() > begins)
+
+    values: Any = Values(keys="negative", values="positions", logit_exponent=7)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
+    case = DenseDecodeCase(**shape, seq_lens=(1,), values=values)
+    kernel = plant(weights=weights, lse=lse)
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert failure.cause == "maximum_begins_finite"
+    assert " before the scale and " in failure.message
+    assert "; lse is about -5e+04 " in failure.message
+
+
 def test_a_maximum_that_begins_at_0_is_named_where_no_weight_is_left(plant: Any) -> None:
     """Sums of nothing, told as a sequence that is treated as empty, would be looked for in the loop over pages."""
     kernel = plant(
@@ -243,6 +268,7 @@ def test_a_maximum_that_begins_at_0_is_named_where_no_weight_is_left(plant: Any)
     failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
     assert failure is not None
     assert failure.cause == "maximum_begins_finite"
+    assert failure.message.endswith("; out is 100 % of its largest number off and lse is infinitely far off")
 
 
 def test_places_that_fill_a_tile_are_told_with_their_score(plant: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 import attnfuzz
 from attnfuzz.declaration import load_kernels
 from attnfuzz.explaining.diagnose import given_by_all
+from attnfuzz.explaining.explanation import in_words
+from attnfuzz.explaining.low_precision import roundings
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.inputs.reference import row_weights
-from attnfuzz.problems.cases import MaskedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import MaskedAttentionCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.variants import Variant
@@ -75,8 +78,25 @@ def test_a_variant_that_is_left_out_or_off_by_one_is_named(
 def test_another_heads_numbers_are_named() -> None:
     """Slopes indexed by the KV head, the usual slip, would not be told from a wrong formula."""
     case = case_with(alibi="scattered")
-    found = told(row_that_got(case, case, head=3, as_head=1))
-    assert "the slope is that of query head 1 (the KV head's number)" in found
+    found = given_by_all([row_that_got(case, case, head=3, as_head=1)])
+    assert ("the slope is that of query head 1", "the KV head's number") in {(one.words, one.rule) for one in found}
+
+
+def test_another_heads_slope_is_named_where_several_rules_lead_to_that_head() -> None:
+    """Of two heads, head 0 is also the one before and that of the KV head's number: none of it would be told."""
+    case = msgspec.structs.replace(case_with(alibi="scattered"), num_q_heads=2, num_kv_heads=1)
+    causes = given_by_all([row_that_got(case, case, head=1, as_head=0)])
+    assert len({one.way for one in causes}) > 1
+    assert in_words(causes) == "the slope is that of query head 0"
+
+
+def test_a_sink_that_passes_through_the_soft_cap_is_named() -> None:
+    """Where the sink is a column of the scores that are capped, all weights would be told to be some constant off."""
+    case = case_with(sinks="level", soft_cap=0.5)
+    row = row_that_got(case, case)
+    capped = 0.5 * torch.tanh(row.sink / 0.5)
+    out, lse = row.averaged(row.log_weights, sink=float(capped))
+    assert "the soft cap is applied to the sink, too" in told(replace(row, got=out, got_lse=lse))
 
 
 def test_a_soft_cap_in_base_2_is_named() -> None:
@@ -218,3 +238,50 @@ def test_a_mask_that_is_read_elsewhere_is_told_beside_rows_of_which_nothing_foll
     hidden = msgspec.structs.replace(case, seq_lens=(1, 1), query_lens=(1, 1), mask=Mask(kind="bits", seqs=((1,),)))
     for one in (case, hidden):
         assert failure_of(at_twice_its_offset, one).message.endswith("the table of the mask begins at twice its offset")
+
+
+def test_a_mask_that_is_applied_to_new_tokens_alone_is_not_told_as_none(failure_of: Any) -> None:
+    """A reader would look for a mask that is never read, where that of a tree of drafts is read and the rest is not."""
+    (right,) = load_kernels("masked_attention_eager")
+
+    @attnfuzz.kernel("masked_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def without_the_context(inputs: Any) -> Any:
+        inputs.mask = inputs.mask.clone()
+        counts = inputs.cu_seqlens_q.diff().tolist()
+        for start, count, length in zip(inputs.mask_indptr.tolist(), counts, inputs.seq_lens.tolist(), strict=False):
+            inputs.mask[start : start + count * length].view(count, length)[:, : length - count] = True
+        return right.function(inputs)
+
+    values = Values(keys="normal", values="normal", seed=4)
+    fields: dict[str, Any] = {"seq_lens": (9,), "query_lens": (3,), "values": values}
+    fields["mask"] = Mask(kind="bits", seqs=((3, 5, 6),))
+    message = failure_of(without_the_context, msgspec.structs.replace(MASKED, **fields)).message
+    assert message.endswith("the mask is not applied to keys before the first query token's")
+
+
+def test_alibi_that_counts_from_the_last_query_token_is_named(failure_of: Any) -> None:
+    """Outputs are right then, and a log-sum-exp of the smallest case would be told as one key too many."""
+    (right,) = load_kernels("paged_attention_eager")
+
+    @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous", variants=("alibi",)))
+    def from_the_last(inputs: Any) -> Any:
+        out, lse = right.function(inputs)
+        starts = inputs.cu_seqlens_q.tolist()
+        for first, end in itertools.pairwise(starts):
+            behind = torch.arange(end - first - 1, -1, -1, dtype=torch.float32)
+            lse[first:end] -= behind[:, None] * inputs.alibi_slopes
+        return out, lse
+
+    case = PagedAttentionCase(
+        num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(2,), query_lens=(2,), scale=0.25, block_size=16,
+        variant=Variant(alibi="scattered"), values=Values(keys="normal", values="normal", seed=5),
+    )  # fmt: skip
+    assert "; ALiBi counts from the last query token, not from each" in failure_of(from_the_last, case).message
+
+
+def test_a_query_is_not_converted_to_its_own_dtype() -> None:
+    """K and V of 8 bits in q's dtype, which a kernel may declare, would be two roundings of which neither is told."""
+    case = case_with()
+    made = roundings(row_that_got(case, case), one_copy=True, causes={"converted"})
+    names = {one.name for one in made if one.name.endswith(f" {case.dtype}")}
+    assert names == {f"K to {case.dtype}", f"V to {case.dtype}", f"K V to {case.dtype}"}

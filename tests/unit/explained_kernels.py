@@ -75,6 +75,13 @@ def _first_row_only(inputs: Any) -> State:
     return inputs.out, inputs.lse
 
 
+def _adds_to_out(inputs: Any) -> State:
+    """As if somebody had cleared the output."""
+    out, lse = right(inputs)
+    inputs.out += out
+    return inputs.out, lse
+
+
 def _not_masked(inputs: Any) -> State:
     """0 times what lies past the end of each sequence is added."""
     out, lse = right(inputs)
@@ -123,6 +130,7 @@ MISTAKES: dict[str, Mistake] = {
     "k_for_v": altered(v=lambda inputs: inputs.k),
     "random": _random,
     "first_row_only": _first_row_only,
+    "adds_to_out": _adds_to_out,
     "not_masked": _not_masked,
     "raises": _raises,
     "scales_q": _scales_q,

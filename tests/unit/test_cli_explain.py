@@ -53,6 +53,49 @@ def test_a_failing_case_is_explained(saved: Path) -> None:
     assert json.loads((saved.parent / "e.json").read_text())["kernel"].endswith("mine.py:mine")
 
 
+OF_ITS_OWN = """
+import attnfuzz
+import torch
+
+
+class Scaled(attnfuzz.Problem):
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case):
+        roles = {"a": "input", "b": "input", "out": "output"}
+        return {name: attnfuzz.TensorSpec((4,), "float32", role) for name, role in roles.items()}
+
+    def write(self, case, tensors):
+        for name in ("a", "b"):
+            tensors[name].copy_(attnfuzz.numbers((4,), seed=case.seed, name=name))
+
+    def reference(self, case, tensors):
+        return {"out": tensors["a"].double() + 2 * tensors["b"].double()}
+
+
+@attnfuzz.kernel(Scaled())
+def mine(inputs):
+    inputs.out.copy_(3 * inputs.a)  # the bug
+"""
+
+
+def test_what_is_taken_for_another_of_an_own_problem_is_told(tmp_path: Path) -> None:
+    """A search told it; the command that the report sends a reader to, so that it looks further, said less."""
+    (tmp_path / "mine.py").write_text(OF_ITS_OWN)
+    case = {
+        "format": "attnfuzz.regression/1",
+        "problem": "mine.py:Scaled",
+        "kernel": "mine.py:mine",
+        "fields": {"seed": {"type": "seed"}},
+        "case": {"seed": 1},
+        "finding": {"oracle": "accuracy", "message": "wrong"},
+    }
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    run = explain(tmp_path, "case.json")
+    assert run.returncode == 1, run.stderr
+    assert "a is read in place of b" in run.stdout
+
+
 def test_a_case_that_passes_says_so(saved: Path) -> None:
     """A repaired kernel would be explained as if it still failed."""
     run = explain(saved.parent, saved, "--kernel", "dense_eager")

@@ -52,6 +52,7 @@ def explained(mistake: str, case: DenseDecodeCase | PagedDecodeCase, problem: Pr
         ("k_for_v", dense(4), r"part of the output is read from K \(out\[dim 6\] = 1\.4"),
         ("random", dense(4), r"two runs of the same input differ in out"),
         ("first_row_only", dense(4, 4), r"^out\[seq 1\] is not written$"),
+        ("adds_to_out", dense(4), r"^out is made of memory that was never written$"),  # and not: is not written
         ("not_masked", dense(4), r"NaN enters from V of sequence 0, row 4, past the end of sequence 0$"),
         ("scales_q", dense(4), r"the kernel changes its input q$"),
         ("rows_exchanged", dense(4, 6), r"^this is the result of sequence 1, head 0$"),

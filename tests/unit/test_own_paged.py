@@ -108,6 +108,12 @@ def test_an_element_of_the_cache_is_told_by_its_token() -> None:
     assert READ.where_is(together, "k_cache", (1, 0, 1, 0)).endswith("token 1 of sequence 0 and token 1 of sequence 1")
 
 
+def test_a_case_in_one_line_leaves_no_field_blank() -> None:
+    """`v_cache_strides , kernel_blocks 0` would look as if something were missing."""
+    (case,) = cases(1, v_cache_strides="")
+    assert 'v_cache_strides "",' in one_line(case)
+
+
 def fuzzed(path: Path, source: str, max_examples: int = 30) -> None:
     path.write_text(source, encoding="utf-8")
     (kernel,) = load_kernels(str(path))
