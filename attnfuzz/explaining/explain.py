@@ -39,7 +39,7 @@ from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measur
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.open_cases import OpenCase, ProblemError
 from attnfuzz.problems.wording import number, ranges
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.untrusted_text import text_of, type_name
@@ -126,13 +126,20 @@ class _OfOwnProblem:
         """The first case that tells where."""
         for place, one in enumerate(itertools.chain([self.reruns], self._others)):
             pages = misread(one) if place == 0 else ()  # which makes cases of its own
-            told = (mistaken(one), written_elsewhere(one), taken_for_another(one), pages, read_elsewhere(one))
+            told = (self._mistaken(one), written_elsewhere(one), taken_for_another(one), pages, read_elsewhere(one))
             for cause in itertools.chain.from_iterable(told):
                 if cause.mistake != NOT_READ or (place == 0 and not self.causes):  # of several inputs the first is told
                     words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
                     self.causes = (msgspec.structs.replace(cause, words=words),)
                 if cause.mistake != NOT_READ:
                     return
+
+    def _mistaken(self, one: Reruns) -> Iterator[Cause]:
+        """`mistaken`, and a line where the problem cannot say which mistakes it knows."""
+        try:
+            yield from mistaken(one)
+        except ProblemError as error:
+            self.lines = self.lines or [f"the problem's own mistakes were not looked for: {error}"]
 
 
 def _told(case: Case) -> str:
