@@ -120,26 +120,35 @@ class _OfOwnProblem:
         self.drawn: list[WeightedRow] = []
         self.blamed = Blame()
         self.causes: tuple[Cause, ...] | None = None
-        self._others = others
+        self._others = itertools.tee(others, 3)
 
     def explain(self) -> None:
-        """The first case that tells where."""
-        for place, one in enumerate(itertools.chain([self.reruns], self._others)):
-            pages = misread(one) if place == 0 else ()  # which makes cases of its own
-            told = (self._mistaken(one), written_elsewhere(one), taken_for_another(one), pages, read_elsewhere(one))
-            for cause in itertools.chain.from_iterable(told):
-                if cause.mistake != NOT_READ or (place == 0 and not self.causes):  # of several inputs the first is told
-                    words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
-                    self.causes = (msgspec.structs.replace(cause, words=words),)
+        """The first mistake that is told, and the first case that tells where."""
+        known, others, elsewhere = self._others
+        for cause in itertools.chain(
+            self._mistaken(known),
+            written_elsewhere(self.reruns),
+            taken_for_another(self.reruns, others),
+            misread(self.reruns),  # which makes cases of its own
+            read_elsewhere(self.reruns),
+        ):
+            if cause.mistake != NOT_READ or not self.causes:  # of several inputs the first is told
+                self.causes = (cause,)
+            if cause.mistake != NOT_READ:
+                return
+        for one in elsewhere:
+            for cause in itertools.chain(written_elsewhere(one), read_elsewhere(one)):
                 if cause.mistake != NOT_READ:
+                    words = f"in a similar case ({_told(one.case)}), {cause.words}"
+                    self.causes = (msgspec.structs.replace(cause, words=words),)
                     return
 
-    def _mistaken(self, one: Reruns) -> Iterator[Cause]:
+    def _mistaken(self, others: Iterable[Reruns]) -> Iterator[Cause]:
         """`mistaken`, and a line where the problem cannot say which mistakes it knows."""
         try:
-            yield from mistaken(one)
+            yield from mistaken(self.reruns, others)
         except ProblemError as error:
-            self.lines = self.lines or [f"the problem's own mistakes were not looked for: {error}"]
+            self.lines = [f"the problem's own mistakes were not looked for: {error}"]
 
 
 def _told(case: Case) -> str:

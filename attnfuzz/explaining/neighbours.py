@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
-from attnfuzz.problems.fields import Integer, Seed
+from attnfuzz.problems.fields import Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.repeated import plain_values
@@ -39,7 +40,6 @@ _TILES = 64
 """Keys before a window that begins with a tile, of whatever size up to that."""
 _SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
 """Page sizes, one of which is another than the case's."""
-_OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
 _LONG = 70
@@ -163,19 +163,27 @@ def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
 
 
 def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
-    """Other numbers, where they have a seed; and more of all that is counted."""
+    """Other numbers, where they have a seed, and in turn more of all that is counted, of several each by another."""
     fields = type(case).problem.fields
     seeds = [name for name, kind in fields.items() if isinstance(kind, Seed)]
-    for number in range(1, _OTHER_SEEDS + 1) if seeds else ():
-        yield msgspec.structs.replace(case, **{name: getattr(case, name) ^ number for name in seeds})
-    for more in _MORE:
-        counts = {
+    for number, more in enumerate((0, _MORE[0], 0, *_MORE[1:], 0, 0), 1):
+        counts: dict[str, Any] = {
             name: min(getattr(case, name) + more, kind.high)
             for name, kind in fields.items()
             if isinstance(kind, Integer)
         }
-        if any(count != getattr(case, name) for name, count in counts.items()):
-            yield msgspec.structs.replace(case, **counts, **{name: getattr(case, name) ^ more for name in seeds})
+        counts |= {
+            name: tuple(min(one + more + place, kind.high) for place, one in enumerate(getattr(case, name)))
+            for name, kind in fields.items()
+            if isinstance(kind, Integers) and more
+        }
+        changes = counts | {name: getattr(case, name) ^ (more or number) for name in seeds}
+        try:
+            other = msgspec.structs.replace(case, **changes)
+        except ValueError:  # more than there may be together
+            continue
+        if other != case:
+            yield other
 
 
 def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:
