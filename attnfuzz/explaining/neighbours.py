@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ _TILES = 64
 """Keys before a window that begins with a tile, of whatever size up to that."""
 _SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
 """Page sizes, one of which is another than the case's."""
+_OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
 _LONG = 70
@@ -163,27 +165,35 @@ def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
 
 
 def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
-    """Other numbers, where they have a seed, and in turn more of all that is counted, of several each by another."""
-    fields = type(case).problem.fields
-    seeds = [name for name, kind in fields.items() if isinstance(kind, Seed)]
-    for number, more in enumerate((0, _MORE[0], 0, *_MORE[1:], 0, 0), 1):
-        counts: dict[str, Any] = {
-            name: min(getattr(case, name) + more, kind.high)
-            for name, kind in fields.items()
-            if isinstance(kind, Integer)
-        }
-        counts |= {
-            name: tuple(min(one + more + place, kind.high) for place, one in enumerate(getattr(case, name)))
-            for name, kind in fields.items()
-            if isinstance(kind, Integers) and more
-        }
-        changes = counts | {name: getattr(case, name) ^ (more or number) for name in seeds}
-        try:
-            other = msgspec.structs.replace(case, **changes)
-        except ValueError:  # more than there may be together
-            continue
-        if other != case:
-            yield other
+    """Other numbers, where they have a seed; and more of all that is counted."""
+    for number in range(1, _OTHER_SEEDS + 1):
+        yield from _with_more(case, Integer, 0, number)
+    for more in _MORE:
+        yield from _with_more(case, Integer, more, more)
+
+
+def longer_cases(case: OpenCase) -> Iterator[OpenCase]:
+    """More of all that is counted, of several numbers each by another one: of one token nothing tells K from V."""
+    for more in _MORE[:2]:
+        yield from _with_more(case, Integer | Integers, more, more)
+
+
+def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) -> Iterator[OpenCase]:
+    changes: dict[str, Any] = {}
+    for name, kind in type(case).problem.fields.items():
+        value = getattr(case, name)
+        if isinstance(kind, Seed):
+            changes[name] = value ^ seed
+        elif isinstance(kind, Integer) and isinstance(kind, kinds):
+            changes[name] = min(value + more, kind.high)
+        elif isinstance(kind, Integers) and isinstance(kind, kinds):
+            changes[name] = tuple(min(one + more + place, kind.high) for place, one in enumerate(value))
+    try:
+        other = msgspec.structs.replace(case, **changes)
+    except ValueError:  # more than there may be together
+        return
+    if other != case:
+        yield other
 
 
 def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:
