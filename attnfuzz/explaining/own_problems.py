@@ -257,21 +257,29 @@ class AskedProblem:
                     yield f"blocks: {step:+} {names}", f"{' and '.join(names)}: {words} is taken for each block", others
 
     def _of_places(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
-        """Along an axis, whole numbers and what else has no axis of a head's numbers.
+        """Along an axis: whole numbers, and scales of blocks, alone and together.
 
-        Of the first axis, where there are three places, the first and the one before are told apart.
+        Of the first axis of whole numbers, where there are three places, the first and the one before are told apart.
         """
-        for name, one in self._given.items():
-            axes = axes_of(name, self._case)
-            is_whole = one.dtype in (torch.int32, torch.int64)
-            for axis, what in enumerate(axes if is_whole or axes[-1:] == ("block",) else ()):
-                if what.endswith("=") or what == "block" or one.shape[axis] < 2:
+        given, axes = self._given, {name: axes_of(name, self._case) for name in self._given}
+        whole = [name for name, one in given.items() if one.dtype in (torch.int32, torch.int64)]
+        for name in whole:
+            if axes[name] and len(one := given[name]) > 2:
+                before = torch.cat((one[:1], one[:-1]))
+                yield (
+                    f"rows: -1 {name}",
+                    f"{name}: that of the {axes[name][0]} before is taken for each",
+                    {name: before},
+                )
+        of_blocks = [name for name in given if axes[name][-1:] == ("block",)]
+        for names in (*((name,) for name in whole), *_alone_and_together(of_blocks)):
+            for axis, what in enumerate(axes[names[0]]):
+                if what.endswith("=") or what == "block" or given[names[0]].shape[axis] < 2:
                     continue
-                if is_whole and axis == 0 and len(one) > 2:
-                    before = torch.cat((one[:1], one[:-1]))
-                    yield f"rows: -1 {name}", f"{name}: that of the {what} before is taken for each", {name: before}
-                first = bits(one).narrow(axis, 0, 1).expand_as(one).clone().view(one.dtype)
-                yield f"first {what}: {name}", f"{name}: that of the first {what} is taken for each", {name: first}
+                first = {name: bits(given[name]).narrow(axis, 0, 1).expand_as(given[name]).clone() for name in names}
+                others = {name: one.view(given[name].dtype) for name, one in first.items()}
+                told = f"{' and '.join(names)}: that of the first {what} is taken for each"
+                yield f"first {what}: {names}", told, others
 
     def _of_tensors(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
         """Tensors that are alike."""
