@@ -274,7 +274,8 @@ class AskedProblem:
         of_blocks = [name for name in given if axes[name][-1:] == ("block",)]
         for names in (*((name,) for name in whole), *_alone_and_together(of_blocks)):
             for axis, what in enumerate(axes[names[0]]):
-                if what.endswith("=") or what == "block" or given[names[0]].shape[axis] < 2:
+                least = 3 if names[0] in whole and axis == 0 else 2
+                if what.endswith("=") or what == "block" or given[names[0]].shape[axis] < least:
                     continue
                 first = {name: bits(given[name]).narrow(axis, 0, 1).expand_as(given[name]).clone() for name in names}
                 others = {name: one.view(given[name].dtype) for name, one in first.items()}

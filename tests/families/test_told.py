@@ -1,4 +1,4 @@
-"""`attnfuzz.families`: what is wrong with a planted kernel is told where a replay of the reference gives its results."""
+"""`attnfuzz.families`: what is wrong with planted kernels is told where a replay of the reference gives it."""
 
 from __future__ import annotations
 
