@@ -22,7 +22,7 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow, i
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from, read_row, split_mistakes
 from attnfuzz.explaining.merges import read_merged_row
-from attnfuzz.explaining.neighbours import neighbours
+from attnfuzz.explaining.neighbours import longer_cases, neighbours
 from attnfuzz.explaining.own_pages import misread
 from attnfuzz.explaining.own_problems import (
     NOT_READ,
@@ -39,7 +39,7 @@ from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measur
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.open_cases import OpenCase, ProblemError
 from attnfuzz.problems.wording import number, ranges
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.untrusted_text import text_of, type_name
@@ -91,7 +91,9 @@ def explain_case(
 
     explaining: _Explaining | _OfOwnProblem
     if isinstance(case, OpenCase):  # weights are those of attention
-        explaining = _OfOwnProblem(reruns_of(case), map(reruns_of, neighbours(case)))
+        explaining = _OfOwnProblem(
+            reruns_of(case), map(reruns_of, longer_cases(case)), map(reruns_of, neighbours(case))
+        )
     else:
         explaining = _Explaining(reruns_of(case), oracle)
     try:
@@ -112,27 +114,46 @@ def explain_case(
 
 
 class _OfOwnProblem:
-    """Finds out what is read or written elsewhere, if not in the case then in one of ``others``."""
+    """Finds out what is taken for something else, and what is read or written elsewhere, if not in the case then in one
+    of ``others``. Of mistakes that give the case's results, the ``longer`` ones and the others leave one.
+    """
 
-    def __init__(self, reruns: Reruns, others: Iterable[Reruns]) -> None:
+    def __init__(self, reruns: Reruns, longer: Iterable[Reruns], others: Iterable[Reruns]) -> None:
         self.reruns = reruns
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
         self.blamed = Blame()
         self.causes: tuple[Cause, ...] | None = None
-        self._others = others
+        self._longer = itertools.tee(longer, 2)
+        self._others = itertools.tee(others, 3)
 
     def explain(self) -> None:
-        """The first case that tells where."""
-        for place, one in enumerate(itertools.chain([self.reruns], self._others)):
-            pages = misread(one) if place == 0 else ()  # which makes cases of its own
-            told = (mistaken(one), written_elsewhere(one), taken_for_another(one), pages, read_elsewhere(one))
-            for cause in itertools.chain.from_iterable(told):
-                if cause.mistake != NOT_READ or (place == 0 and not self.causes):  # of several inputs the first is told
-                    words = cause.words if place == 0 else f"in a similar case ({_told(one.case)}), {cause.words}"
-                    self.causes = (msgspec.structs.replace(cause, words=words),)
+        """The first mistake that is told, and the first case that tells where."""
+        known, others = map(itertools.chain, self._longer, self._others)
+        for cause in itertools.chain(
+            self._mistaken(known),
+            written_elsewhere(self.reruns),
+            taken_for_another(self.reruns, others),
+            misread(self.reruns),  # which makes cases of its own
+            read_elsewhere(self.reruns),
+        ):
+            if cause.mistake != NOT_READ or not self.causes:  # of several inputs the first is told
+                self.causes = (cause,)
+            if cause.mistake != NOT_READ:
+                return
+        for one in self._others[-1]:
+            for cause in itertools.chain(written_elsewhere(one), read_elsewhere(one)):
                 if cause.mistake != NOT_READ:
+                    words = f"in a similar case ({_told(one.case)}), {cause.words}"
+                    self.causes = (msgspec.structs.replace(cause, words=words),)
                     return
+
+    def _mistaken(self, others: Iterable[Reruns]) -> Iterator[Cause]:
+        """`mistaken`, and a line where the problem cannot say which mistakes it knows."""
+        try:
+            yield from mistaken(self.reruns, others)
+        except ProblemError as error:
+            self.lines = [f"the problem's own mistakes were not looked for: {error}"]
 
 
 def _told(case: Case) -> str:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from types import UnionType
+from typing import Any
 
 import msgspec
 
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
-from attnfuzz.problems.fields import Integer, Seed
+from attnfuzz.problems.fields import Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
 from attnfuzz.problems.repeated import plain_values
@@ -164,18 +166,34 @@ def _of_merge(case: MergeStatesCase) -> Iterator[MergeStatesCase]:
 
 def _of_own_problem(case: OpenCase) -> Iterator[OpenCase]:
     """Other numbers, where they have a seed; and more of all that is counted."""
-    fields = type(case).problem.fields
-    seeds = [name for name, kind in fields.items() if isinstance(kind, Seed)]
-    for number in range(1, _OTHER_SEEDS + 1) if seeds else ():
-        yield msgspec.structs.replace(case, **{name: getattr(case, name) ^ number for name in seeds})
+    for number in range(1, _OTHER_SEEDS + 1):
+        yield from _with_more(case, Integer, 0, number)
     for more in _MORE:
-        counts = {
-            name: min(getattr(case, name) + more, kind.high)
-            for name, kind in fields.items()
-            if isinstance(kind, Integer)
-        }
-        if any(count != getattr(case, name) for name, count in counts.items()):
-            yield msgspec.structs.replace(case, **counts, **{name: getattr(case, name) ^ more for name in seeds})
+        yield from _with_more(case, Integer, more, more)
+
+
+def longer_cases(case: OpenCase) -> Iterator[OpenCase]:
+    """More of all that is counted, of several numbers each by another one: of one token nothing tells K from V."""
+    for more in _MORE[:2]:
+        yield from _with_more(case, Integer | Integers, more, more)
+
+
+def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) -> Iterator[OpenCase]:
+    changes: dict[str, Any] = {}
+    for name, kind in type(case).problem.fields.items():
+        value = getattr(case, name)
+        if isinstance(kind, Seed):
+            changes[name] = value ^ seed
+        elif isinstance(kind, Integer) and isinstance(kind, kinds):
+            changes[name] = min(value + more, kind.high)
+        elif isinstance(kind, Integers) and isinstance(kind, kinds):
+            changes[name] = tuple(min(one + more + place, kind.high) for place, one in enumerate(value))
+    try:
+        other = msgspec.structs.replace(case, **changes)
+    except ValueError:  # more than there may be together
+        return
+    if other != case:
+        yield other
 
 
 def rounding_cases(case: AttentionCase) -> Iterator[AttentionCase]:

@@ -8,7 +8,8 @@ hold what lies there. Of results it is looked for where else the rows lie that a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,33 +85,57 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
             yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
 
 
-def mistaken(reruns: Reruns) -> Iterator[Cause]:
-    """The one of the mistakes that the problem knows which gives the kernel's results."""
-    for got, reference in _wrong_results(reruns):
-        found = [words for words, targets in reference.known_mistakes() if is_given(got, targets)]
-        if len(found) == 1:
-            yield Cause(mistake="mistaken", way=found[0], words=found[0])
+_Replays = Callable[["AskedProblem"], Iterator[tuple[Cause, Callable[[], list[Target]]]]]
+"""Mistakes, each with what comes of it, by the reference."""
+_AGREEING = 2
+"""Other cases in which the one mistake gives the kernel's results too."""
 
 
-def taken_for_another(reruns: Reruns) -> Iterator[Cause]:
-    """Inputs that are taken for others, or unpacked in another way: where the reference gives the kernel's result once
-    they hold that, in one way only."""
-    for got, reference in _wrong_results(reruns):
-        found = [(way, words) for way, words, others in reference.mistaken() if is_given(got, reference.asked(others))]
-        if len(found) == 1:
-            ((way, words),) = found
-            yield Cause(mistake="taken_for_another", way=way, words=words)
+def mistaken(reruns: Reruns, others: Iterable[Reruns]) -> Iterator[Cause]:
+    """The one of the mistakes that the problem knows which gives the kernel's results, of other cases too."""
+    yield from _left(reruns, others, AskedProblem.known_mistakes)
 
 
-def _wrong_results(reruns: Reruns) -> Iterator[tuple[Results, AskedProblem]]:
-    """The kernel's results and the reference to ask; nothing of a case of another kind, or whose results are right."""
+def taken_for_another(reruns: Reruns, others: Iterable[Reruns]) -> Iterator[Cause]:
+    """Inputs that are taken for others, or unpacked in another way: where the reference gives the kernel's results once
+    they hold that, in one way only, of other cases too."""
+    yield from _left(reruns, others, AskedProblem.mistaken)
+
+
+def _left(reruns: Reruns, others: Iterable[Reruns], replays: _Replays) -> Iterator[Cause]:
+    """The mistake that is left of those that give the results of a case when others are asked for theirs."""
+    left: dict[tuple[str, str], Cause] | None = None
+    asked = 0
+    for one in itertools.chain([reruns], others):
+        found = _given(one, replays, left)
+        if found is None and left is None:
+            return
+        if found is None:  # which is right
+            continue
+        left, asked = found, asked + 1
+        if not left or (len(left) == 1 and asked > _AGREEING):
+            break
+    if left and len(left) == 1:
+        yield from left.values()
+
+
+def _given(
+    reruns: Reruns, replays: _Replays, among: Mapping[tuple[str, str], Cause] | None
+) -> dict[tuple[str, str], Cause] | None:
+    """The mistakes, ``among`` these if there are some, which give the kernel's results; None where they are right."""
     case = reruns.case
-    if isinstance(case, OpenCase):
-        reruns.reset()
-        got = reruns.run()
-        reference = AskedProblem(case)
-        if not is_given(got, reference.right):
-            yield got, reference
+    if not isinstance(case, OpenCase):
+        return None
+    reference = AskedProblem(case, reruns)
+    got = reruns.run()
+    if is_given(got, reference.right):
+        return None
+    found = ((cause, results) for cause, results in replays(reference) if among is None or _key(cause) in among)
+    return {_key(cause): cause for cause, results in found if is_given(got, results())}
+
+
+def _key(cause: Cause) -> tuple[str, str]:
+    return cause.mistake, cause.way
 
 
 _OTHER_SEEDS = (1, 2)
@@ -162,9 +187,13 @@ def _steps(case: OpenCase) -> Iterator[tuple[int, str]]:
 class AskedProblem:
     """What a case's problem says of its inputs, and of others in their place."""
 
-    def __init__(self, case: OpenCase) -> None:
+    def __init__(self, case: OpenCase, reruns: Reruns | None = None) -> None:
+        """``reruns``: what its next run finds also where the problem writes nothing."""
         self._case = case
         self._tensors = filled(case)
+        if reruns is not None:
+            inputs = reruns.reset()
+            self._tensors = {name: getattr(inputs, name).cpu().clone() for name in self._tensors}
         self.right = self.asked({})
 
     def changed(self, name: str, elements: Elements) -> list[Target]:
@@ -182,32 +211,37 @@ class AskedProblem:
         bits(other).view(-1)[elements] = memory[there]
         return self.asked({name: other})
 
-    def known_mistakes(self) -> Iterator[tuple[str, list[Target]]]:
-        """With each of the problem's own mistakes. Raises ProblemError."""
+    def known_mistakes(self) -> Iterator[tuple[Cause, Callable[[], list[Target]]]]:
+        """Each of the problem's own mistakes. Raises ProblemError."""
         try:
             known = implementation_of(self._case.problem).mistakes(self._case, self._tensors)
             for words, others in known.items():
                 tensors = {name: other for name, other in others.items() if name in self._tensors}
                 fields = {name: other for name, other in others.items() if name not in tensors}
                 case = SimpleNamespace(**{**msgspec.structs.asdict(self._case), **fields})  # whatever a kernel declares
-                yield words, self.asked(tensors, case)
+                yield Cause(mistake="mistaken", way=words, words=words), partial(self.asked, tensors, case)
         except (ProblemError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise ProblemError.raised("mistakes", self._case, error) from error
 
-    def mistaken(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
-        """Inputs that may be taken for others: a way, words, and what would be read of tensors. Halves of bytes, where
-        the last axis is one of bytes; scales of blocks, where it is one of blocks; whole numbers of other rows, where
-        there are three rows, of which the first and the one before are told apart; tensors that are alike."""
-        axes = {
-            name: axes_of(name, self._case) for name, one in tensor_specs(self._case).items() if one.role == "input"
-        }
-        given = {name: self._tensors[name] for name in axes}
-        for names in _alone_and_together([name for name in given if axes[name][-1:] == ("byte",)]):
-            others = {name: given[name] << 4 | given[name] >> 4 for name in names}
+    def mistaken(self) -> Iterator[tuple[Cause, Callable[[], list[Target]]]]:
+        """Inputs that may be taken for others."""
+        for way, words, others in itertools.chain(self._of_parts(), self._of_places(), self._of_tensors()):
+            yield Cause(mistake="taken_for_another", way=way, words=words), partial(self.asked, others)
+
+    @property
+    def _given(self) -> dict[str, Tensor]:
+        return {name: self._tensors[name] for name, one in tensor_specs(self._case).items() if one.role == "input"}
+
+    def _of_parts(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+        """Halves of bytes, where the last axis is one of bytes; scales of blocks, where it is one of blocks."""
+        given, last = self._given, {name: axes_of(name, self._case)[-1:] for name in self._given}
+        for names in _alone_and_together([name for name in given if last[name] == ("byte",)]):
+            of_bytes = {name: bits(given[name]) for name in names}
+            others = {name: (one << 4 | one >> 4).view(given[name].dtype) for name, one in of_bytes.items()}
             yield f"halves: {names}", f"the two halves of each byte of {' and '.join(names)} are exchanged", others
-        for names in _alone_and_together([name for name, one in given.items() if axes[name][-1:] == ("block",)]):
+        for names in _alone_and_together([name for name in given if last[name] == ("block",)]):
             of_blocks = {name: bits(given[name]) for name in names if given[name].shape[-1] > 1}
             for step, words in (
                 (0, "the first block's"),
@@ -221,12 +255,36 @@ class AskedProblem:
                 others = {name: one.clone().view(given[name].dtype) for name, one in moved}
                 if others:
                     yield f"blocks: {step:+} {names}", f"{' and '.join(names)}: {words} is taken for each block", others
-        for name, one in given.items():
-            if one.dtype in (torch.int32, torch.int64) and axes[name] and len(one) > 2:
-                row, of_first, of_last = axes[name][0], one[:1].expand_as(one).clone(), torch.cat((one[:1], one[:-1]))
-                yield f"rows: 0 {name}", f"{name}: that of the first {row} is taken for each", {name: of_first}
-                yield f"rows: -1 {name}", f"{name}: that of the {row} before is taken for each", {name: of_last}
-        for (name, one), (other, two) in itertools.permutations(given.items(), 2):
+
+    def _of_places(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+        """Along an axis: whole numbers, and scales of blocks, alone and together.
+
+        Of the first axis of whole numbers, where there are three places, the first and the one before are told apart.
+        """
+        given, axes = self._given, {name: axes_of(name, self._case) for name in self._given}
+        whole = [name for name, one in given.items() if one.dtype in (torch.int32, torch.int64)]
+        for name in whole:
+            if axes[name] and len(one := given[name]) > 2:
+                before = torch.cat((one[:1], one[:-1]))
+                yield (
+                    f"rows: -1 {name}",
+                    f"{name}: that of the {axes[name][0]} before is taken for each",
+                    {name: before},
+                )
+        of_blocks = [name for name in given if axes[name][-1:] == ("block",)]
+        for names in (*((name,) for name in whole), *_alone_and_together(of_blocks)):
+            for axis, what in enumerate(axes[names[0]]):
+                least = 3 if names[0] in whole and axis == 0 else 2
+                if what.endswith("=") or what == "block" or given[names[0]].shape[axis] < least:
+                    continue
+                first = {name: bits(given[name]).narrow(axis, 0, 1).expand_as(given[name]).clone() for name in names}
+                others = {name: one.view(given[name].dtype) for name, one in first.items()}
+                told = f"{' and '.join(names)}: that of the first {what} is taken for each"
+                yield f"first {what}: {names}", told, others
+
+    def _of_tensors(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+        """Tensors that are alike."""
+        for (name, one), (other, two) in itertools.permutations(self._given.items(), 2):
             if (
                 one.shape == two.shape
                 and one.dtype == two.dtype

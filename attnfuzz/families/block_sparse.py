@@ -96,6 +96,32 @@ class BlockSparse(attnfuzz.PagedProblem):
         shaped = {name: part.view(tensors["out"].shape) for name, part in parts.items() if isinstance(part, Tensor)}
         return {"out": replace(out, **shaped)}
 
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Lists that are read otherwise, or cut elsewhere."""
+        lists, lengths = tensors["block_lists"], [length for length in case.lengths for _ in range(case.query_len)]
+        edges = torch.tensor(self._edges(case), dtype=torch.int32, device="cpu")[:, None]
+        own = (edges - 1) // case.sparse_block
+        rows = torch.arange(len(edges), device="cpu")
+        lacks_own = (lists != own).all(-1, keepdim=True) & (edges > 0)
+        is_whole = (lists + 1) * case.sparse_block <= edges
+        return {
+            "a row sees what is behind its position": {"edges": lengths},
+            "the block of a row's position is left out unless it ends there": {
+                "block_lists": torch.where(is_whole, lists, -1)
+            },
+            "-1 is taken for the first block": {"block_lists": lists.clamp(min=0)},
+            "a list ends at its first -1": {
+                "block_lists": torch.where((lists >= 0).int().cumprod(-1).bool(), lists, -1)
+            },
+            "the list of a sequence's first query token is taken for all of them": {
+                "block_lists": lists[:, rows // case.query_len * case.query_len]
+            },
+            "blocks are taken to have as many tokens as pages": {"sparse_block": case.block_size},
+            "the block of a row's position is seen where its list does not name it": {
+                "block_lists": torch.cat((lists, torch.where(lacks_own, own, -1)), -1)
+            },
+        }
+
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Of a result, up to where its row sees."""
         if name != "out":
@@ -106,7 +132,9 @@ class BlockSparse(attnfuzz.PagedProblem):
 
     @staticmethod
     def _edges(case: Any) -> list[int]:
-        """How many tokens each row may see at most."""
+        """How many tokens each row may see at most; a mistake may say it otherwise."""
+        if hasattr(case, "edges"):
+            return list(case.edges)
         new = range(1 - case.query_len, 1)
         return [max(0, length + t) for length in case.lengths for t in new]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import attnfuzz
@@ -40,9 +41,45 @@ class HybridDecode(attnfuzz.PagedProblem):
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
         """An empty sequence gives 0."""
+        firsts = getattr(case, "firsts", self._firsts(case))
         k, v = (
-            [keys[(len(keys) - 1) // case.chunk * case.chunk if case.chunk and len(keys) else 0 :] for keys in of_seqs]
+            [keys[first:] for keys, first in zip(of_seqs, firsts, strict=True)]
             for of_seqs in self.cached(case, tensors)
         )
         found = attnfuzz.attention(tensors["q"], k, v, scale=case.head_size**-0.5, dtype=case.dtype)
         return {"out": found["out"]}
+
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Chunks that begin elsewhere, and entries of the table that stand for a kernel's blocks."""
+        size, chunk, lengths = case.block_size, case.chunk, case.lengths
+        flat = {name: tensors[f"{name}_cache"].flatten(0, 1) for name in ("k", "v")}
+        pages, blocks = tensors["k_cache"].shape[:2]
+        entries = torch.arange(pages, device="cpu")[:, None] + torch.arange(blocks, device="cpu")
+        found: dict[str, dict[str, Any]] = {
+            "an entry of the table is taken for a block of the kernel, not for a page": {
+                f"{name}_cache": one[entries % len(one)] for name, one in flat.items()
+            }
+        }
+        if chunk:
+            found |= {
+                "a chunk is taken for a sliding window": {"firsts": [max(0, length - chunk) for length in lengths]},
+                "the last token of a chunk is taken for one of the next": {
+                    "firsts": [
+                        length - 1 if length and length % chunk == 0 else first
+                        for length, first in zip(lengths, self._firsts(case), strict=True)
+                    ]
+                },
+                "a chunk begins with the page of its first token": {
+                    "firsts": [first // size * size for first in self._firsts(case)]
+                },
+                "chunks are ignored": {"firsts": [0] * len(lengths)},
+                "the chunk before the last token's is seen too": {
+                    "firsts": [max(0, first - chunk) for first in self._firsts(case)]
+                },
+            }
+        return found
+
+    @staticmethod
+    def _firsts(case: Any) -> list[int]:
+        """The first token that each sequence's query sees."""
+        return [(n - 1) // case.chunk * case.chunk if case.chunk and n else 0 for n in case.lengths]

@@ -100,6 +100,40 @@ class PackedDecode(attnfuzz.PagedProblem):
             bound = bound + attnfuzz.rounding(out.abs() + bound, case.dtype)
         return {"out": Expected(out, found.where, bound)}
 
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Codes, zero points and scales that are read by other rules, of K and V alike."""
+        form = FORMATS[case.cache_format]
+
+        def both(what: str, changed: Any) -> dict[str, Tensor]:
+            return {name: changed(tensors[name]) for name in (f"k_{what}", f"v_{what}")}
+
+        found: dict[str, dict[str, Any]] = {}
+        if form.values or form.has_zeros or form.zeros_in_scales:
+            found["the lower halves of all bytes are taken for the first half of a head"] = both(
+                "cache", lambda one: form.packed(torch.cat((one & 15, one >> 4), -1))
+            )
+        if form.has_zeros:
+            found["zero points are taken to be 8"] = both("zeros", lambda one: torch.full_like(one, 8))
+        if form.zeros_in_scales:
+            found["zero points are read without their highest bit"] = both(
+                "scales", lambda one: (one.contiguous().view(torch.int32) & ~8).view(torch.float32)
+            )
+        if form.scale_dtype == "uint8":
+            found["exponents of scales are taken to have a bias of 128"] = both("scales", lambda one: one - 1)
+        if form.block:
+            codes = torch.tensor([*range(16)], dtype=torch.uint8, device="cpu")
+            codes[[1, 9]] -= 1
+            found["the smallest number, which is subnormal, is read as 0"] = both(
+                "cache", lambda one: form.packed(codes[form.codes(one).int()])
+            )
+            if tensors["k_scales"].shape[1] % 4 == tensors["k_scales"].shape[3] % 4 == 0:
+                for names in (("k",), ("v",), ("k", "v")):
+                    read = {f"{name}_scales": _in_squares(tensors[f"{name}_scales"]) for name in names}
+                    found[f"{' and '.join(read)} are read in squares of four tokens and four blocks"] = read
+        if case.cache_format == "int8":
+            found["int8 is read as uint8"] = both("cache", lambda one: one.contiguous().view(torch.uint8))
+        return found
+
     def _scaled_weights(self, case: Any, tensors: Mapping[str, Tensor], v: Sequence[Tensor]) -> Tensor:
         """What is lost below the smallest number of q's dtype, where scales of V are multiplied into the weights.
 
@@ -120,6 +154,13 @@ class PackedDecode(attnfuzz.PagedProblem):
         zeros = tensors[f"{name}_zeros"][places] if f"{name}_zeros" in tensors else None
         packed = _bytes(tensors[f"{name}_cache"])[places].view(tensors[f"{name}_cache"].dtype)
         return FORMATS[case.cache_format].read(packed, stored, zeros, tensors.get(f"{name}_global"))
+
+
+def _in_squares(scales: Tensor) -> Tensor:
+    """What is read where scales lie as tensor cores read them: of four tokens and four blocks, the block goes first."""
+    pages, size, heads, blocks = scales.shape
+    squares = _bytes(scales).view(pages, size // 4, 4, heads, blocks // 4, 4)
+    return squares.transpose(2, 5).reshape(scales.shape).view(scales.dtype)
 
 
 def _scales(form: PackedFormat, exponents: Tensor, fractions: Tensor) -> Tensor:

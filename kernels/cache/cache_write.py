@@ -45,7 +45,12 @@ def _load(p_row, o_d, m_d, p_rope, p_positions, i_token, rope_size, IS_NEOX: tl.
     return b_x
 
 
-@triton.jit(do_not_specialize=["stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch"])
+@triton.jit(
+    do_not_specialize=[
+        "stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch", "stride_sb", "stride_sp", "stride_sh",
+        "rope_size", "block_size",
+    ]
+)  # fmt: skip
 def cache_write_kernel(
     p_new, stride_xt, stride_xh,  # [num_tokens, num_kv_heads, head_size], the last dimension contiguous
     p_cache, stride_cb, stride_cp, stride_ch,  # [num_blocks, block_size, num_kv_heads, head_size]
@@ -90,7 +95,12 @@ def cache_write_kernel(
     tl.store(p_cache + o_d, b_new.to(p_cache.dtype.element_ty), mask=m_d)
 
 
-@triton.jit(do_not_specialize=["stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch"])
+@triton.jit(
+    do_not_specialize=[
+        "stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch", "stride_sb", "stride_sp", "stride_sh",
+        "stride_zb", "stride_zp", "stride_zh", "rope_size", "block_size", "half_size",
+    ]
+)  # fmt: skip
 def cache_write_int4_kernel(
     p_new, stride_xt, stride_xh,  # [num_tokens, num_kv_heads, head_size], the last dimension contiguous
     p_cache, stride_cb, stride_cp, stride_ch,  # [num_blocks, block_size, num_kv_heads, head_size / 2]
@@ -142,7 +152,12 @@ def _e2m1(b_x):
     return b_code + (b_size > 5.0).to(tl.int32) + tl.where(b_x < 0, 8, 0)
 
 
-@triton.jit(do_not_specialize=["stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch"])
+@triton.jit(
+    do_not_specialize=[
+        "stride_xt", "stride_xh", "stride_cb", "stride_cp", "stride_ch", "stride_sb", "stride_sp", "stride_sh",
+        "rope_size", "block_size", "num_scales",
+    ]
+)  # fmt: skip
 def cache_write_nvfp4_kernel(
     p_new, stride_xt, stride_xh,  # [num_tokens, num_kv_heads, head_size], the last dimension contiguous
     p_cache, stride_cb, stride_cp, stride_ch,  # [num_blocks, block_size, num_kv_heads, head_size / 2]

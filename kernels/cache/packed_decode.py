@@ -51,7 +51,12 @@ def _read(
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
-@triton.jit(do_not_specialize=["group", "page_size", "stride_qs", "stride_bs", "stride_os"])
+@triton.jit(
+    do_not_specialize=[
+        "group", "page_size", "stride_qs", "stride_bs", "stride_os",
+        "stride_sp", "stride_st", "stride_sh", "stride_zp", "stride_zt",
+    ]
+)  # fmt: skip
 def packed_decode_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
     p_q, stride_qs, stride_qh,  # [num_seqs, num_q_heads, head_size]

@@ -19,8 +19,10 @@ __all__ = ["latent_verify_kernel"]
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
-    do_not_specialize=["num_heads", "block_size", "stride_qt", "stride_qh", "stride_table", "stride_ot", "stride_oh"]
-)
+    do_not_specialize=[
+        "num_heads", "block_size", "stride_qt", "stride_qh", "stride_ss", "stride_table", "stride_ot", "stride_oh",
+    ]
+)  # fmt: skip
 def latent_verify_kernel(
     # tensors, each followed by its strides in elements; last dimensions are contiguous
     p_q, stride_qt, stride_qh,  # [tokens, num_heads, rank + rope_size]

@@ -40,7 +40,7 @@ def _raw_decay(b_a, log_rate):
     do_not_specialize=[
         "stride_qt", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh", "stride_gt", "stride_gh",
         "stride_bt", "stride_ss", "stride_sh", "stride_sv", "stride_slots", "stride_ps", "stride_pt", "stride_ph",
-        "stride_pv", "stride_ot", "stride_oh", "values_per_key",
+        "stride_pv", "stride_parents", "stride_ot", "stride_oh", "values_per_key", "first_slot",
     ]
 )  # fmt: skip
 def recurrent_decode_kernel(

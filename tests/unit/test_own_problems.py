@@ -19,6 +19,7 @@ import attnfuzz
 from attnfuzz.cases.features import InputSpace, features
 from attnfuzz.corpus import RegressionError, load_regression
 from attnfuzz.declaration import Kernel
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
@@ -306,6 +307,36 @@ def test_a_problem_that_is_wrong_itself_is_told_and_blames_no_kernel(kernel: Ker
     with pytest.raises(ExecutorUnavailable) as caught:
         attnfuzz.check(kernel, {}, device="cpu")
     assert told in str(caught.value)
+
+
+class Added(Doubled):
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        return {"z": attnfuzz.TensorSpec((case.size,), case.dtype), **super().tensors(case)}
+
+    def write(self, case: Any, tensors: Any) -> None:
+        super().write(case, tensors)
+        tensors["z"].copy_(attnfuzz.numbers((case.size,), seed=1, name="z"))
+
+    def reference(self, case: Any, tensors: Any) -> dict[str, Any]:
+        return {"y": 2 * tensors["x"].double() + tensors["z"]}
+
+    def mistakes(self, case: Any, tensors: Any) -> dict[str, Any]:
+        return {"x is not there": {"x": tensors["nothing"]}}
+
+
+@attnfuzz.kernel(Added())
+def adds_x(inputs: Any) -> Any:
+    return inputs.x * 3
+
+
+def test_mistakes_that_cannot_be_asked_for_are_told_and_others_looked_for() -> None:
+    """A finding would have no cause for an error in the problem's own file, of which nobody would learn."""
+    problem = adds_x.declaration.problem
+    assert isinstance(problem, OpenProblem)
+    found = explain_case(adds_x, problem.case_type(), device="cpu", seconds=60.0)
+    (line,) = found.lines
+    assert line.startswith("the problem's own mistakes were not looked for: Added.mistakes raised KeyError: 'nothing' ")
+    assert [cause.words for cause in found.causes or ()] == ["x is read in place of z"]
 
 
 def test_results_are_returned_or_written() -> None:

@@ -10,7 +10,8 @@ So the search stays within a working set and refreshes it: a bounded part of a k
 what is left of it into *scouting*, which compiles formats that nobody has; each is published, so that the other workers
 find it in Triton's cache on disk. The first formats of a kernel are the same in every campaign, for the same reason.
 While there are few, another one shows more than hundreds of cases in those: half of the time may go into compilers
-then, and nearly all of it until there are three."""
+then, and nearly all of it until there are three. Of open problems nobody knows the format of a case; what decides is
+learned (`attnfuzz.campaign.draw.compiled_fields`)."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
+from attnfuzz.campaign.draw.compiled_fields import CompiledFields
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
-from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 
 _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
@@ -255,6 +257,7 @@ class WorkingSets:
         self._source = source
         self._turn = turn
         self._kernels: dict[str, _Formats] = {}
+        self._open: dict[str, CompiledFields] = {}
 
     def to_scout(self, declaration: Declaration) -> list[Format]:
         """Formats to compile now. Nothing while compilers have had their share, unless there is none to draw from."""
@@ -307,7 +310,8 @@ class WorkingSets:
         ``compile_s`` of them went into Triton's compiler, which also has work in formats that are known: some kernels
         choose by lengths what to launch, and relations change strides and options.
         """
-        if isinstance(declaration.problem, OpenProblem):
+        if isinstance(case, OpenCase):
+            self._fields_of(declaration).judged(case, seconds, compile_s)
             return None
         formats, format_ = self._of(declaration), format_of(case)
         key = format_key(format_)
@@ -339,11 +343,22 @@ class WorkingSets:
         Compilers have as much of the time as at first: with a contract that is no more than the first case that passed,
         they have made formats that are all alike.
         """
+        if (fields := self._open.get(declaration.target)) is not None:
+            fields.joins(declaration)
         if (formats := self._kernels.get(declaration.target)) is not None:
             formats.source = self._source(declaration)
             formats.before = len(formats.known)
             formats.has_more = True
             formats.seconds = formats.compiling_s = formats.joining_s = 0.0
+
+    def fitted(self, declaration: Declaration, case: Case) -> Case:
+        """``case``, which was drawn in any format; of an open problem perhaps as one for which nothing is compiled."""
+        return self._fields_of(declaration).fitted(case) if isinstance(case, OpenCase) else case
+
+    def _fields_of(self, declaration: Declaration) -> CompiledFields:
+        if declaration.target not in self._open:
+            self._open[declaration.target] = CompiledFields(declaration)
+        return self._open[declaration.target]
 
     def _of(self, declaration: Declaration) -> _Formats:
         if declaration.target not in self._kernels:
@@ -378,7 +393,8 @@ class CaseSource:
         formats = self._formats.to_draw_from(declaration) if self._formats is not None else ()
 
         def visit_all(cases: list[Case]) -> bool:
-            for case in cases:
+            for drawn in cases:
+                case = drawn if self._formats is None else self._formats.fitted(declaration, drawn)
                 if time.monotonic() >= until or (self._is_new(declaration, case) and not visit(case)):
                     return False
             return True
