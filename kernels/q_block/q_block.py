@@ -100,6 +100,7 @@ def q_block_kernel(
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up, likewise
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
     WHOLE_V: tl.constexpr,  # whether BLOCK_DV is v_head_size
+    SAME_STRIDES: tl.constexpr,  # whether pages and tokens are as far apart in V as in K, and worth computing once
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
     SEGMENTED: tl.constexpr,
     STATIC: tl.constexpr,
@@ -185,7 +186,7 @@ def q_block_kernel(
                     begin if part == 0 else (window_for_all if part == 1 else end_for_all),
                     window_for_all if part == 0 else (end_for_all if part == 1 else end),
                     walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes,
-                    part != 1, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
+                    part != 1, WHOLE_HEAD, WHOLE_V, SAME_STRIDES, X, TILE, BLOCK_SIZE,
                 )  # fmt: skip
 
             if p_k_scale is not None:
