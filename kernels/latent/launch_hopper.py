@@ -21,7 +21,7 @@ _HOPPER = (9, 0)
 _SIZES = {"head_size": 576, "v_head_size": 512}
 _TILE = 64
 _BYTES_OF_A_COPY = 16
-_FEW_HEADS, _FEW_TILES = 16, 32
+_FEW_HEADS, _FEW_TILES, _SMALL_PAGE = 32, 64, 16
 _MOST_SEQUENCES = 4096
 _COMBINED_ELEMENTS = 8192
 """Of partial outputs, in one step of a program."""
@@ -41,8 +41,8 @@ def _kernel() -> Any | None:
 def is_for_hopper(gpu: GpuLimits | None, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> bool:
     """Whether these are of the sizes and strides that the kernel knows, and the GPU is Hopper itself.
 
-    Later ones have no warp groups. Rows are copied in pieces of 16 bytes. Few heads with few tokens
-    are as fast without.
+    Later ones have no warp groups. Rows are copied in pieces of 16 bytes. Few heads are as fast without,
+    with few tokens or with a page for each token.
     """
     if gpu is None or gpu.capability != _HOPPER or any(sizes[name] != size for name, size in _SIZES.items()):
         return False
@@ -53,7 +53,8 @@ def is_for_hopper(gpu: GpuLimits | None, tensors: Mapping[str, Tensor], sizes: M
         and all(stride * one.element_size() % _BYTES_OF_A_COPY == 0 for stride in one.stride()[:-1])
         for one in rows
     )
-    are_few = tensors["q"].shape[1] <= _FEW_HEADS and _room(tensors) <= _FEW_TILES
+    are_slow = tensors["kv_cache"].shape[1] < _SMALL_PAGE or _room(tensors) <= _FEW_TILES
+    are_few = tensors["q"].shape[1] <= _FEW_HEADS and are_slow
     are_plain = all(tensors[name].stride(-1) == 1 for name in ("block_table", "seq_lens", "out"))
     return (
         are_whole and are_plain and not are_few and 0 < sizes["num_seqs"] <= _MOST_SEQUENCES and _kernel() is not None
@@ -68,8 +69,7 @@ def _room(tensors: Mapping[str, Tensor]) -> int:
 
 def launch_on_hopper(tensors: Mapping[str, Tensor], sizes: Mapping[str, int], scale: float, processors: int) -> None:
     """Write ``out`` and ``lse``. A program for each multiprocessor, whose shared memory it fills."""
-    kernel = _kernel()
-    assert kernel is not None
+    kernel: Any = _kernel()
     q, cache, table, seq_lens = (tensors[name] for name in ("q", "kv_cache", "block_table", "seq_lens"))
     out, lse = tensors["out"], tensors["lse"]
     num_seqs, num_q_heads, block_size = sizes["num_seqs"], sizes["num_q_heads"], sizes["block_size"]

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ SIZES = {"num_seqs": 2, "head_size": 576, "v_head_size": 512}
 H200 = GpuLimits(132, 227 << 10, False, True, "NVIDIA H200", (9, 0))
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> Iterator[None]:
+    """Where the stand-in runs, on a GPU machine too."""
+    with torch.device("cpu"):
+        yield
+
+
 @pytest.mark.parametrize(
     ("lens", "block_size", "num_heads", "heads", "num_splits"),
     [
@@ -36,7 +44,7 @@ H200 = GpuLimits(132, 227 << 10, False, True, "NVIDIA H200", (9, 0))
 def test_what_it_computes(lens: tuple[int, ...], block_size: int, num_heads: int, heads: int, num_splits: int) -> None:
     """Tiles would be left out or counted twice, heads beyond a block get others' states, dead rows be multiplied."""
     num_seqs, pages = len(lens), -(-max(lens) // block_size)
-    random = torch.Generator().manual_seed(7)
+    random = torch.Generator("cpu").manual_seed(7)
     q = torch.randn(num_seqs, num_heads, 576, generator=random).half()
     cache = torch.randn(num_seqs * pages, block_size, 576, generator=random).half()
     table = torch.randperm(num_seqs * pages, generator=random).view(num_seqs, pages)
@@ -93,9 +101,16 @@ def test_what_it_is_launched_for(monkeypatch: pytest.MonkeyPatch) -> None:
         "out": torch.empty(2, 512, 16).transpose(1, 2),
     }.items():
         assert not is_for_hopper(H200, _tensors() | {name: other}, SIZES), name
-    few = {"block_table": torch.zeros(2, 16, dtype=torch.int32)}
-    assert not is_for_hopper(H200, _tensors() | few, SIZES)
-    assert is_for_hopper(H200, _tensors() | few | {"q": torch.empty(2, 17, 576, dtype=torch.bfloat16)}, SIZES)
+    many = {"q": torch.empty(2, 33, 576, dtype=torch.bfloat16)}
+    for few in (
+        {"block_table": torch.zeros(2, 32, dtype=torch.int32)},
+        {
+            "kv_cache": torch.empty(4, 8, 576, dtype=torch.bfloat16),
+            "block_table": torch.zeros(2, 400, dtype=torch.int32),
+        },
+    ):
+        assert not is_for_hopper(H200, _tensors() | few, SIZES)
+        assert is_for_hopper(H200, _tensors() | few | many, SIZES)
     shifted = torch.empty(2 * 16 * 576 + 1, dtype=torch.bfloat16)[1:].view(2, 16, 576)
     assert not is_for_hopper(H200, _tensors() | {"q": shifted}, SIZES)
     monkeypatch.setattr(launch_hopper, "_kernel", lambda: None)
