@@ -1,12 +1,12 @@
 """The bundled kernels as attnfuzz knows them: what each declares, and how it is called on a problem's inputs.
 
-All take any head size, page size, GQA ratio and, but for ``paged_simple``, any strides, never follow an unused
+All take any head size, page size, GQA ratio and, but for those called simple, any strides, never follow an unused
 block-table entry, give empty sequences, splits and states their defined result. They multiply and add in float32
 without matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype.
 Those of ``q_block.launch`` and ``grouped.launch`` do use them: sums are truncated there, and weights rounded to the
 input dtype.
 
-The Triton kernels, but for ``paged_simple``, write into the results they are given. They compute each row alone; the
+The Triton kernels, but for those called simple, write into the results they are given. They compute each row alone; the
 eager ones allocate their results, and those of attention pad rows to a common length, on which the order of additions
 depends, and may wait for the device to take a number from the host. ``paged_attention_mixed`` asks the device what its
 wrapper is told by a server. All others can be captured into a CUDA graph: the
@@ -31,6 +31,7 @@ from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.kernels.paged import launch_attention, launch_partitioned
 from attnfuzz.kernels.paged import paged_simple as simple
 from attnfuzz.kernels.q_block import launch as launch_q_block
+from attnfuzz.kernels.q_block import q_block_simple as simple_blocks
 
 __all__ = [
     "dense_eager",
@@ -53,6 +54,7 @@ __all__ = [
     "paged_attention_naive",
     "paged_attention_q_block",
     "paged_attention_segments",
+    "paged_attention_simple",
     "paged_attention_static",
     "paged_attention_v1",
     "paged_attention_v2",
@@ -374,6 +376,20 @@ def paged_attention_naive(inputs: Any, **options: Any) -> State:
     """One program per query token and query head."""
     return launch_attention.paged_attention(
         **_queries(inputs), **_variants(inputs), causal=inputs.causal, out=inputs.out, lse=inputs.lse, **options
+    )
+
+
+@attnfuzz.kernel("paged_attention", supports=_SIMPLE, numerics=_MATRIX_UNITS)
+def paged_attention_simple(inputs: Any) -> State:
+    """Q-Blocks and nothing else, on contiguous tensors: the one to read before ``paged_attention_q_block``."""
+    return simple_blocks.q_block_simple(
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.block_table,
+        inputs.seq_lens,
+        inputs.cu_seqlens_q,
+        inputs.scale,
     )
 
 

@@ -28,6 +28,7 @@ from attnfuzz.kernels.grouped.launch import plan_splits, sequences_counted
 from attnfuzz.kernels.latent.indexer_topk import indexer_topk_kernel
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 from attnfuzz.kernels.latent.latent_verify import latent_verify_kernel
+from attnfuzz.kernels.latent.launch_hopper import is_for_hopper, launch_on_hopper
 from attnfuzz.kernels.latent.sparse_decode import sparse_decode_kernel
 
 __all__ = ["indexer_topk", "latent_decode", "latent_verify", "sparse_decode"]
@@ -113,8 +114,13 @@ def latent_decode(
         )
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"q.dtype={q.dtype} must be torch.float16 or torch.bfloat16; convert it with q.to()")
-    num_seqs, num_q_heads, block_size = sizes["num_seqs"], sizes["num_q_heads"], sizes["block_size"]
     gpu = gpu_at(q.device)
+    processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
+    given = (num_splits, tile, block_m, num_warps, num_stages, fill, balanced)
+    if soft_cap is None and all(one is None for one in given) and is_for_hopper(gpu, tensors, sizes):
+        launch_on_hopper(tensors, sizes, scale, processors)
+        return out, lse
+    num_seqs, num_q_heads, block_size = sizes["num_seqs"], sizes["num_q_heads"], sizes["block_size"]
     plan = _plan(gpu, num_q_heads)
     block_m = plan.block_m if block_m is None else block_m
     tile = plan.tile if tile is None else tile
@@ -141,7 +147,6 @@ def latent_decode(
         while num_stages > 1 and num_tiles(gpu, rows=block_m, num_stages=num_stages) > most(tile):
             num_stages -= 1
     head_blocks = triton.cdiv(num_q_heads, block_m)
-    processors = _PROCESSORS_OF_A_CPU if gpu is None else gpu.processors
     tiles = triton.cdiv(block_table.shape[1] * block_size, tile)
     if num_splits is not None or 4 * num_seqs * head_blocks >= 3 * processors:  # whole sequences nearly fill the GPU
         balanced = bool(balanced)

@@ -153,6 +153,7 @@ def _attend(
         head_size, v_head_size,
         GROUP=group, X=call.strides.x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
         WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
+        SAME_STRIDES=call.strides.k[:2] == call.strides.v[:2] and block_size % launch.tile > 0,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=False,  # see q_block_walk
         **call.variant.of_rows,

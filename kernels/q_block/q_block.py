@@ -100,6 +100,7 @@ def q_block_kernel(
     BLOCK_DV: tl.constexpr,  # v_head_size rounded up, likewise
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
     WHOLE_V: tl.constexpr,  # whether BLOCK_DV is v_head_size
+    SAME_STRIDES: tl.constexpr,  # whether pages and tokens are as far apart in V as in K, and worth computing once
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
     SEGMENTED: tl.constexpr,
     STATIC: tl.constexpr,
@@ -107,152 +108,105 @@ def q_block_kernel(
     """Grid: one dimension of any size if STATIC, else as many programs as there are blocks x KV heads x segments."""
     HEADS: tl.constexpr = GROUP if GROUP < BLOCK_M else BLOCK_M
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
+    HEAD_PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     num_tokens = tl.load(p_cu_seqlens + tl.cast(num_seqs, tl.int64) * stride_cu).to(tl.int32)
     num_blocks = num_tokens // BLOCK_Q + num_seqs
     num_work = num_blocks * num_segments * num_kv_heads * tl.cdiv(GROUP, HEADS)
-    if STATIC:
-        for i_work in range(tl.program_id(0), num_work, tl.num_programs(0)):
-            _attend_q_block(
-                tl.cast(i_work, tl.int32), num_blocks,
-                p_q, stride_qs, stride_qh, stride_qd,
-                p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
-                p_v, stride_vb, stride_vt, stride_vh, stride_vd,
-                p_table, stride_table_s, stride_page, p_seq_lens, stride_len, p_cu_seqlens, stride_cu,
-                p_out, stride_os, stride_oh, stride_osegment, stride_od,
-                p_lse, stride_lse_s, stride_lse_h, stride_lse_segment, p_exp_sum,
-                scale, num_seqs, num_segments, block_size, head_size, v_head_size, window, soft_cap,
-                p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-                GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
-            )  # fmt: skip
-    else:
-        i_work = tl.program_id(0)
-        if i_work < num_work:
-            _attend_q_block(
-                i_work, num_blocks,
-                p_q, stride_qs, stride_qh, stride_qd,
-                p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
-                p_v, stride_vb, stride_vt, stride_vh, stride_vd,
-                p_table, stride_table_s, stride_page, p_seq_lens, stride_len, p_cu_seqlens, stride_cu,
-                p_out, stride_os, stride_oh, stride_osegment, stride_od,
-                p_lse, stride_lse_s, stride_lse_h, stride_lse_segment, p_exp_sum,
-                scale, num_seqs, num_segments, block_size, head_size, v_head_size, window, soft_cap,
-                p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-                GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
-            )  # fmt: skip
+    if tl.program_id(0) >= num_work:
+        return
+    # One turn without STATIC, and no loop: that would take registers, so that fewer programs ran at once.
+    turns = tl.cdiv(num_work - tl.program_id(0), tl.num_programs(0))
+    for i_turn in (tl.range if STATIC else tl.static_range)(turns if STATIC else 1):
+        i_work = tl.program_id(0) + i_turn * tl.num_programs(0)
+        i_block = num_blocks - 1 - i_work % num_blocks
+        i_segment = i_work // num_blocks % num_segments
+        i_head_part = i_work // num_blocks // num_segments
+        i_kv_head = (i_head_part // HEAD_PARTS).to(tl.int64)
 
+        i_seq = find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q)
+        query_start = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int32)
+        query_len = tl.load(p_cu_seqlens + (i_seq + 1) * stride_cu).to(tl.int32) - query_start
+        first = (i_block - (query_start // BLOCK_Q + i_seq.to(tl.int32))) * BLOCK_Q
+        if first < query_len:
+            # Query j of n sees what was there before the n, and itself: seq_len - n + j + 1 tokens, and none where that
+            # is below 0.
+            context_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32) - query_len
+            o_m = tl.arange(0, BLOCK_M)
+            i_query = first + o_m // HEADS  # [BLOCK_M]
+            i_in_group = i_head_part % HEAD_PARTS * HEADS + o_m % HEADS  # [BLOCK_M]
+            m_row = (o_m < BLOCK_Q * HEADS) & (i_query < query_len) & (i_in_group < GROUP)
+            limits = context_len + i_query + 1
+            last_limit = tl.maximum(context_len + tl.minimum(first + BLOCK_Q, query_len), 0)
+            first_seen = 0
+            first_tile = 0
+            if window is not None:
+                first_seen = tl.maximum(window_begin(context_len + first, window), 0)
+                first_tile = first_seen // TILE * TILE
+            per_segment = tl.cdiv(last_limit - first_tile, num_segments * TILE) * TILE
+            begin = first_tile + i_segment * per_segment
+            end = tl.minimum(begin + per_segment, last_limit)
+            end_for_all = begin + tl.maximum(tl.minimum(context_len + first + 1, end) - begin, 0) // TILE * TILE
 
-@triton.jit
-def _attend_q_block(
-    i_work, num_blocks,
-    p_q, stride_qs, stride_qh, stride_qd,
-    p_k, stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
-    p_v, stride_vb, stride_vt, stride_vh, stride_vd,
-    p_table, stride_table_s, stride_page, p_seq_lens, stride_len, p_cu_seqlens, stride_cu,
-    p_out, stride_os, stride_oh, stride_osegment, stride_od,
-    p_lse, stride_lse_s, stride_lse_h, stride_lse_segment, p_exp_sum,
-    scale, num_seqs, num_segments, block_size, head_size, v_head_size, window, soft_cap,
-    p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, X: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    WHOLE_HEAD: tl.constexpr, WHOLE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEGMENTED: tl.constexpr,
-):  # fmt: skip
-    """One block, some heads of one KV head, one segment; arguments as those of the kernel."""
-    HEAD_PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    i_block = num_blocks - 1 - i_work % num_blocks
-    i_segment = i_work // num_blocks % num_segments
-    i_head_part = i_work // num_blocks // num_segments
-    i_kv_head = (i_head_part // HEAD_PARTS).to(tl.int64)
+            o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+            o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
+            m_d = o_d < head_size
+            m_dv = o_dv < v_head_size
+            i_token = (query_start + i_query).to(tl.int64)
+            # Not `i_in_group % GROUP`: Triton 3.6 and 3.7 take each remainder of a remainder for a multiple of 16, as
+            # the first is, and read q in steps of 16 bytes where heads are not aligned to them.
+            i_head = i_kv_head * GROUP + i_in_group
+            m_md = m_row[:, None] & m_d[None, :]
+            o_q = (i_token * stride_qs + i_head * stride_qh)[:, None] + (o_d * stride_qd)[None, :]
+            b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
 
-    i_seq = find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q)
-    query_start = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int32)
-    query_len = tl.load(p_cu_seqlens + (i_seq + 1) * stride_cu).to(tl.int32) - query_start
-    first = (i_block - (query_start // BLOCK_Q + i_seq.to(tl.int32))) * BLOCK_Q
-    if first < query_len:
-        # Query j of n sees what was there before the n, and itself: seq_len - n + j + 1 tokens, from 0 if n > seq_len.
-        context_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32) - query_len
-        o_m = tl.arange(0, BLOCK_M)
-        i_query = first + o_m // HEADS  # [BLOCK_M]
-        i_in_group = i_head_part % HEAD_PARTS * HEADS + o_m % HEADS  # [BLOCK_M]
-        m_row = (o_m < BLOCK_Q * HEADS) & (i_query < query_len) & (i_in_group < GROUP)
-        limits = context_len + i_query + 1
-        last_limit = tl.maximum(context_len + tl.minimum(first + BLOCK_Q, query_len), 0)
-        first_seen = 0
-        first_tile = 0
-        if window is not None:
-            first_seen = tl.maximum(window_begin(context_len + first, window), 0)
-            first_tile = first_seen // TILE * TILE
-        per_segment = tl.cdiv(last_limit - first_tile, num_segments * TILE) * TILE
-        begin = first_tile + i_segment * per_segment
-        end = tl.minimum(begin + per_segment, last_limit)
-        end_for_all = begin + tl.maximum(tl.minimum(context_len + first + 1, end) - begin, 0) // TILE * TILE
+            row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            exp_sum = tl.full([BLOCK_M], 0.0, tl.float32)
+            acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+            p_keys = p_k + i_kv_head * stride_kh
+            p_values = p_v + i_kv_head * stride_vh
+            p_pages = p_table + i_seq * stride_table_s
+            walk_scale = scale if soft_cap is not None or p_slopes is not None else scale * 1.4426950408889634
+            if p_k_scale is not None:
+                walk_scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
+            slopes = None
+            if p_slopes is not None:
+                slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)[:, None]  # [BLOCK_M, 1]
+            window_for_all = begin
+            if window is not None:
+                # Tiles from here on lie in the windows of all rows.
+                before = window_begin(last_limit - 1, window) - begin
+                window_for_all = begin + tl.cdiv(tl.maximum(before, 0), TILE) * TILE
+                window_for_all = tl.maximum(begin, tl.minimum(window_for_all, end))
+                end_for_all = tl.maximum(window_for_all, end_for_all)
+            # Tiles that begin before some row's window; that all rows see whole; that end beyond some row's limit.
+            for part in tl.static_range(0 if window is not None else 1, 3):
+                row_max, exp_sum, acc = attend_tiles(
+                    row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
+                    p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
+                    begin if part == 0 else (window_for_all if part == 1 else end_for_all),
+                    window_for_all if part == 0 else (end_for_all if part == 1 else end),
+                    walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes,
+                    part != 1, WHOLE_HEAD, WHOLE_V, SAME_STRIDES, X, TILE, BLOCK_SIZE,
+                )  # fmt: skip
 
-        o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-        o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
-        m_d = o_d < head_size
-        m_dv = o_dv < v_head_size
-        i_token = (query_start + i_query).to(tl.int64)
-        # Not `i_in_group % GROUP`: Triton 3.6 and 3.7 take each remainder of a remainder for a multiple of 16, as the
-        # first is, and read q in steps of 16 bytes where heads are not aligned to them.
-        i_head = i_kv_head * GROUP + i_in_group
-        m_md = m_row[:, None] & m_d[None, :]
-        o_q = (i_token * stride_qs + i_head * stride_qh)[:, None] + (o_d * stride_qd)[None, :]
-        b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
-
-        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        exp_sum = tl.full([BLOCK_M], 0.0, tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-        p_keys = p_k + i_kv_head * stride_kh
-        p_values = p_v + i_kv_head * stride_vh
-        p_pages = p_table + i_seq * stride_table_s
-        walk_scale = scale if soft_cap is not None or p_slopes is not None else scale * 1.4426950408889634
-        if p_k_scale is not None:
-            walk_scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
-        slopes = None
-        if p_slopes is not None:
-            slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)[:, None]  # [BLOCK_M, 1]
-        if window is not None:
-            # Tiles from here on lie in the windows of all rows.
-            window_for_all = begin + tl.cdiv(tl.maximum(window_begin(last_limit - 1, window) - begin, 0), TILE) * TILE
-            window_for_all = tl.maximum(begin, tl.minimum(window_for_all, end))
-            row_max, exp_sum, acc = attend_tiles(
-                row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
-                p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
-                begin, window_for_all, walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap,
-                slopes, True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
-            )  # fmt: skip
-            begin = window_for_all
-            end_for_all = tl.maximum(begin, end_for_all)
-        row_max, exp_sum, acc = attend_tiles(
-            row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
-            p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
-            begin, end_for_all, walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes,
-            False, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
-        )  # fmt: skip
-        row_max, exp_sum, acc = attend_tiles(
-            row_max, exp_sum, acc, b_q, limits, p_keys, stride_kb, stride_kt, stride_kdo, stride_kx,
-            p_values, stride_vb, stride_vt, stride_vd, p_pages, stride_page,
-            end_for_all, end, walk_scale, block_size, o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes,
-            True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
-        )  # fmt: skip
-
-        if p_k_scale is not None:
-            acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
-        i_place = i_segment.to(tl.int64)
-        o_lse = i_token * stride_lse_s + i_head * stride_lse_h + i_place * stride_lse_segment  # [BLOCK_M]
-        o_out = (i_token * stride_os + i_head * stride_oh + i_place * stride_osegment)[:, None]
-        o_out = o_out + (o_dv * stride_od)[None, :]  # [BLOCK_M, BLOCK_DV]
-        m_mdv = m_row[:, None] & m_dv[None, :]
-        if SEGMENTED:
-            # Rows that saw no token say so, and that is all that is read of them.
-            tl.store(p_lse + o_lse, row_max, mask=m_row)
-            tl.store(p_exp_sum + o_lse, exp_sum, mask=m_row)
-            tl.store(p_out + o_out, acc, mask=m_mdv & (exp_sum > 0.0)[:, None])
-        else:
-            if p_sinks is not None:
-                sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_row, other=0.0)  # [BLOCK_M]
-                row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks * 1.4426950408889634, True)
-                acc = acc * alpha[:, None]
-            divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
-            b_out = acc / divisor[:, None]
-            tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_mdv)
-            tl.store(p_lse + o_lse, (row_max + tl.log2(divisor)) * 0.6931471805599453, mask=m_row)
+            if p_k_scale is not None:
+                acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
+            i_place = i_segment.to(tl.int64)
+            o_lse = i_token * stride_lse_s + i_head * stride_lse_h + i_place * stride_lse_segment  # [BLOCK_M]
+            o_out = (i_token * stride_os + i_head * stride_oh + i_place * stride_osegment)[:, None]
+            o_out = o_out + (o_dv * stride_od)[None, :]  # [BLOCK_M, BLOCK_DV]
+            m_mdv = m_row[:, None] & m_dv[None, :]
+            if SEGMENTED:
+                # Rows that saw no token say so, and that is all that is read of them.
+                tl.store(p_lse + o_lse, row_max, mask=m_row)
+                tl.store(p_exp_sum + o_lse, exp_sum, mask=m_row)
+                tl.store(p_out + o_out, acc, mask=m_mdv & (exp_sum > 0.0)[:, None])
+            else:
+                if p_sinks is not None:
+                    sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_row, other=0.0)  # [BLOCK_M]
+                    row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks * 1.4426950408889634, True)
+                    acc = acc * alpha[:, None]
+                divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+                b_out = acc / divisor[:, None]
+                tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_mdv)
+                tl.store(p_lse + o_lse, (row_max + tl.log2(divisor)) * 0.6931471805599453, mask=m_row)

@@ -57,6 +57,7 @@ def attend_tiles(
     MASKED: tl.constexpr,  # whether a tile may reach beyond ``end``, beyond a row's limit or before its window
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
     WHOLE_V: tl.constexpr,  # whether BLOCK_DV is v_head_size
+    SAME_STRIDES: tl.constexpr,  # whether tokens of V are placed as those of K, and worth placing once
     X: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
@@ -76,12 +77,14 @@ def attend_tiles(
             m_t = m_t & (i_t >= first_seen)
         if BLOCK_SIZE > 0 and BLOCK_SIZE % TILE == 0:
             i_off = (start % BLOCK_SIZE + o_t).to(tl.int64)
+        elif BLOCK_SIZE > 0 and TILE % BLOCK_SIZE == 0:
+            i_off = (o_t % BLOCK_SIZE).to(tl.int64)  # in each tile the same, so that it stands before the loop
         elif BLOCK_SIZE > 0:
             i_off = (i_t % BLOCK_SIZE).to(tl.int64)
         else:
             i_off = (i_t % block_size).to(tl.int64)
         o_kt = i_block.to(tl.int64) * stride_kb + i_off * stride_kt
-        o_vt = i_block.to(tl.int64) * stride_vb + i_off * stride_vt
+        o_vt = o_kt if SAME_STRIDES else i_block.to(tl.int64) * stride_vb + i_off * stride_vt
         b_k = _load_tile(p_k + o_kt[:, None] + o_kd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
         b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_dv, MASKED, WHOLE_V)  # [TILE, BLOCK_DV]
 

@@ -46,6 +46,7 @@ NAMES = {
     "paged_attention_eager": "paged_attention",
     "paged_attention_q_block": "paged_attention",
     "paged_attention_segments": "paged_attention",
+    "paged_attention_simple": "paged_attention",
     "paged_attention_static": "paged_attention",
     "masked_attention_eager": "masked_attention",
     "masked_attention_naive": "masked_attention",
@@ -90,7 +91,9 @@ CASES: dict[Problem, dict[str, object]] = {
     },
 }
 KERNELS = load_kernels("*")
-ONE_LAYOUT = {"paged_simple", "paged_attention_v1", "paged_attention_v2"}
+SIMPLE = {"paged_attention_simple", "paged_simple"}
+"""Kernels that are about the algorithm, and take contiguous tensors only."""
+ONE_LAYOUT = {*SIMPLE, "paged_attention_v1", "paged_attention_v2"}
 """Kernels that are about one layout of the cache."""
 BY_SHAPE = {
     "latent_grouped_auto",
@@ -173,7 +176,7 @@ def test_everything_is_supported(kernel: Kernel) -> None:
         *(["empty_state_outputs"] if kernel.declaration.problem == "merge_states" else []),
     )
     limited = ["layouts"] if kernel.declaration.name in ONE_LAYOUT else []
-    limited += ["strides"] if kernel.declaration.name == "paged_simple" else []
+    limited += ["strides"] if kernel.declaration.name in SIMPLE else []
     if kernel.declaration.name.startswith("paged_grouped"):
         limited = ["dtypes"]  # matrix units multiply float32 in TF32 only
     if kernel.declaration.problem == "latent_decode":  # which has one layout, and as many query heads as models have

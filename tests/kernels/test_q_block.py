@@ -14,6 +14,7 @@ from torch import Tensor
 from attnfuzz.kernels.q_block import launch as q_block_launch
 from attnfuzz.kernels.q_block.heuristics import Launch
 from attnfuzz.kernels.q_block.launch import q_block_attention
+from attnfuzz.kernels.q_block.q_block_simple import q_block_simple
 
 Make = Callable[..., Any]
 Lengths = Sequence[tuple[int, int]]
@@ -84,6 +85,16 @@ def test_a_mixed_batch(kernel: Make, layout: str, block_size: int, make: Make, c
     """Prefill, decode and sequences without queries in one launch would get each other's tokens or masks."""
     args, longest, expected = make(MIXED, block_size=block_size, layout=layout, heads=(4, 2))
     check(kernel(*args, **longest), expected)
+
+
+@pytest.mark.by_day
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1), (17, 1)])
+def test_the_simple_kernel(heads: tuple[int, int], make: Make, check: Make) -> None:
+    """The kernel that is read first would compute something else than the one that it explains."""
+    args, _, expected = make(MIXED, block_size=3, heads=heads)
+    check(q_block_simple(*args[:7]), expected)
+    with pytest.raises(ValueError, match=r"k_cache of strides .* must be contiguous; use q_block_attention"):
+        q_block_simple(args[0], args[1].transpose(0, 1).contiguous().transpose(0, 1), *args[2:7])
 
 
 @pytest.mark.by_day
