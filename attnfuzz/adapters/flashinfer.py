@@ -3,6 +3,9 @@
 Workspaces are kept from call to call, as servers do, but for XQA's, whose semaphores must be zero at first.
 
 A window or a soft cap is another kernel, which FlashInfer builds when it is first asked for it.
+
+What CUDA graphs capture has to be in its CUDA-graph mode, in which plans go to buffers that stay: all else plans
+into memory of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ __all__ = [
     "merge_state_in_place",
     "merge_states",
     "mla_decode",
+    "mla_decode_graph",
     "mla_verify",
     "pod",
     "single_decode",
@@ -58,7 +62,9 @@ _CACHES: dict[str, Any] = {
     "head_sizes": (64, 128),
     "lse": "base2",
     "variants": ("window", "soft_cap"),
+    "graph_replay": False,
 }
+_IN_GRAPHS: dict[str, Any] = {**_CACHES, "graph_replay": True}
 _QUANTISED: dict[str, Any] = {**_CACHES, "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"), "kv_scales": ("tensor",)}
 _NUMERICS = attnfuzz.Numerics(partials="input", tanh="approximate")  # `tmp_v` of decode.cuh has the output's dtype
 
@@ -203,7 +209,7 @@ def _buffers(device: torch.device, *sizes: int) -> list[Tensor]:
     "paged_decode",
     needs={**_DECODE, **_HEADERS},
     supports=lambda headers, **others: attnfuzz.Supports(
-        **_CACHES, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE"), graph_replay=True
+        **_IN_GRAPHS, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE")
     ),
     options={"use_tensor_cores": (False, True)},
     numerics=_NUMERICS,
@@ -219,7 +225,7 @@ def batch_decode_graph(
 @FLASHINFER.kernel(
     "paged_attention",
     needs=_PREFILL,
-    supports=attnfuzz.Supports(**_CACHES, graph_replay=True),
+    supports=attnfuzz.Supports(**_IN_GRAPHS),
     numerics=_NUMERICS,
     gpu_only=True,
 )
@@ -399,16 +405,15 @@ _MLA = {
 
 
 def _latent(
-    i: Any, make: Any, metadata: Any, cache: Tensor, rank: int, starts: Tensor, causal: bool, scale: float
+    i: Any, wrapper: Any, metadata: Any, cache: Tensor, rank: int, starts: Tensor, causal: bool, scale: float
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchMLAPagedAttentionWrapper` with logarithms to base e; ``cache`` is ``[blocks, block_size, head_size]``."""
     page_starts, pages, _ = _pages(i)
     size = cache.shape[-1]
-    wrapper = make(_workspace(i.q.device))
     shape = (i.q.shape[1], rank, size - rank, i.block_size, causal, scale, i.q.dtype, cache.dtype)
     lists = (starts, page_starts, pages, i.seq_lens)
     q, rows = i.q.tensor_split((rank,), dim=-1), cache.tensor_split((rank,), dim=-1)
-    if metadata is make:
+    if not hasattr(metadata, "csr"):
         wrapper.plan(*lists, *shape)
         return lambda: wrapper.run(*q, *rows, out=i.out, lse=i.lse, return_lse=True, return_lse_base_on_e=True)
     names = ("num_heads", "head_dim_ckv", "head_dim_kpe", "page_size", "causal", "sm_scale", "q_data_type")
@@ -419,24 +424,52 @@ def _latent(
     return lambda: wrapper.run(query=q, kv_cache=rows, out=i.out, lse=i.lse, return_lse=True, return_lse_base_on_e=True)
 
 
+_LATENT: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "head_sizes": (_CKV + _KPE,),
+    "v_head_sizes": (_CKV,),
+    "gqa_ratios": (1, 2, 4, 8, 16, 32, 64, 128),
+    "strides": "serving",
+    "empty_sequences": False,
+}
+
+
+def _one_each(i: Any) -> Tensor:
+    return torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
+
+
 @FLASHINFER.kernel(
     "latent_decode",
     needs=_MLA,
-    supports=attnfuzz.Supports(
-        dtypes=("float16", "bfloat16"),
-        head_sizes=(_CKV + _KPE,),
-        v_head_sizes=(_CKV,),
-        gqa_ratios=(1, 2, 4, 8, 16, 32, 64, 128),
-        strides="serving",
-        empty_sequences=False,
-    ),
+    supports=attnfuzz.Supports(**_LATENT, graph_replay=False),
     numerics=_NUMERICS,
     gpu_only=True,
 )
 def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchMLAPagedAttentionWrapper` for one query token of each sequence; on sm_90 its backend is fa3."""
-    starts = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
-    return _latent(i, make, metadata, i.kv_cache, i.v_head_size, starts, False, i.scale)
+    wrapper = make(_workspace(i.q.device))
+    return _latent(i, wrapper, metadata, i.kv_cache, i.v_head_size, _one_each(i), False, i.scale)
+
+
+@FLASHINFER.kernel(
+    "latent_decode",
+    needs=_MLA,
+    supports=attnfuzz.Supports(**_LATENT, graph_replay=True),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def mla_decode_graph(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same in CUDA-graph mode."""
+    shape = (i.q.device, i.q.dtype, i.q.shape[1], i.block_size, tuple(i.block_table.shape), i.scale)
+    wrapper = _latent_of_graph(make, shape)
+    return _latent(i, wrapper, metadata, i.kv_cache, i.v_head_size, _one_each(i), False, i.scale)
+
+
+@functools.lru_cache(maxsize=_KEPT_WRAPPERS)
+def _latent_of_graph(make: Any, shape: tuple[Any, ...]) -> Any:
+    device, _, _, _, (num_seqs, columns), _ = shape
+    starts, page_starts, pages, lengths = _buffers(device, num_seqs + 1, num_seqs + 1, num_seqs * columns, num_seqs)
+    return make(_workspace(device), True, starts, page_starts, pages, lengths)
 
 
 @FLASHINFER.kernel(
@@ -447,14 +480,15 @@ def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor
         latents=attnfuzz.Choice(("same",)),
     ),
     needs=_MLA,
-    supports=attnfuzz.Supports(),
+    supports=attnfuzz.Supports(graph_replay=False),
     gpu_only=True,
 )
 def mla_verify(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """The same for several query tokens of each sequence, causal or not."""
     size = i.kv_cache.shape[-1]
     cache = i.kv_cache.view(-1, i.block_size, size)
-    return _latent(i, make, metadata, cache, i.rank, i.cu_seqlens_q, i.causal, size**-0.5)
+    wrapper = make(_workspace(i.q.device))
+    return _latent(i, wrapper, metadata, cache, i.rank, i.cu_seqlens_q, i.causal, size**-0.5)
 
 
 @FLASHINFER.kernel(
@@ -528,7 +562,12 @@ def _persistent(make: Any, layout: str, device: torch.device) -> Any:
     return make(layout, str(device))
 
 
-_SINGLE: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "head_sizes": (64, 128), "lse": "base2"}
+_SINGLE: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "head_sizes": (64, 128),
+    "lse": "base2",
+    "graph_replay": False,
+}
 
 
 @FLASHINFER.kernel(
@@ -638,6 +677,7 @@ def pod(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
         strides="serving",
         empty_sequences=False,
         lse="none",
+        graph_replay=False,  # its workspace is made anew for each plan
     ),
     options={"through": ("xqa", "trtllm")},
     numerics=_NUMERICS,

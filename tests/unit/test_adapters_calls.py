@@ -349,13 +349,19 @@ from plain import attend
 class BatchMLAPagedAttentionWrapper:
     def __init__(self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None,
                  kv_len_arr=None, backend="auto"):
-        pass
+        self.buffers = (qo_indptr, kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
 
     def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size,
              causal, sm_scale, q_data_type, kv_data_type, use_profiler=False):
         assert all(tensor.dtype == torch.int32 for tensor in (qo_indptr, kv_indptr, kv_indices, kv_len_arr))
         assert q_data_type == kv_data_type
-        self.planned = (qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale)
+        planned = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        if self.buffers is not None:
+            for buffer, given in zip(self.buffers, planned):
+                assert len(given) == len(buffer) or given is kv_indices
+                buffer[: len(given)].copy_(given)
+            planned = self.buffers
+        self.planned = (*planned, causal, sm_scale)
 
     def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None,
             kv_len=None, page_table=None, return_lse_base_on_e=False):
@@ -486,7 +492,7 @@ ATTENTION: Names = {
 }  # fmt: skip
 MERGES: Names = {"flashinfer": ("merge_state", "merge_states", "merge_state_in_place"), "sglang": ("merge_state_v2",)}
 GRAPHS: Names = {
-    "flashinfer": ("batch_decode_graph", "batch_prefill_graph"),
+    "flashinfer": ("batch_decode_graph", "batch_prefill_graph", "mla_decode_graph"),
     "vllm": ("flash_attention_3", "flash_attention_3_decode"),
 }
 
@@ -581,7 +587,9 @@ def test_merges_are_called_as_they_are_documented(adapters: Any, place: str, nam
 
 
 @pytest.mark.parametrize("newer", [False, True])
-@pytest.mark.parametrize("name", ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "single_decode"])
+@pytest.mark.parametrize(
+    "name", ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "mla_decode_graph", "single_decode"]
+)
 def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     adapters: Any, tmp_path: Path, name: str, newer: bool
 ) -> None:
