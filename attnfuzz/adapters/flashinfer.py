@@ -22,7 +22,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.adapters.flashinfer_builds import FlashInferBuilds
 from attnfuzz.adapters.tokens import flat, slots_of
-from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks
+from attnfuzz.families import CacheWrite, History, LatentVerify, MergeRanks
+from attnfuzz.families.history import steps_of
 
 __all__ = [
     "append",
@@ -36,6 +37,7 @@ __all__ = [
     "batch_prefill_graph",
     "batch_prefill_mask",
     "cascade",
+    "history",
     "merge_ranks",
     "merge_state",
     "merge_state_in_place",
@@ -366,6 +368,46 @@ def append(i: Any, *, write: Any) -> Callable[[], None]:
         write(i.key, i.value, request, position, (i.k_cache, i.v_cache), *pages, i.layout)
 
     return call
+
+
+@FLASHINFER.kernel(
+    History(block_size=attnfuzz.Choice((16, 4)), head_size=attnfuzz.Choice((64,))),
+    needs={
+        "write": ("flashinfer:append_paged_kv_cache",),
+        "make_decode": _DECODE["make"],
+        "make_prefill": _PREFILL["make"],
+    },
+    supports=attnfuzz.Supports(graph_replay=False),
+    options={"tensor_cores": (False, True)},
+    gpu_only=True,
+)
+def history(i: Any, *, write: Any, make_decode: Any, make_prefill: Any, tensor_cores: bool) -> None:
+    """The batches of a scheduler over one cache, which `append_paged_kv_cache` fills, with two wrappers that are kept.
+
+    Batches of one new token each are decoded in CUDA-graph mode, by a wrapper for each size, as servers have them.
+    """
+    device, caches = i.k_cache.device, (i.k_cache, i.v_cache)
+    heads, dtype = (i.num_kv_heads * i.gqa_ratio, i.num_kv_heads, i.head_size, i.block_size), i.k_cache.dtype
+    types = {"q_data_type": dtype, "kv_data_type": dtype}
+    prefill = make_prefill(_workspace(device), "NHD")
+    decoders: dict[int, Any] = {}
+    for step in steps_of(i):
+        counts = step.starts.diff()
+        indptr, pages, last = listed = _listed(step.table, step.lens, i.block_size)
+        request = torch.arange(len(counts), dtype=torch.int32, device=device).repeat_interleave(counts)
+        before = (step.lens - counts - step.starts[:-1]).repeat_interleave(counts)
+        position = before + torch.arange(len(request), dtype=torch.int32, device=device)
+        write(step.k, step.v, request, position.int(), caches, pages, indptr, last, "NHD")
+        if int(counts.max()) > 1:
+            prefill.plan(step.starts, *listed, *heads, causal=True, **types)
+            prefill.run(step.q, caches, out=step.out)
+            continue
+        if len(counts) not in decoders:
+            room = _buffers(device, len(counts) + 1, len(i.k_cache) * len(counts), len(counts))
+            decoders[len(counts)] = make_decode(_workspace(device), "NHD", True, tensor_cores, *room)
+        decode = decoders[len(counts)]
+        decode.plan(*listed, *heads, **types)
+        decode.run(step.q, caches, out=step.out)
 
 
 _CKV, _KPE = 512, 64

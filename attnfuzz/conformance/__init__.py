@@ -288,7 +288,7 @@ def examine(
 def _outcomes(
     declaration: Declaration, runner: Runner, cases: ConformanceSet, why_not: Callable[[], str]
 ) -> Iterator[ConformanceOutcome]:
-    """Those of all that the kernel's problem has. A case that comes twice (a field at its usual value) is judged once."""
+    """Those of all that the kernel's problem has. One that comes twice, as a field's usual value, is judged once."""
     known: dict[tuple[bytes, OracleName | None], Verdict] = {}
     for entry in _by_turns(cases.entries):
         try:

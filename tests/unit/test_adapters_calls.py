@@ -153,7 +153,8 @@ class _Wrapper:
             for buffer, tensor in zip(self.buffers, given):
                 buffer[: len(tensor)].copy_(tensor)
             self.planned = self.buffers
-        self.said = {"scale": sm_scale, "left": window_left, "cap": logits_soft_cap or 0.0}
+        scale = size**-0.5 if sm_scale is None else sm_scale
+        self.said = {"scale": scale, "left": window_left, "cap": logits_soft_cap or 0.0}
 
     def _run(self, q, paged_kv_cache, sinks=None, out=None, lse=None):
         starts, indptr, indices, last = self.planned
@@ -172,7 +173,8 @@ class _Wrapper:
                 seen = self.mask[masked : masked + size].view(-1, length)
                 masked += size
             out[rows], found = attend(q[rows], k, v, first=first, sinks=sinks, seen=seen, **self.said)
-            lse[rows] = found / math.log(2)
+            if lse is not None:
+                lse[rows] = found / math.log(2)
         return out, lse
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -191,7 +193,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._plan(starts, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **others)
 
     def run(self, q, paged_kv_cache, *args, out=None, lse=None, return_lse=False):
-        assert return_lse and not args
+        assert not args and return_lse == (lse is not None)
         return self._run(q, paged_kv_cache, out=out, lse=lse)
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -588,7 +590,8 @@ def test_merges_are_called_as_they_are_documented(adapters: Any, place: str, nam
 
 @pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize(
-    "name", ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "mla_decode_graph", "single_decode"]
+    "name",
+    ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "mla_decode_graph", "single_decode", "history"],
 )
 def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     adapters: Any, tmp_path: Path, name: str, newer: bool
