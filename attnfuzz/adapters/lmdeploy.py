@@ -6,6 +6,7 @@ behind a window are no longer in its tables once they are given away.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -43,13 +44,13 @@ _GPU = {"multi_processor_count": 8, "compute_capability": (9, 0), "warps_per_sm"
 
 
 @contextmanager
-def _as_on_a_gpu(function: Any) -> Iterator[None]:
+def _as_on_a_gpu(module: str) -> Iterator[None]:
     """In Triton's interpreter lmdeploy asks for the GPU's properties all the same."""
     if LMDEPLOY.on_gpu():
         yield
         return
-    names = function.__globals__
-    before = {name: names[name] for name in ("get_device_props", "is_cuda") if name in names}
+    names = vars(sys.modules[f"{_OPS}.{module}"])
+    before: dict[str, Any] = {name: names[name] for name in ("get_device_props", "is_cuda") if name in names}
     names |= {"get_device_props": lambda device=None: _GPU, "is_cuda": lambda: False}
     try:
         yield
@@ -89,7 +90,7 @@ def paged_attention_latent(i: Any, *, attend: Any) -> Callable[[], Tensor]:
 
 
 def _decoded(i: Any, attend: Any, k_cache: Tensor, v_cache: Tensor, **others: Any) -> Tensor:
-    with _as_on_a_gpu(attend):
+    with _as_on_a_gpu("pagedattention"):
         out: Tensor = attend(
             i.q, k_cache, v_cache, cache_seqlens=i.seq_lens, page_table=i.block_table, max_seqlen_q=1,
             softmax_scale=i.scale, softcap=i.soft_cap, window_size=_window_left(i), sinks=i.sinks,
@@ -133,7 +134,7 @@ def _prefilled(
             k_cache, v_cache, batch.lens, batch.table, start_loc=starts_k[:-1], out_size=rows,
             out_dtype=batch.q.dtype, kv_layout=batch.layout, flatten_kv_layout="hsd",
         )  # fmt: skip
-        with _as_on_a_gpu(attend):
+        with _as_on_a_gpu("flashattention"):
             out: Tensor = attend(
                 batch.q, k, v, cu_seqlens_q=batch.starts, cu_seqlens_k=starts_k, max_seqlen_q=longest, causal=True,
                 kv_layout="hsd", **asked,
@@ -183,7 +184,7 @@ def history(i: Any, *, write: Any, flatten: Any, prefill: Any, decode: Any) -> N
             batch = _Batch(step.q, step.table, step.lens, step.starts)
             step.out.copy_(_prefilled(batch, *caches, flatten, prefill, {})())
         else:
-            with _as_on_a_gpu(decode):
+            with _as_on_a_gpu("pagedattention"):
                 found = decode(step.q, *caches, cache_seqlens=step.lens, page_table=step.table, max_seqlen_q=1)
             step.out.copy_(found)
         for whole, own in zip((i.k_cache, i.v_cache), caches, strict=True):

@@ -6,6 +6,7 @@ Without caches of 8 bits: for those they round weights, and when prefilling quer
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -839,7 +840,7 @@ def triton_backend_history(i: Any, *, make: Any, modes: Any, gather: Any, in_gra
     that is padded, as its graph runner fills them), drafts of equal numbers verified, all others extended.
     """
     pool = _Pool(i.k_cache, i.v_cache)
-    with _server(make, _settings(deterministic)):
+    with _server(_settings(deterministic)):
         backend = make(_runner(i, pool, gather))
         if in_graph:
             backend.init_cuda_graph_state(_MOST_REQUESTS, _MOST_REQUESTS)
@@ -920,9 +921,9 @@ def _settings(deterministic: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _server(make: Any, settings: dict[str, Any]) -> Iterator[None]:
+def _server(settings: dict[str, Any]) -> Iterator[None]:
     """What a server would have set before it makes a backend."""
-    names = make.__init__.__globals__
+    names = vars(sys.modules[_BACKEND])
     before = {name: names[name] for name in settings}
     names |= {name: (lambda value=value: value) for name, value in settings.items()}
     try:
