@@ -71,11 +71,8 @@ def _called(
     k, v = (one.view(1, -1, kv_heads, 1, size).expand(-1, -1, -1, group, -1) for one in (i.k_cache, i.v_cache))
     given = inputs(query=q, key=k, value=v, attn_bias=bias, scale=i.scale)
     operator = make.get_operator(split_k) if split_k else make
-    with _as_on_a_gpu():
-        if reasons := [
-            one for one in operator.not_supported_reasons(given) if XFORMERS.on_gpu() or "device" not in one
-        ]:
-            raise ValueError("; ".join(reasons))
+    if XFORMERS.on_gpu() and (reasons := operator.not_supported_reasons(given)):
+        raise ValueError("; ".join(reasons))
 
     def call() -> tuple[Tensor, Tensor]:
         with _as_on_a_gpu():

@@ -457,7 +457,73 @@ SGLANG = """
 def _supported_headdim(o):
     return o.shape[2] % (4 if o.dtype.itemsize == 4 else 8) == 0
 """
+LMDEPLOY_DECODE = """
+import torch
+from plain import attend
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q=None, max_seqlen_q=None,
+                            softmax_scale=None, causal=False, window_size=None, softcap=None, alibi_slopes=None,
+                            sinks=None, kv_layout="bshd"):
+    assert max_seqlen_q == 1 and k_cache.shape[kv_layout.index("s")] >= 16
+    out = torch.empty(q.shape[:-1] + v_cache.shape[-1:], dtype=q.dtype)
+    left = window_size if window_size else -1
+    for seq, length in enumerate(cache_seqlens.tolist()):
+        k, v = (one if kv_layout == "bshd" else one.transpose(1, 2) for one in (k_cache, v_cache))
+        k, v = (one[page_table[seq].long()].flatten(0, 1)[:length] for one in (k, v))
+        out[seq], _ = attend(q[seq][None], k, v, softmax_scale or q.shape[-1] ** -0.5, length - 1, left, softcap or 0.0,
+                             alibi_slopes, sinks)
+    return out
+"""
+LMDEPLOY_FLATTEN = """
+import torch
+
+def flatten_kv_cache(k_caches, v_caches, seqlens, block_offsets, start_loc=None, out_size=None, out_dtype=None,
+                     kv_layout="bshd", flatten_kv_layout="hsd"):
+    assert flatten_kv_layout == "hsd" and out_size >= int(seqlens.sum())
+    found = []
+    for cache in (k_caches, v_caches):
+        cache = cache if kv_layout == "bshd" else cache.transpose(1, 2)
+        rows = torch.zeros(out_size, *cache.shape[2:], dtype=out_dtype)
+        for start, length, pages in zip(start_loc.tolist(), seqlens.tolist(), block_offsets.long()):
+            rows[start : start + length] = cache[pages].flatten(0, 1)[:length]
+        found.append(rows.transpose(0, 1))
+    return found
+"""
+LMDEPLOY_PREFILL = """
+import torch
+from plain import attend
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, softmax_scale=None, causal=False,
+                           window_size=None, softcap=None, alibi_slopes=None, sinks=None, kv_layout="hsd"):
+    assert causal and kv_layout == "hsd"
+    out = torch.empty_like(q)
+    for seq in range(len(cu_seqlens_q) - 1):
+        own, keys = (slice(starts[seq], starts[seq + 1]) for starts in (cu_seqlens_q, cu_seqlens_k))
+        first = int(keys.stop - keys.start) - len(q[own])
+        assert len(q[own]) <= max_seqlen_q
+        out[own], _ = attend(q[own], k[:, keys].transpose(0, 1), v[:, keys].transpose(0, 1),
+                             softmax_scale or q.shape[-1] ** -0.5, first, window_size if window_size else -1,
+                             softcap or 0.0, alibi_slopes, sinks)
+    return out
+"""
+LMDEPLOY_FILL = """
+def fill_kv_cache(k_states, v_states, k_caches, v_caches, q_start_loc, q_seq_length, kv_seq_length, max_q_seq_length,
+                  block_offsets, kv_layout="bshd"):
+    for states, cache in ((k_states, k_caches), (v_states, v_caches)):
+        cache = cache if kv_layout == "bshd" else cache.transpose(1, 2)
+        for seq, pages in enumerate(block_offsets.tolist()):
+            start, count, length = (int(one[seq]) for one in (q_start_loc, q_seq_length, kv_seq_length))
+            assert count <= max_q_seq_length
+            for t in range(count):
+                at = length - count + t
+                cache[pages[at // cache.shape[1]], at % cache.shape[1]] = states[start + t]
+"""
+_LMDEPLOY = "lmdeploy/pytorch/kernels/cuda"
 FILES = {
+    f"{_LMDEPLOY}/pagedattention.py": LMDEPLOY_DECODE,
+    f"{_LMDEPLOY}/flatten_kv_cache.py": LMDEPLOY_FLATTEN,
+    f"{_LMDEPLOY}/flashattention.py": LMDEPLOY_PREFILL,
+    f"{_LMDEPLOY}/fill_kv_cache.py": LMDEPLOY_FILL,
     "plain.py": PLAIN,
     "flash_attn.py": FLASH_ATTN,
     "flash_attn_interface.py": FLASH_ATTN_3,
@@ -487,6 +553,7 @@ Names = dict[str, tuple[str, ...]]
 ATTENTION: Names = {
     "flash_attn": ("with_kvcache", "varlen", "v3_with_kvcache", "v3_varlen"),
     "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode", "flash_mla"),
+    "lmdeploy": ("paged_attention", "paged_attention_latent", "flash_attention"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
         "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "single_prefill", "xqa",
@@ -602,6 +669,18 @@ def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     kernel = kernel_of(adapters("flashinfer"), name)
 
     @attnfuzz.fuzz(kernel, max_examples=6, device="cpu", isolated=False)
+    def search() -> None:
+        pass
+
+    search()
+
+
+@pytest.mark.parametrize("name", ["fill_kv_cache", "history"])
+def test_lmdeploy_writes_and_reads_what_a_scheduler_has_it(adapters: Any, name: str) -> None:
+    """A token would be told to lie in another page, or a batch of decode be taken for a prefill."""
+    kernel = kernel_of(adapters("lmdeploy"), name)
+
+    @attnfuzz.fuzz(kernel, max_examples=4, device="cpu", isolated=False)
     def search() -> None:
         pass
 
