@@ -46,8 +46,10 @@ __all__ = [
     "mla_decode_graph",
     "mla_verify",
     "pod",
+    "pod_single",
     "single_decode",
     "single_prefill",
+    "single_prefill_fa3",
     "xqa",
 ]
 
@@ -638,31 +640,100 @@ def single_decode(i: Any, *, decode: Any, headers: Path, use_tensor_cores: bool)
     return call
 
 
+_SINGLE_PREFILL = {"prefill": ("flashinfer:single_prefill_with_kv_cache",)}
+_SINGLE_PREFILLS: dict[str, Any] = {**_SINGLE, "layouts": ("NHD",), "variants": ("window", "soft_cap")}
+
+
 @FLASHINFER.kernel(
     "paged_attention",
-    needs={"prefill": ("flashinfer:single_prefill_with_kv_cache",)},
-    supports=attnfuzz.Supports(**_SINGLE, layouts=("NHD",), variants=("window", "soft_cap")),
+    needs=_SINGLE_PREFILL,
+    supports=attnfuzz.Supports(**_SINGLE_PREFILLS),
     numerics=_NUMERICS,
     gpu_only=True,
 )
 def single_prefill(i: Any, *, prefill: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`single_prefill_with_kv_cache`, fa2, called for each sequence on its keys and values, copied out of the cache."""
-    starts, slots = slots_of(i, torch.zeros_like(i.seq_lens), i.seq_lens)
-    k, v = flat(i.k_cache)[slots], flat(i.v_cache)[slots]
-    rows, keys = i.cu_seqlens_q.tolist(), starts.tolist()
-    parts = []
-    for seq in range(len(i.seq_lens)):
-        own, seen = slice(rows[seq], rows[seq + 1]), slice(keys[seq], keys[seq + 1])
-        if own.start < own.stop:
-            parts.append((own, i.q[own], k[seen], v[seen]))
+    return _one_by_one(i, prefill, "fa2")
+
+
+def _of_hopper(is_hopper: Any, **others: Any) -> attnfuzz.Supports:
+    del others
+    if not is_hopper(torch.device("cuda")):
+        raise ValueError("its fa3 is for sm_90")
+    return attnfuzz.Supports(**_SINGLE_PREFILLS)
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={**_SINGLE_PREFILL, "is_hopper": ("flashinfer.utils:is_sm90a_supported",)},
+    supports=_of_hopper,
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def single_prefill_fa3(i: Any, *, prefill: Any, is_hopper: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same with fa3, for sm_90."""
+    del is_hopper
+    return _one_by_one(i, prefill, "fa3")
+
+
+def _one_by_one(i: Any, prefill: Any, backend: str) -> Callable[[], tuple[Tensor, Tensor]]:
+    parts = _prompts(i)
 
     def call() -> tuple[Tensor, Tensor]:
         for own, *part in parts:
             i.out[own], i.lse[own] = prefill(
                 *part, causal=True, sm_scale=i.scale, window_left=_window_left(i), logits_soft_cap=i.soft_cap,
-                backend="fa2", return_lse=True,
+                backend=backend, return_lse=True,
             )  # fmt: skip
         return i.out, i.lse
+
+    return call
+
+
+def _prompts(i: Any) -> list[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Of each sequence that has query tokens: which rows are its own, these, and its keys and values in a row."""
+    starts, slots = slots_of(i, torch.zeros_like(i.seq_lens), i.seq_lens)
+    k, v = flat(i.k_cache)[slots], flat(i.v_cache)[slots]
+    rows, keys = i.cu_seqlens_q.tolist(), starts.tolist()
+    owned = [(slice(rows[seq], rows[seq + 1]), slice(keys[seq], keys[seq + 1])) for seq in range(len(i.seq_lens))]
+    return [(own, i.q[own], k[seen], v[seen]) for own, seen in owned if own.start < own.stop]
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={"make": ("flashinfer:PODWithPagedKVCacheWrapper",)},
+    supports=attnfuzz.Supports(
+        **{**_CACHES, "layouts": ("NHD",), "variants": ("window",), "strides": "serving", "lse": "none"}
+    ),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def pod_single(i: Any, *, make: Any) -> Callable[[], Tensor]:
+    """`PODWithPagedKVCacheWrapper`, called for each sequence as the one that is filled in, beside all last tokens.
+
+    These are decoded in each call; of a last token the decode's result is taken. It returns no log-sum-exp.
+    """
+    parts = _prompts(i)
+    if not parts:
+        return lambda: i.out
+    has_queries = i.cu_seqlens_q.diff() > 0
+    last = i.cu_seqlens_q[1:][has_queries].long() - 1
+    pages = _listed(i.block_table[has_queries], i.seq_lens[has_queries], i.block_size)
+    wrapper = make(_workspace(i.q.device), i.layout)
+    wrapper.plan(
+        *pages, *_heads(i), window_left=_window_left(i), q_data_type=i.q.dtype, kv_data_type=i.k_cache.dtype,
+        sm_scale=i.scale,
+    )  # fmt: skip
+    q_last = i.q[last]
+
+    def call() -> Tensor:
+        for own, *part in parts:
+            i.out[own], decoded = wrapper.run(
+                *part, q_last, (i.k_cache, i.v_cache), causal_p=True, sm_scale_p=i.scale, window_left_p=_window_left(i)
+            )
+        i.out[last] = decoded
+        out: Tensor = i.out
+        return out
 
     return call
 

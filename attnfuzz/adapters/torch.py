@@ -125,6 +125,30 @@ def varlen(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     )
 
 
+def _paged(attend: Any) -> attnfuzz.Supports:
+    if "block_table" not in inspect.signature(attend).parameters:
+        raise ValueError("its varlen_attn takes no block_table")
+    return attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        head_sizes=(64, 128),
+        block_sizes=(256,),  # of FlashAttention 2, whose pages are multiples of it
+        layouts=("NHD",),
+        lse="none",
+        batch_invariant=True,
+    )
+
+
+@TORCH.kernel(
+    "paged_attention", needs={"attend": ("torch.nn.attention.varlen:varlen_attn",)}, supports=_paged, gpu_only=True
+)
+def varlen_paged(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+    """`varlen_attn`, causal, over pages, without splits: with these it promises the same bits in any batch."""
+    return lambda: attend(
+        i.q, i.k_cache, i.v_cache, i.cu_seqlens_q, None, i.max_query_len, i.max_seq_len, scale=i.scale,
+        window_size=(-1, 0), enable_gqa=True, seqused_k=i.seq_lens, block_table=i.block_table, num_splits=1,
+    )  # fmt: skip
+
+
 _FLEX = "torch.nn.attention.flex_attention"
 _FLEX_NEEDS = {
     "attend": (f"{_FLEX}:flex_attention",),

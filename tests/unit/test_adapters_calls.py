@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters import engine
@@ -299,7 +300,7 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
                                  packed_custom_mask=None, causal=False, kv_layout="NHD", pos_encoding_mode="NONE",
                                  use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
                                  rope_scale=None, rope_theta=None, backend="auto", return_lse=False):
-    assert causal and return_lse
+    assert causal and return_lse and backend in ("fa2", "fa3")
     out, lse = attend(q, k, v, scale=sm_scale, first=len(k) - len(q), left=window_left, cap=logits_soft_cap or 0.0)
     return out, lse / math.log(2)
 
@@ -323,6 +324,23 @@ class BatchPODWithPagedKVCacheWrapper:
         found = [half._run(q, cache, out=torch.zeros_like(q), lse=torch.zeros(q.shape[:2]))
                  for half, q, cache in zip(self.halves, (q_p, q_d), (paged_kv_cache_p, paged_kv_cache_d))]
         return tuple(zip(*found))
+
+class PODWithPagedKVCacheWrapper:
+    def __init__(self, float_workspace_buffer, kv_layout="NHD"):
+        self.decode = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+             pos_encoding_mode="NONE", window_left=-1, q_data_type="float16", kv_data_type=None, data_type=None,
+             sm_scale=None):
+        starts = torch.arange(len(indptr), dtype=torch.int32)
+        self.decode._plan(starts, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+                          sm_scale=sm_scale, window_left=window_left)
+
+    def run(self, q_p, k_p, v_p, q_d, paged_kv_cache_d, custom_mask_p=None, packed_custom_mask_p=None, causal_p=False,
+            kv_layout_p="NHD", pos_encoding_mode_p="NONE", sm_scale_p=None, window_left_p=-1):
+        assert causal_p
+        out, _ = attend(q_p, k_p, v_p, scale=sm_scale_p, first=len(k_p) - len(q_p), left=window_left_p)
+        return out, self.decode._run(q_d, paged_kv_cache_d, out=torch.zeros_like(q_d))[0]
 """
 XQA = """
 import torch
@@ -534,6 +552,7 @@ FILES = {
     "flashinfer/attention.py": SINKS,
     "flashinfer/decode.py": XQA,
     "flashinfer/mla.py": MLA,
+    "flashinfer/utils.py": "def is_sm90a_supported(device):\n    return True\n",
     "older.py": MLA,
     "flashinfer/jit/env.py": "import pathlib\nFLASHINFER_INCLUDE_DIR = pathlib.Path(__file__).parents[1]\n",
     "flashinfer/flashinfer/utils.cuh": HEADER,
@@ -556,7 +575,8 @@ ATTENTION: Names = {
     "lmdeploy": ("paged_attention", "paged_attention_latent", "flash_attention"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
-        "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "single_prefill", "xqa",
+        "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "pod_single",
+        "single_prefill", "single_prefill_fa3", "xqa",
     ),
 }  # fmt: skip
 MERGES: Names = {"flashinfer": ("merge_state", "merge_states", "merge_state_in_place"), "sglang": ("merge_state_v2",)}
@@ -675,6 +695,27 @@ def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     search()
 
 
+def test_pages_are_given_to_varlen_attn_as_it_documents(adapters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch would be accused of a window or a split that nobody has asked for."""
+
+    def varlen_attn(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: None, max_q: int, max_k: int, *,
+        scale: float, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Tensor, block_table: Tensor,
+        num_splits: int,
+    ) -> Tensor:  # fmt: skip
+        assert (cu_seq_k, window_size, enable_gqa, num_splits) == (None, (-1, 0), True, 1)
+        out: Tensor = importlib.import_module("plain").paged(
+            query, key, value, block_table, seqused_k, cu_seq_q, scale=scale
+        )[0]
+        return out
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    kernel = kernel_of(adapters("torch"), "varlen_paged")
+    attnfuzz.check(kernel, case_for(kernel, Variant()), device="cpu", isolated=False)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key: None)
+    assert "takes no block_table" in adapters("torch").varlen_paged.why
+
+
 @pytest.mark.parametrize("name", ["fill_kv_cache", "history"])
 def test_lmdeploy_writes_and_reads_what_a_scheduler_has_it(adapters: Any, name: str) -> None:
     """A token would be told to lie in another page, or a batch of decode be taken for a prefill."""
@@ -689,7 +730,7 @@ def test_lmdeploy_writes_and_reads_what_a_scheduler_has_it(adapters: Any, name: 
 
 @pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize("lens", [((200, 130), (2, 1)), ((5, 64, 0), (5, 0, 0)), ((40,), (1,))])
-@pytest.mark.parametrize("name", ["cascade", "pod", "batch_attention", "single_prefill"])
+@pytest.mark.parametrize("name", ["cascade", "pod", "pod_single", "batch_attention", "single_prefill"])
 def test_flashinfer_gets_batches_of_each_kind(
     adapters: Any, name: str, lens: tuple[tuple[int, ...], tuple[int, ...]], shared: int
 ) -> None:
