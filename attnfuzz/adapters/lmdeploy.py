@@ -75,8 +75,8 @@ def paged_attention(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     supports=attnfuzz.Supports(
         dtypes=("float16", "bfloat16"),
         block_sizes=(16, 32, 64),
-        head_sizes=(576, 288),
-        v_head_sizes=(512, 256),
+        head_sizes=(576,),
+        v_head_sizes=(512,),
         lse="none",
         variants=("soft_cap",),
         empty_sequences=False,
@@ -100,7 +100,16 @@ def _decoded(i: Any, attend: Any, k_cache: Tensor, v_cache: Tensor, **others: An
 
 
 @LMDEPLOY.kernel(
-    "paged_attention", needs=_PREFILL, supports=attnfuzz.Supports(**_CACHES, graph_replay=False, padding_tokens=False)
+    "paged_attention",
+    needs=_PREFILL,
+    supports=attnfuzz.Supports(
+        **{
+            **_CACHES,
+            "head_sizes": (32, 64, 80, 96, 128, 256),
+        },  # K and V of 192 take more than a Hopper's shared memory
+        graph_replay=False,
+        padding_tokens=False,
+    ),
 )
 def flash_attention(i: Any, *, flatten: Any, attend: Any) -> Callable[[], Tensor]:
     """Prefill, causal: pages are copied into rows of each head, which `flash_attn_varlen_func` reads."""

@@ -1,6 +1,6 @@
 """xFormers' split-K attention in Triton, over pages. Its other operators call kernels of other projects.
 
-`memory_efficient_attention_forward` asks an operator first why it would not take its inputs; so do the adapters.
+What `memory_efficient_attention_forward` asks of inputs before it takes this operator is declared.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ _CACHES: dict[str, Any] = {
     "graph_replay": False,  # its mask has the lengths on the host, too, and chooses the splits by them
 }
 _OPTIONS = {"split_k": (0, 1, 4)}
+_NUMERICS = attnfuzz.Numerics(row_sum="float32")
 
 
-@XFORMERS.kernel("paged_decode", needs=_NEEDS, supports=attnfuzz.Supports(**_CACHES), options=_OPTIONS)
+@XFORMERS.kernel(
+    "paged_decode", needs=_NEEDS, supports=attnfuzz.Supports(**_CACHES), options=_OPTIONS, numerics=_NUMERICS
+)
 def splitk(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`triton_splitk.FwOp` under a causal mask over pages, with 1, 4 or (0) as many splits as it finds best."""
     return _called(i, [1] * len(i.q), split_k, **needs)
@@ -52,6 +55,7 @@ def splitk(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, 
         where=({"equal_queries": True},),  # it refuses others under a causal mask
     ),
     options=_OPTIONS,
+    numerics=_NUMERICS,
 )
 def splitk_queries(i: Any, *, split_k: int, **needs: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """The same for several query tokens, as many for each sequence."""
@@ -71,8 +75,6 @@ def _called(
     k, v = (one.view(1, -1, kv_heads, 1, size).expand(-1, -1, -1, group, -1) for one in (i.k_cache, i.v_cache))
     given = inputs(query=q, key=k, value=v, attn_bias=bias, scale=i.scale)
     operator = make.get_operator(split_k) if split_k else make
-    if XFORMERS.on_gpu() and (reasons := operator.not_supported_reasons(given)):
-        raise ValueError("; ".join(reasons))
 
     def call() -> tuple[Tensor, Tensor]:
         with _as_on_a_gpu():

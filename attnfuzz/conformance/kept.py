@@ -19,7 +19,7 @@ from attnfuzz.oracles.registry import BATCH_INVARIANCE, DETERMINISM, GRAPH_REPLA
 from attnfuzz.problems.attention import AttentionCase
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.verdict import Failure
+from attnfuzz.verdict import Failure, is_fault
 
 KeptName = Literal["deterministic", "batch_invariant", "graph_replay"]
 KEPT: dict[KeptName, tuple[str, OracleName]] = {
@@ -60,7 +60,7 @@ def what_is_kept(
         if name == "graph_replay" and (why := _no_graphs(declaration, device)):
             yield Kept(name, bool(declaration.supports.graph_replay), why[0], why=why[1])
             continue
-        batches = [one for one in _batches(name, passed, device) if _is_taken(declaration, one)]
+        batches = [one for one in _batches(name, declaration, passed, device) if _is_taken(declaration, one)]
         if batches or name == "deterministic":
             yield _kept(name, declaration, runner, batches, why_not)
 
@@ -87,6 +87,8 @@ def _kept(
         failure = verdict.failure
         if failure is None and not verdict.not_runnable:
             up_to = getattr(case, "num_parts", 1)
+        elif failure is not None and not promised and is_fault(failure.oracle, failure.kind):
+            return Kept(name, promised, "unsupported", up_to, case, why=failure.message)  # no more than nobody promises
         elif failure is not None and failure.oracle in (oracle, DETERMINISM.name):
             status: Literal["fail", "unsupported"] = "fail" if promised else "unsupported"
             return Kept(name, promised, status, up_to, case, failure)
@@ -103,7 +105,7 @@ def _no_graphs(declaration: Declaration, device: str) -> tuple[Literal["unsuppor
     return None if device == "cuda" else ("not_run", "graphs are captured on a GPU only")
 
 
-def _batches(name: KeptName, passed: Sequence[Case], device: str) -> Iterator[Case]:
+def _batches(name: KeptName, declaration: Declaration, passed: Sequence[Case], device: str) -> Iterator[Case]:
     """Of one that passed, as many rows as a server has together; of an open problem what there is."""
     bundled = [one for one in passed if isinstance(one, AttentionCase | MergeStatesCase)]
     if not bundled:
@@ -114,19 +116,19 @@ def _batches(name: KeptName, passed: Sequence[Case], device: str) -> Iterator[Ca
     usual = max(bundled, key=lambda one: (min(one.num_parts, sizes[0]), -one.work))
     for size in sizes[1:2] if name == "graph_replay" else sizes:
         try:
-            yield _enlarged(usual, size, device)
+            yield _enlarged(usual, size, device, declaration.supports.max_seq_len or max(_LENGTHS[device]))
         except ValueError:  # needles of tokens that are no more, or a mask of other lengths
             return
 
 
-def _enlarged(case: AttentionCase | MergeStatesCase, size: int, device: str) -> Case:
+def _enlarged(case: AttentionCase | MergeStatesCase, size: int, device: str, longest: int) -> Case:
     if isinstance(case, MergeStatesCase):
         return msgspec.structs.replace(case, num_tokens=size)
     seqs = [seq % case.num_seqs for seq in range(size)]
     many = msgspec.structs.replace(case, **{**case.of_sequences(seqs), **case.with_own_pages()})
     if getattr(case, "mask", None) is not None:
         return many
-    lengths = _LENGTHS[device]
+    lengths = [min(one, longest) for one in _LENGTHS[device]]
     return msgspec.structs.replace(many, **many.with_seq_lens([lengths[seq % len(lengths)] for seq in range(size)]))
 
 

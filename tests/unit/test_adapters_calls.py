@@ -716,6 +716,22 @@ def test_pages_are_given_to_varlen_attn_as_it_documents(adapters: Any, monkeypat
     assert "takes no block_table" in adapters("torch").varlen_paged.why
 
 
+@pytest.mark.parametrize("lens", [(5, 0, 37), (130,)])
+@pytest.mark.parametrize("variant", ["plain", "window", "alibi"])
+def test_flex_decoding_is_asked_for_each_sequence(
+    adapters: Any, monkeypatch: pytest.MonkeyPatch, variant: str, lens: tuple[int, ...]
+) -> None:
+    """What pads the sequences to a power of two would be taken for one of them."""
+    module: Any = adapters("torch")
+    monkeypatch.setattr(module, "_compiled", lambda attend, dynamic: attend)
+    monkeypatch.setattr(module, "_compiling", module._uncompiled)
+    kernel = kernel_of(module, "flex_decoding")
+    as_defined = attnfuzz.Numerics(scores="input")
+    plain = Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, numerics=as_defined))
+    case = case_for(kernel, VARIANTS[variant], seq_lens=lens, num_q_heads=8)
+    attnfuzz.check(plain, case, device="cpu", isolated=False)
+
+
 @pytest.mark.parametrize("name", ["fill_kv_cache", "history"])
 def test_lmdeploy_writes_and_reads_what_a_scheduler_has_it(adapters: Any, name: str) -> None:
     """A token would be told to lie in another page, or a batch of decode be taken for a prefill."""
