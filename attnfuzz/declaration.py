@@ -265,7 +265,10 @@ def kernel(
     if isinstance(problem, OwnProblem):
         described, supports = _described(problem, supports or Supports())
         if numerics is not None:
-            raise ValueError(f"numerics={numerics!r:.80}: they are of attention; {described} has a bound of its own")
+            raise ValueError(
+                f"numerics= is for bundled problems; {described} has a bound of its own, so its reference passes "
+                "Numerics(...) to attnfuzz.attention(numerics=...)"
+            )
     else:
         described = problem
     if isinstance(supports, Supports):
@@ -404,7 +407,10 @@ def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> lis
 
 def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
     if not names:
-        return f"{place} declares no kernel; decorate a function with @attnfuzz.kernel(PROBLEM)"
+        return (
+            f"{place} declares no kernel; decorate a function with @attnfuzz.kernel(PROBLEM), there or in a file "
+            "beside it that imports it"
+        )
     close = difflib.get_close_matches(pattern, names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(names))}"
     return f"no kernel {pattern!r} in {place}; {hint}"
@@ -466,10 +472,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
-    """The package to install, where one is missing; empty otherwise."""
+    """What to do about a module that is missing or a field that does not exist; empty for other errors."""
     missing = error.name if type(error) is ModuleNotFoundError else None
-    if isinstance(missing, str) and missing.partition(".")[0] == "triton":
-        return f"; {TRITON_REMEDY}"
+    if isinstance(missing, str):
+        if missing.partition(".")[0] == "triton":
+            return f"; {TRITON_REMEDY}"
+        return "; install it beside attnfuzz (pip install -e . for this project), or set PYTHONPATH to its folder"
     unknown = _UNKNOWN_FIELD.fullmatch(text_of(error)) if type(error) is TypeError else None
     return "" if unknown is None else _nearest_field(unknown["name"])
 

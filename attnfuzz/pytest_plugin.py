@@ -199,7 +199,8 @@ class RegressionItem(pytest.Item):
         self.regression = regression
         if regression.status == "open" and self.name == regression.kernel:
             where = f", {regression.issue}" if regression.issue else ""
-            reason = f"open{where}: {regression.finding.message}; once repaired: attnfuzz triage --fixed FILE"
+            fixed = shlex.join(["attnfuzz", "triage", "--fixed", os.path.relpath(self.path)])
+            reason = f"open{where}: {regression.finding.message}; once repaired: {fixed}"
             # a flaky case may pass in every run of one replay, others where their oracle has no say
             always = not regression.finding.is_flaky and oracle_of(regression.finding.oracle).judges_everywhere
             self.add_marker(pytest.mark.xfail(raises=KernelFailure, strict=always, reason=reason))

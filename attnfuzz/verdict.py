@@ -307,6 +307,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     reference_s: float = 0.0
     total_s: float = 0.0
 
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one case on one kernel. ``failure`` is None when every oracle is content.

@@ -25,14 +25,12 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
-from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
+from attnfuzz.strategies.lengths import LengthLimits, QueryLimits, decide_query_lens, decide_seq_lens, decide_slack
 from attnfuzz.strategies.masked_tiles import MASKED_TILES_BYTES, Placed, RowLimits, decide_placed
 from attnfuzz.strategies.masks import decide_mask, mask_bytes
-from attnfuzz.strategies.needles import Causal
-from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
-from attnfuzz.strategies.queries import QueryLimits, decide_query_lens, decide_slack
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
-from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
+from attnfuzz.strategies.storage import PAGES_BYTES, decide_pages
+from attnfuzz.strategies.values import VALUES_BYTES, Causal, decide_scale, decide_values
 
 _FREES_PAGES = (False, True, True)
 _MOST_FORMATS = 256

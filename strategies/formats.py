@@ -10,6 +10,7 @@ from itertools import combinations_with_replacement, islice
 from attnfuzz.problems.attention import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.boundaries import QUERY_TILE, split_count, tile_sizes
 from attnfuzz.problems.choices import (
+    KV_HEADS,
     LARGE_BLOCK_SIZES,
     LARGE_HEAD_SIZES,
     block_sizes_of,
@@ -33,19 +34,17 @@ from attnfuzz.problems.module import Problem, case_type_of, has_query_lens
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import MAX_COMBINATIONS, Dtype, Layout, OptionValue, Supports
-from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors, with_variants
+from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANT_TENSORS, absent_tensors, with_variants
 from attnfuzz.strategies.decisions import Decisions
-from attnfuzz.strategies.heads import decide_gqa_heads, decide_head_counts
-from attnfuzz.strategies.launch import decide_options
-from attnfuzz.strategies.quantised_kv import (
+from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
+from attnfuzz.strategies.storage import STRIDES_BYTES, decide_strides, decide_strides_of, strides_everywhere
+from attnfuzz.strategies.variants import (
     QUANTISED_KV_BYTES,
-    decide_kv_strides,
+    VARIANT_BYTES,
     decide_quantised_kv,
+    decide_variant,
     fits_packed,
 )
-from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
-from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides, strides_everywhere
-from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant, decide_variant_strides
 
 _MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
 _HEADS = ((6, 0),) * 8 + ((3, 0),) * 6 + ((1, 0), (1, 0), (1, 2), (1, 2), (1, 1))
@@ -278,13 +277,13 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         is_wide = num_q_heads // num_kv_heads > QUERY_TILE
         variant = decide_variant(part, names, steps, longest=longest, num_splits=num_sharing, wide_group=is_wide)
         variant = with_variants(variant, needed_variants(plan.supports))
-        of_variant = decide_variant_strides(part, variant, plan.supports.strides)
-        strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
+        strides |= decide_strides_of(part, VARIANT_TENSORS, plan.supports.strides)
+        strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)}
     if kv_dtypes:
         kv = kv if fits_packed(kv, layout, head_size) else None
+        strides |= decide_strides_of(of_kv, KV_SCALE_TENSORS, plan.supports.strides)
         absent = () if kv is not None else KV_SCALE_TENSORS
-        of_scales = decide_kv_strides(of_kv, kv, plan.supports.strides)
-        strides = {name: kind for name, kind in strides.items() if name not in absent} | of_scales
+        strides = {name: kind for name, kind in strides.items() if name not in absent}
     format_ = Format(
         dtype=dtype,
         layout=layout,
@@ -348,3 +347,43 @@ def _pick_size(shape: Decisions, plan: FormatPlan, fitting: Sequence[int], large
     rare = [size for size in fitting if plan.supports.large_sizes and size in large]
     usual = [size for size in fitting if size not in rare]
     return shape.pick_rarely(usual, rare, weight=rarity)
+
+
+def decide_gqa_heads(
+    decisions: Decisions,
+    ratios: tuple[int, ...],
+    max_heads: int,
+    *,
+    wide: int = 0,
+    least_kv_heads: int = 1,
+    large: tuple[int, ...] = (),
+    weight: int = 1,
+) -> tuple[int, int]:
+    """``ratios`` ascending; where all of them exceed ``max_heads``, the first is drawn.
+
+    ``wide``: a ratio above 16, or else of 16, and so many KV heads, where ``max_heads`` has room for them; 0: any.
+    ``least_kv_heads``: likewise where there is room. ``large``: ratios that are drawn beside the wide ones, with one KV
+    head, whatever ``max_heads`` is; each of the others is ``weight`` times as likely.
+    """
+    wide_ratios = [ratio for ratio in ratios if wide and ratio >= QUERY_TILE and wide * ratio <= max_heads]
+    of_several = [ratio for ratio in ratios if least_kv_heads * ratio <= max_heads]
+    narrow_ratios = of_several or [ratio for ratio in ratios if ratio <= max_heads] or ratios[:1]
+    in_parts = [ratio for ratio in wide_ratios if ratio > QUERY_TILE]
+    ratio = decisions.pick_rarely(in_parts or wide_ratios or narrow_ratios, large if wide else (), weight=weight)
+    if ratio in large:
+        return ratio, 1
+    least = wide if wide_ratios else least_kv_heads if of_several else 1
+    counts = [count for count in KV_HEADS if least <= count and count * ratio <= max_heads]
+    num_kv_heads = decisions.pick(counts or KV_HEADS[:1])
+    return ratio * num_kv_heads, num_kv_heads
+
+
+def decide_head_counts(decisions: Decisions, counts: tuple[tuple[int, int], ...], max_heads: int) -> tuple[int, int]:
+    """One of ``counts`` of query and KV heads, by the number of the latter first; the fewest where none fit."""
+    fitting = [heads for heads in counts if heads[0] <= max_heads] or [min(counts)]
+    num_kv_heads = decisions.pick(sorted({heads[1] for heads in fitting}))
+    return decisions.pick([heads for heads in fitting if heads[1] == num_kv_heads])
+
+
+def decide_options(decisions: Decisions, options: Mapping[str, tuple[OptionValue, ...]]) -> dict[str, OptionValue]:
+    return {name: decisions.pick(choices) for name, choices in options.items()}

@@ -1,15 +1,74 @@
-"""Draws the contents of q, K and V: score shapes, magnitudes and softmax scales."""
+"""Draws the contents of q, K and V: score shapes, magnitudes and softmax scales, needles; and LSEs to be merged."""
 
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import NamedTuple, get_args
 
+from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_positions, causal_positions
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.quantised_kv import QuantisedKv
-from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, KeyRecipe, ValueRecipe, Values
+from attnfuzz.problems.recipes import (
+    MAX_LOGIT_EXPONENT,
+    MIN_LOGIT_EXPONENT,
+    KeyRecipe,
+    LseKind,
+    LsePair,
+    Needle,
+    ValueRecipe,
+    Values,
+)
 from attnfuzz.strategies.decisions import Decisions
-from attnfuzz.strategies.needles import MOST_NEEDLES, NEEDLES_BYTES, NOT_CAUSAL, Causal, decide_needles
+
+MOST_NEEDLES = 3
+_PRESENT = (False, False, True)
+_NEEDLE_BYTES = 4
+NEEDLES_BYTES = MOST_NEEDLES * _NEEDLE_BYTES
+
+
+class Causal(NamedTuple):
+    """Query tokens of each sequence, none where the problem has no causal limit, and ``query_steps``.
+
+    ``window``: keys that a query sees, if not all.
+    """
+
+    query_lens: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    window: int | None = None
+
+    def positions(self, seq: int, seq_len: int) -> tuple[int, ...]:
+        """Where a limit of a query token lies, and just past it; of the window, that of the last one."""
+        ends = causal_positions(seq_len, self.query_lens[seq], self.steps) if self.query_lens else ()
+        if self.window is None or self.window >= seq_len:
+            return ends
+        return (*ends, seq_len - self.window - 1, seq_len - self.window)
+
+
+NOT_CAUSAL = Causal()
+
+
+def decide_needles(
+    decisions: Decisions,
+    seq_lens: tuple[int, ...],
+    *,
+    num_kv_heads: int,
+    steps: tuple[int, ...],
+    num_splits: int,
+    causal: Causal = NOT_CAUSAL,
+    max_needles: int = MOST_NEEDLES,
+) -> tuple[Needle, ...]:
+    """Each of the needles is there or not by itself, so that the shrinker can remove any of them."""
+    rows = [seq for seq, seq_len in enumerate(seq_lens) if seq_len]
+    drawn = set()
+    for _ in range(max_needles if rows else 0):
+        needle = decisions.part(_NEEDLE_BYTES)
+        if needle.pick(_PRESENT):
+            seq = needle.pick(rows)
+            ends = boundary_positions(seq_lens[seq], steps or DEFAULT_TILES, num_splits)
+            position = needle.pick((*ends, *causal.positions(seq, seq_lens[seq])))
+            drawn.add(Needle(seq=seq, position=position, kv_head=needle.pick(range(num_kv_heads))))
+    return tuple(sorted(drawn))
+
 
 _KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
 """Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
@@ -95,3 +154,21 @@ def _most_needles(keys: KeyRecipe, *, lies_low: bool) -> int:
     if keys == "negative":
         return 0 if lies_low else 1
     return 0 if keys == "fine" else MOST_NEEDLES
+
+
+_MOST_PAIRS = 8
+_PAIR_PRESENT = (False, True)
+_PAIR_BYTES = 3
+LSE_PAIRS_BYTES = _MOST_PAIRS * _PAIR_BYTES
+
+
+def decide_lse_pairs(
+    decisions: Decisions, kinds: tuple[LseKind, ...], *, min_pairs: int, max_pairs: int
+) -> tuple[LsePair, ...]:
+    """Each pair is there or not by itself, so that the shrinker can remove any of them."""
+    pairs: list[LsePair] = []
+    for _ in range(_MOST_PAIRS):
+        pair = decisions.part(_PAIR_BYTES)
+        if pair.pick(_PAIR_PRESENT):
+            pairs.append((pair.pick(kinds), pair.pick(kinds)))
+    return (*pairs[:max_pairs], *[(kinds[0], kinds[0])] * (min_pairs - len(pairs)))

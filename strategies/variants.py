@@ -1,13 +1,21 @@
-"""Draws more than plain attention: windows around every boundary, caps that scores reach, biases and sinks."""
+"""Draws more than plain attention: windows around every boundary, caps that scores reach, biases, sinks, 8 bits."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from attnfuzz.problems.attention import packed_width
 from attnfuzz.problems.boundaries import DEFAULT_TILES
-from attnfuzz.problems.choices import stride_kinds_of
-from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.supports import Strides
+from attnfuzz.problems.quantised_kv import (
+    KV_GRANULARITIES,
+    KV_SCALE_RECIPES,
+    KV_SCALE_TENSORS,
+    KvDtype,
+    KvGranularity,
+    KvScaleRecipe,
+    QuantisedKv,
+)
+from attnfuzz.problems.supports import Layout
 from attnfuzz.problems.variants import (
     ALIBI_RECIPES,
     PLAIN_VARIANT,
@@ -17,7 +25,6 @@ from attnfuzz.problems.variants import (
     SinkRecipe,
     Variant,
     VariantName,
-    absent_tensors,
 )
 from attnfuzz.strategies.decisions import Decisions
 
@@ -69,18 +76,6 @@ def decide_variant(
     return PLAIN_VARIANT if found == PLAIN_VARIANT else found
 
 
-def decide_variant_strides(decisions: Decisions, variant: Variant, allowed: Strides) -> dict[str, StrideKind]:
-    """Tensors of ``variant`` that are not contiguous: half of them, most with gaps, since few cases have any."""
-    found: dict[str, StrideKind] = {}
-    for name in VARIANT_TENSORS:
-        others = [kind for kind in stride_kinds_of(allowed, name) if kind != "contiguous"]
-        gaps = [kind for kind in others if kind == "every_other"]
-        kind = decisions.pick((*[None] * max(1, 2 * len(others)), *others, *gaps * 2))
-        if kind is not None and name not in absent_tensors(variant):
-            found[name] = kind
-    return found
-
-
 @lru_cache(maxsize=1024)
 def _windows(steps: tuple[int, ...], longest: int) -> tuple[int | None, ...]:
     """None in two of three cases."""
@@ -88,3 +83,31 @@ def _windows(steps: tuple[int, ...], longest: int) -> tuple[int | None, ...]:
     within = {window for window in (*_ANY_WINDOWS, *near) if 0 < window <= longest}
     found = sorted({*within, *_ANY_WINDOWS[-1:]})
     return (*[None] * 2 * len(found), *found)
+
+
+QUANTISED_KV_BYTES = 3 + len(KV_SCALE_TENSORS)
+_RECIPES: tuple[KvScaleRecipe, ...] = (*KV_SCALE_RECIPES, "scattered")
+_RECIPES_OF_HEADS: tuple[KvScaleRecipe, ...] = ("one", *_RECIPES[1:] * 2)
+_GRANULARITIES: tuple[KvGranularity, ...] = (*KV_GRANULARITIES, "head")
+"""Granularity, of the two, that alone tells which scale a head was multiplied with."""
+_PLAIN_CASES = 2
+
+
+def decide_quantised_kv(
+    decisions: Decisions,
+    dtypes: tuple[KvDtype, ...],
+    granularities: tuple[KvGranularity, ...],
+    *,
+    may_be_plain: bool = True,
+) -> QuantisedKv | None:
+    """None in two of three cases, if it may be. ``dtypes``: at least one."""
+    plain = [None] * _PLAIN_CASES * len(dtypes) if may_be_plain else []
+    dtype = decisions.pick((*plain, *dtypes))
+    per = decisions.pick(tuple(one for one in _GRANULARITIES if one in granularities))
+    scales = decisions.pick(_RECIPES_OF_HEADS if per == "head" else _RECIPES)
+    return None if dtype is None else QuantisedKv(dtype=dtype, per=per, scales=scales)
+
+
+def fits_packed(kv: QuantisedKv | None, layout: Layout | None, head_size: int) -> bool:
+    """Whether heads are made of whole pieces of 16 bytes, where the layout needs that."""
+    return kv is None or layout != "packed" or head_size % packed_width(kv.dtype) == 0

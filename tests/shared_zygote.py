@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from attnfuzz.isolation.devices import Device
 from attnfuzz.isolation.serve import Service, instantiate_service, load_service
 from attnfuzz.isolation.zygote_client import DEFAULT_PRELOAD, Zygote
-from attnfuzz.judging.runner import SERVICE, Device, Runner
+from attnfuzz.judging.runner import SERVICE, Runner
 
 _NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE")
 

@@ -12,11 +12,9 @@ from math import inf, prod
 
 import msgspec
 
-from attnfuzz.bench.kernels.measurements import L2State, MeasureRequest
 from attnfuzz.bench.kernels.run import Crashed, Measures
-from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, ragged_lengths, smoke_suite
-from attnfuzz.bench.tuning_record import Batch, Record
-from attnfuzz.bench.tuning_tree import Configuration
+from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, L2State, MeasureRequest, Shape, ragged_lengths, smoke_suite
+from attnfuzz.bench.tuning_record import Batch, Configuration, Record
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 

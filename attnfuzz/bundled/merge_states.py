@@ -315,7 +315,7 @@ class MergeStates(ProblemModule):
 
     def draw(self, decisions: Any, plan: Any) -> MergeStatesCase:
         from attnfuzz.strategies.cases import decide_format_and_work, decide_plain
-        from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
+        from attnfuzz.strategies.values import LSE_PAIRS_BYTES, decide_lse_pairs
 
         format_, work = decide_format_and_work(decisions, plan)
         heads = format_.num_q_heads

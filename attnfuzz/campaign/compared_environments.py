@@ -188,19 +188,13 @@ def _add_outcomes(python: Python, findings: Sequence[Finding], request: Campaign
                 )
             else:
                 try:
-                    runner = runner or stack.enter_context(_runner(python, request))
-                    outcome = _outcome_in(python, finding, runner)
+                    if runner is None:
+                        oracles, tolerance = request.judging_oracles, request.tolerance
+                        made = Runner(device=request.device, oracles=oracles, tolerance=tolerance, python=python.path)
+                        runner = stack.enter_context(made)
+                    saved = SavedCase(finding.path or Path("case"), finding.regression(runner.device_name))
+                    (result, *_) = replay([saved], runner, kernels=[finding.declaration.target])
+                    outcome = outcome_of(replace(result, python=python, device=runner.device_name))
                 except _NOT_JUDGED as error:
                     outcome = EnvironmentOutcome(python, device, "is not judged", message=in_one_sentence(str(error)))
             finding.outcomes = (*finding.outcomes, outcome)
-
-
-def _runner(python: Python, request: CampaignRequest) -> Runner:
-    oracles, tolerance = request.judging_oracles, request.tolerance
-    return Runner(device=request.device, oracles=oracles, tolerance=tolerance, python=python.path)
-
-
-def _outcome_in(python: Python, finding: Finding, runner: Runner) -> EnvironmentOutcome:
-    saved = SavedCase(finding.path or Path("case"), finding.regression(runner.device_name))
-    (result, *_) = replay([saved], runner, kernels=[finding.declaration.target])
-    return outcome_of(replace(result, python=python, device=runner.device_name))

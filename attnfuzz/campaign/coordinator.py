@@ -32,13 +32,13 @@ from attnfuzz.campaign.messages import (
     Trouble,
     Unconfirmed,
     Unfinished,
-    WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import LEAST_SEARCH_S, CampaignResult, Reporter, Statistics, StopReason, forgiving
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import CampaignState, StateWriter
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
 from attnfuzz.identity.bug import Bug, KnownBugs, Symptom
@@ -231,14 +231,10 @@ class Coordinator:
             self._listen(0.05)
         for number in self._workers.working:
             self._lose(number)
-        self._accept_left()
-        self._book.save_all()
-
-    def _accept_left(self) -> None:
-        """Report what nobody was left to look into, unless a known bug explains it."""
         known = KnownBugs(self._known)
-        for unfinished in self._unclaimed.left():
+        for unfinished in self._unclaimed.left():  # which nobody was left to look into
             self._book.accept_unfinished(unfinished, unless=known)
+        self._book.save_all()
 
     def _start_due(self) -> None:
         try:

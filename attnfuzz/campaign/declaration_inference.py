@@ -48,6 +48,7 @@ import msgspec
 
 from attnfuzz.campaign.probe_cases import (
     TOLD_ON_ALL_PATHS,
+    Pair,
     ProbeCases,
     behind_a_window,
     points,
@@ -91,18 +92,6 @@ from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Verdict
-
-__all__ = [
-    "Failing",
-    "Inferred",
-    "LeftOut",
-    "Stricter",
-    "adopting",
-    "designs_of",
-    "infer",
-    "roundings_told",
-    "with_declared",
-]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 180.0, "cuda": 600.0}
@@ -528,9 +517,13 @@ class _Inference:
             self._lse()
         self._strides()
         self._empty()
+        cases = self._cases(self.point)
         if has_query_lens(self.declaration.problem):
-            self._padding_tokens()
-        self._freed_pages()
+            padded = self._cases(self.point, padding_tokens=2)
+            self._leave_out_if("padding_tokens", False, True, list(zip(cases, padded, strict=True)), ("raises",))
+        if "window" in self.supports.variants:
+            freed = [behind_a_window(case) for case in cases if isinstance(case, PagedDecodeCase)]
+            self._leave_out_if("freed_pages", False, True, freed, ("wrong",), only=DEAD_MEMORY.name)
         self._leave_out_of("dtypes", dtypes_of(self.supports), ("raises",))
         self._sizes("head_sizes", (*HEAD_SIZES, 32), head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
         if self.declaration.problem != "merge_states":
@@ -580,6 +573,14 @@ class _Inference:
             found = msgspec.structs.replace(found, case=small.case, failure=small.failure)
         said = "" if found.failure is None else found.failure.message
         self.left_out.append(msgspec.structs.replace(found, said=said))
+
+    def _leave_out_if(
+        self, name: str, kept: object, value: object, pairs: Sequence[Pair], outcomes: Sequence[Outcome], only: str = ""
+    ) -> None:
+        """Leave ``value``, which the second case of each pair has, out if each fails so, by the oracle ``only``."""
+        seen = _throughout(self._result, pairs, outcomes) if self._is_open(name) else None
+        if seen is not None and seen.failure is not None and only in ("", seen.failure.oracle):
+            self._leave_out(name, kept, (value,), seen)
 
     # What an ordinary case is
 
@@ -653,9 +654,6 @@ class _Inference:
     def _cases(self, point: Supports, **fields: Any) -> list[Case]:
         return ProbeCases(self.declaration, point, self.is_even).ordinary(**fields)
 
-    def _with_lengths(self, case: AttentionCase, lengths: Sequence[int], **fields: Any) -> Case:
-        return ProbeCases(self.declaration, self.point, self.is_even).with_lengths(case, lengths, **fields)
-
     def _output(self, case: Case) -> _ProbeOutcome:
         """The verdict on the output alone, or on what partial states are merged to."""
         point = msgspec.structs.replace(self.point, lse=self.supports.lse)
@@ -679,7 +677,8 @@ class _Inference:
         before = self.probes.numerics
         for kind in kinds:
             point = msgspec.structs.replace(self.point, lse=kind)
-            if kind == "none" and is_open and not self._writes_no_lse():
+            natural = (self.probes(case, self.point).failure for case in self._cases(self.point))
+            if kind == "none" and is_open and not all(one is not None and lacks_lse(one) for one in natural):
                 continue
             first = self._explained_by(point)
             if first is not None and self._is_throughout(before, point):
@@ -703,10 +702,6 @@ class _Inference:
         is_throughout = all(any(self.probes(case, point).failure is not None for case in shape) for shape in shapes)
         self.probes.numerics = adopted
         return is_throughout
-
-    def _writes_no_lse(self) -> bool:
-        failures = [self.probes(case, self.point).failure for case in self._cases(self.point)]
-        return all(failure is not None and lacks_lse(failure) for failure in failures)
 
     def _explained_by(self, point: Supports, steps: int = _MOST_ROUNDINGS) -> _ProbeOutcome | None:
         """How the first of some telling cases failed, if none does with roundings that replays of them have named.
@@ -743,7 +738,9 @@ class _Inference:
     def _named_failure(self, point: Supports) -> _ProbeOutcome:
         """The first telling case that fails; of several, one whose replay names a rounding."""
         failures = []
-        for case in self._telling_cases(point):
+        each = (msgspec.structs.replace(point, dtypes=(dtype,)) for dtype in dtypes_of(self.supports))
+        shapes = (ProbeCases(self.declaration, one, self.is_even) for one in each)
+        for case in itertools.chain.from_iterable(one.of_roundings() for one in shapes):
             seen = self.probes(case, point)
             if seen.failure is None:
                 continue
@@ -754,11 +751,6 @@ class _Inference:
             if seen.failure.oracle != ACCURACY.name or len(failures) == _MOST_UNNAMED:
                 break
         return failures[0] if failures else _PASSED
-
-    def _telling_cases(self, point: Supports) -> Iterator[Case]:
-        for dtype in dtypes_of(self.supports):
-            of_dtype = msgspec.structs.replace(point, dtypes=(dtype,))
-            yield from ProbeCases(self.declaration, of_dtype, self.is_even).of_roundings()
 
     # What is not rounded
 
@@ -814,12 +806,13 @@ class _Inference:
                 short = (2 * size,) * 6 if self.is_even else (3, 7, 17, 40, 5, 11)
                 for seed in _SEEDS:
                     values = msgspec.structs.replace(case.values, keys="normal", values="normal", seed=seed)
-                    yield self._with_lengths(case, short, values=values)
+                    yield self._shapes.with_lengths(case, short, values=values)
                     if not seed:
-                        yield self._with_lengths(case, (long, long) if self.is_even else (long - 1, 33), values=values)
+                        longer = (long, long) if self.is_even else (long - 1, 33)
+                        yield self._shapes.with_lengths(case, longer, values=values)
                 for name, choice in options[:_MOST_OPTIONS]:
                     chosen = {**dict(case.options), name: choice}
-                    yield self._with_lengths(case, short, values=values, options=chosen)
+                    yield self._shapes.with_lengths(case, short, values=values, options=chosen)
 
     # Whether a value is taken
 
@@ -1032,35 +1025,9 @@ class _Inference:
             ) or not self._is_of_itself(seen):
                 return
             self._leave_out("empty_sequences", False, (True,), seen)
-        elif isinstance(right, MergeStatesCase) and self._is_open("empty_state_lse"):
-            self._positive_infinity(right)
-
-    def _positive_infinity(self, right: MergeStatesCase) -> None:
-        """Whether a state whose LSE is +inf is taken for empty where one whose LSE is -inf is."""
-        cases = list(told_by_either_infinity(right))
-        seen = _throughout(self._result, cases, ("raises", "wrong", "dies"))
-        if seen is not None:
-            self._leave_out("empty_state_lse", ("-inf",), ("+inf",), seen)
-
-    def _padding_tokens(self) -> None:
-        if self._is_open("padding_tokens"):
-            pairs = list(zip(self._cases(self.point), self._cases(self.point, padding_tokens=2), strict=True))
-            seen = _throughout(self._result, pairs, ("raises",))
-            if seen is not None:
-                self._leave_out("padding_tokens", False, (True,), seen)
-
-    def _freed_pages(self) -> None:
-        first, *_ = self._cases(self.point) or (None,)
-        if (
-            not self._is_open("freed_pages")
-            or "window" not in self.supports.variants
-            or not isinstance(first, PagedDecodeCase)
-        ):
-            return
-        pairs = [behind_a_window(case) for case in self._cases(self.point) if isinstance(case, PagedDecodeCase)]
-        seen = _throughout(self._result, pairs, ("wrong",))
-        if seen is not None and seen.failure is not None and seen.failure.oracle == DEAD_MEMORY.name:
-            self._leave_out("freed_pages", False, (True,), seen)
+        elif isinstance(right, MergeStatesCase):
+            told = list(told_by_either_infinity(right))
+            self._leave_out_if("empty_state_lse", ("-inf",), "+inf", told, ("raises", "wrong", "dies"))
 
 
 def _throughout(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,7 +64,8 @@ def name_of(python: Python) -> str:
 
 def told_versions(pythons: Sequence[Python], target: str = "") -> list[str]:
     """The distributions whose versions tell the environments apart; see `names_of`."""
-    differing = {name for name in _all_names(pythons) if len({python.versions.get(name) for python in pythons}) > 1}
+    all_names = {name for python in pythons for name in python.versions}
+    differing = {name for name in all_names if len({python.versions.get(name) for python in pythons}) > 1}
     first = [name for name in _ALWAYS_OF_INTEREST if name in differing]
     first += sorted(name for name in differing if name not in first and _brings(name, target))
     return first or sorted(differing)[:_MOST_OTHERS]
@@ -82,11 +83,6 @@ def _alike(outcomes: Sequence[EnvironmentOutcome], target: str) -> dict[str, lis
             how = f"fails {outcome.symptom}"
         groups.setdefault(how, []).append(f"{name} on {outcome.device}" if len(devices) > 1 else name)
     return groups
-
-
-def _all_names(pythons: Iterable[Python]) -> Iterator[str]:
-    for python in pythons:
-        yield from python.versions
 
 
 def _brings(distribution: str, target: str) -> bool:

@@ -75,14 +75,11 @@ class Finding:
         if not self.tag:
             self.tag = tag_of(self.declaration.target, self.case, self.failure)
 
-    @property
-    def ran_before(self) -> tuple[Case, ...]:
-        """Cases and relations that may be needed, besides the case, to see it again."""
-        return self.preceding or self.seen_after
-
     def unfinished(self) -> Unfinished:
         """The record with which somebody else can go on with it."""
-        return Unfinished(kernel=self.declaration.target, **written(self.case, self.failure, self.ran_before))
+        return Unfinished(
+            kernel=self.declaration.target, **written(self.case, self.failure, self.preceding or self.seen_after)
+        )
 
     def also_shows_as(self, other: Finding) -> None:
         """Note what ``other`` showed as, and what that stood for."""

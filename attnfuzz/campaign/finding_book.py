@@ -117,7 +117,9 @@ class FindingBook:
         finding = self._open.pop(message.finding)
         if not may_be_the_machine(finding.failure) and not message.lost_together:
             finding.failed, finding.runs, finding.seen_after = 1, message.runs + 1, ()
-            self._keep_flaky(finding)
+            self._save_new(finding)  # it cannot be shrunk, since it hardly ever fails
+            if not self._is_merged(finding):
+                self._reporter.finding("unconfirmed", finding)
             return
         finding.runs = message.runs
         target = finding.declaration.target
@@ -232,13 +234,6 @@ class FindingBook:
             finding.failure = finding.failure.undecided
             self._save_new(finding)
             self._settle(finding)
-
-    def _keep_flaky(self, finding: Finding) -> None:
-        """Save a finding that cannot be shrunk, since it hardly ever fails."""
-        self.findings.append(finding)
-        self._folder.save(finding)
-        if not self._is_merged(finding):
-            self._reporter.finding("unconfirmed", finding)
 
     def _doubt(self, finding: Finding) -> None:
         if all(other.symptom != finding.symptom for other in self.unconfirmed):

@@ -22,32 +22,6 @@ from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
 from attnfuzz.verdict import Blame, Failure
 
-__all__ = [
-    "Begin",
-    "Busy",
-    "Channel",
-    "ChannelClosed",
-    "Confirmed",
-    "Duplicate",
-    "FormatCompiled",
-    "Found",
-    "FromWorker",
-    "Join",
-    "Minimised",
-    "Ready",
-    "Setup",
-    "Smaller",
-    "Stop",
-    "ToWorker",
-    "Trouble",
-    "Unconfirmed",
-    "Unfinished",
-    "Warm",
-    "WorkerProgress",
-    "WrittenFailure",
-    "written",
-]
-
 _READ_BYTES = 1 << 16
 In = TypeVar("In")
 

@@ -215,11 +215,6 @@ class Readiness:
             self._thread.start()
 
     @property
-    def _has_cores_left(self) -> bool:
-        """Whether a search takes no time from finding out what kernels take, which it waits for with all that fails."""
-        return self._runner.device == "cuda" or len(self._users) <= cores()
-
-    @property
     def stage(self) -> str:
         """The present stage, in words."""
         number = len(self._users)
@@ -400,11 +395,15 @@ class Readiness:
 
     def _look_at(self, declaration: Declaration, opened: ExitStack) -> tuple[bool, Inferred | None]:
         """Whether the kernel is ready, and what it takes; ``opened`` gets the process in which it is looked at."""
-        if declaration.needs_preparing or self._is_missing(declaration):
+        if declaration.builds_apart:
+            self._are_missing_known.wait()
+        if declaration.needs_preparing or declaration.target in self._missing:  # nothing can be asked of it yet
             return False, None
 
         def begin(supports: Supports, failing: Sequence[Failing]) -> None:
-            if not compilers.seen and self._has_cores_left:
+            # else a search takes time from finding out what kernels take, which it waits for with all that fails
+            has_cores_left = self._runner.device == "cuda" or len(self._users) <= cores()
+            if not compilers.seen and has_cores_left:
                 least = msgspec.structs.replace(declaration, supports=supports)
                 self._told.put(Join(kernel=least, is_settled=False))
                 for one in failing:
@@ -446,18 +445,14 @@ class Readiness:
             self._never_returns(own, declaration, raised)
         return not compilers.seen, None if compilers.seen else found
 
-    def _is_missing(self, declaration: Declaration) -> bool:
-        """Whether modules of the kernel are being built, so that nothing can be asked of it yet."""
-        if declaration.builds_apart:
-            self._are_missing_known.wait()
-        return declaration.target in self._missing
-
     def _build_together(self) -> None:
         """In the background: have the builder of an engine build all that its kernels need for what is built first."""
         try:
             with self._runner.sibling() as runner:
                 runner.give_up_builds(lambda builds: self._over.is_set())
-                self._follow(runner, _by_turns([_one_of_each(one) for one in self._together], self._together))
+                lists = [[(kernel, case) for _, case in _one_of_each(kernel)] for kernel in self._together]
+                turns = [one for some in zip_longest(*lists) for one in some if one is not None]  # first each's first
+                self._follow(runner, turns)
         except (DeadlinePassed, ExecutorUnavailable, ServiceError) as error:  # each builds its own
             if not self._over.is_set():
                 self._told.put(f"{', '.join(one.target for one in self._together)} build for themselves: {error}")
@@ -496,7 +491,11 @@ class Readiness:
 
         What it raises there is no bug of some case, and none that a case could be saved for.
         """
-        for case in (*(case for _, case in _one_of_each(declaration)[:_MOST_TRIED]), *_larger(declaration)):
+        tried = [case for _, case in _one_of_each(declaration)[:_MOST_TRIED]]
+        if not isinstance(declaration.problem, OpenProblem):  # some kernels index what the simplest is too small for
+            larger = ProbeCases(declaration, next(points(declaration)))
+            tried += larger.permitted((*larger.ordinary(), *larger.single_rows()))
+        for case in tried:
             verdict = _verdict(runner, declaration, case)
             again = None if verdict is None else _raised(verdict)
             if again is None or Symptom.of("", again) != Symptom.of("", raised):
@@ -512,7 +511,9 @@ class Readiness:
             self._builder = self._make_runner()
             with self._builder as first, ExitStack() as opened, ThreadPoolExecutor(len(kernels)) as pool:
                 first.give_up_builds(lambda builds: self._over.is_set())
-                turns = _in_turn(kernels, _at_once())
+                free = available_bytes()
+                most = _MOST_BUILT if free is None else free // _BYTES_OF_BUILD
+                turns = _in_turn(kernels, max(1, min(cores() // _CORES_OF_BUILD, most)))
                 others = (opened.enter_context(first.sibling()) for _ in turns[1:])
                 for done in [pool.submit(self._build_all, *each) for each in zip((first, *others), turns, strict=True)]:
                     done.result()
@@ -579,26 +580,12 @@ class Readiness:
             self._told.put(found)
 
 
-def _at_once() -> int:
-    """How many kernels are built at a time."""
-    free = available_bytes()
-    return max(1, min(cores() // _CORES_OF_BUILD, _MOST_BUILT if free is None else free // _BYTES_OF_BUILD))
-
-
 def _in_turn(kernels: Sequence[_Building], at_once: int) -> list[list[_Building]]:
     """Lists of kernels of which each is built one after the other, beside the other lists."""
     alone = [one for one in kernels if not one.declaration.builds_apart]
     apart = [one for one in kernels if one.declaration.builds_apart]
     number = max(1, min(at_once, len(apart)))
     return [one for one in (alone, *(apart[i::number] for i in range(number))) if one]
-
-
-def _by_turns(
-    cases: Sequence[Sequence[tuple[Combination, Case]]], kernels: Sequence[Declaration]
-) -> list[tuple[Declaration, Case]]:
-    """The first case of each kernel, then the second ones."""
-    lists = [[(kernel, case) for _, case in some] for kernel, some in zip(kernels, cases, strict=True)]
-    return [one for some in zip_longest(*lists) for one in some if one is not None]
 
 
 def _unfinished(target: str, failing: Failing) -> Unfinished:
@@ -644,14 +631,6 @@ def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:
         except ValueError:  # the size does not go with any of the layouts
             continue
     return cases or [({}, simplest_case(declaration.problem, supports, options))]
-
-
-def _larger(declaration: Declaration) -> list[Case]:
-    """A case of several sequences of several pages: some kernels index what the simplest case is too small for."""
-    if isinstance(declaration.problem, OpenProblem):
-        return []
-    cases = ProbeCases(declaration, next(points(declaration)))
-    return cases.permitted((*cases.ordinary(), *cases.single_rows()))
 
 
 def _verdict(runner: Runner, declaration: Declaration, case: Case) -> Verdict | None:

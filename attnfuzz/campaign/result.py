@@ -19,8 +19,7 @@ import msgspec
 from attnfuzz.campaign.declaration_inference import Inferred
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.floor import TooFew, too_few
-from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.campaign.statistics import KernelStatistics, Throughput
+from attnfuzz.campaign.statistics import KernelStatistics, Throughput, WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import HasBug, are_one
@@ -69,7 +68,9 @@ class Earlier:
 
     def knows(self, found: Finding) -> bool:
         """Whether ``found`` was told."""
-        if any(one in self.bugs for one in _names_of(found)):
+        kernels = (("target", found.declaration.target), ("name", found.declaration.name))
+        bugs = (("cause", found.cause), ("signature", str(found.signature)))
+        if any((*kernel, *bug) in self.bugs for kernel in kernels for bug in bugs):
             return True
         return any(are_one(one, found) for one, _ in self.saved)
 
@@ -103,14 +104,6 @@ def _bugs_in(summary: _Summary) -> Iterator[_Bug]:
         of_kernel = ("target", kernel.target) if kernel.target else ("name", kernel.name)
         for bug in kernel.findings:
             yield (*of_kernel, *(("cause", bug.cause) if bug.cause else ("signature", bug.signature)))
-
-
-def _names_of(found: Finding) -> Iterator[_Bug]:
-    """All that a summary may call it."""
-    declaration = found.declaration
-    for kernel in (("target", declaration.target), ("name", declaration.name)):
-        yield (*kernel, "cause", found.cause)
-        yield (*kernel, "signature", str(found.signature))
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]

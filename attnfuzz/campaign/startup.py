@@ -14,28 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from attnfuzz.campaign.coordinator import Coordinator
-from attnfuzz.campaign.judge.journal import JournalFolder
+from attnfuzz.campaign.judge.journal import FOLDER, JournalFolder
 from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest, asked_of, needs_save_folder
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
-from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
+from attnfuzz.campaign.saved.state import StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
-from attnfuzz.campaign.workers import (
-    PROBE_KERNEL,
-    ProbeLoad,
-    WorkerChoice,
-    WorkerPool,
-    WorkerProcess,
-    by_formula,
-    calibrate,
-    cores,
-)
+from attnfuzz.campaign.workers import WorkerChoice, WorkerPool, WorkerProcess, by_formula, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.environment import folder_of_compiled
 from attnfuzz.isolation.claims import PrivateFolder
-from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus, likely_device
+from attnfuzz.isolation.devices import Gpu, find_gpus, likely_device
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
@@ -43,15 +34,6 @@ from attnfuzz.oracles.own import OracleError
 from attnfuzz.oracles.registry import ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
-
-__all__ = [
-    "CampaignRequest",
-    "choose_workers",
-    "load",
-    "load_searchable",
-    "run_campaign",
-    "what_is_compiled",
-]
 
 _MOST_START_UP_S = 300.0
 """Seconds after which the budget begins even if no worker is ready, so that a campaign ends."""
@@ -137,7 +119,8 @@ def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: 
         if runner.device == "cuda":
             reporter.note(what_is_compiled(folder_of_compiled()))
         gpus = found if runner.device == "cuda" else []
-        choice = choose_workers(request, runner, gpus)
+        asked = request.workers
+        choice = by_formula(cores(), gpus) if asked is None else WorkerChoice(asked, "")
         built_s = readiness.wait_for_first(reporter.waiting)
         statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=choice)
         if not request.asks_first:
@@ -237,18 +220,6 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
 def _device_ids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """Those that workers are pinned to: none where there is but one."""
     return tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else ()
-
-
-def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> WorkerChoice:
-    """As many as were asked for, or as many as make the campaign faster."""
-    if request.workers is not None:
-        return WorkerChoice(request.workers, "")
-    if runner.device == "cpu":
-        return by_formula(cores(), ())
-    (probe,) = runner.declarations((PROBE_KERNEL,))
-    pinned = DeviceLease(gpus[0].id).environment if len(gpus) > 1 else {}
-    with ProbeLoad(probe, runner.zygote, device=runner.device, environment=pinned) as load:
-        return calibrate(cores(), gpus, budget_s=request.budget_s, measure=load.measure)
 
 
 def _say_what_was_left(

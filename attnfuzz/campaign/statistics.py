@@ -11,65 +11,28 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from itertools import groupby
+from functools import cached_property
+from itertools import combinations_with_replacement, groupby, product, starmap
 from typing import Annotated, Any
 
 import msgspec
 
-from attnfuzz.cases.input_space import CaseLevels, InputSpace, levels_of, pair_number
+from attnfuzz.cases.features import CaseLevels, InputSpace, levels_of, pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.feature import Feature
 from attnfuzz.verdict import Verdict, ends_process
 
-_LANE_BYTES = 4
 
-
-class PairCounts:
-    """Counts the pairs of levels of placed cases, a level with itself included.
-
-    A case has some 250 pairs, and adding up that many numbers one by one would be a fair part of what is to cost at
-    most a millisecond. So the counts of one level with all others are the 32-bit lanes of a single long integer, and
-    a case is added with one addition for each of its levels.
-    """
-
-    def __init__(self, num_levels: int) -> None:
-        self._lanes = [1 << (8 * _LANE_BYTES * level) for level in range(num_levels)]
-        self._sum_of_row = lru_cache(maxsize=1 << 12)(self._sum)
-        self._with: dict[int, int] = {}
-
-    def add(self, placement: CaseLevels) -> None:
-        """Count each pair of the case's levels once; of two levels of sequences, if one sequence has both."""
-        rows: dict[int, int] = {}
-        for row in placement.rows:
-            lanes = self._sum_of_row(row)
-            for level in row:
-                rows[level] = rows[level] | lanes if level in rows else lanes
-        everything = self._sum(placement.case) + self._sum(rows)
-        counts = self._with
-        for level in placement.case:
-            counts[level] = counts.get(level, 0) + everything
-        for level, lanes in rows.items():
-            counts[level] = counts.get(level, 0) + lanes
-
-    def take(self) -> dict[int, int]:
-        """Cases by ``pair_number`` since this was last called."""
-        taken, self._with = self._with, {}
-        size = _LANE_BYTES * len(self._lanes)
-        return {
-            pair_number(level, other): count
-            for level, lanes in taken.items()
-            for other, count in enumerate(memoryview(lanes.to_bytes(size, "little")).cast("I"))
-            if count and other >= level
-        }
-
-    def _sum(self, levels: Iterable[int]) -> int:
-        """One in the lane of each of ``levels``, which are distinct."""
-        return sum(map(self._lanes.__getitem__, levels))
+def pairs_of(placement: CaseLevels) -> Iterator[int]:
+    """The pairs of a case's levels, each once and a level with itself too; of levels of sequences, if one has both."""
+    pairs = {*combinations_with_replacement(placement.case, 2)}
+    for row in placement.rows:
+        pairs.update(product(placement.case, row), combinations_with_replacement(row, 2))
+    return starmap(pair_number, pairs)
 
 
 @dataclass(frozen=True)
@@ -87,12 +50,12 @@ class Coverage:
     @cached_property
     def levels(self) -> tuple[Feature, ...]:
         """Those that cases have had, one axis after the other."""
-        return self._levels(met=True)
+        return tuple(level for level in self.space.levels if self.cases_on(level))
 
     @property
     def unmet(self) -> tuple[Feature, ...]:
         """Those that no case has had, be it that the kernel does not take them."""
-        return self._levels(met=False)
+        return tuple(level for level in self.space.levels if not self.cases_on(level))
 
     def cases(self, one: Feature, other: Feature) -> int:
         """Cases with both levels, the first axis first."""
@@ -101,9 +64,6 @@ class Coverage:
     def cases_on(self, level: Feature) -> int:
         """Cases with one level."""
         return self.cases(level, level)
-
-    def _levels(self, *, met: bool) -> tuple[Feature, ...]:
-        return tuple(level for level in self.space.levels if bool(self.cases_on(level)) == met)
 
 
 def by_axis(levels: Iterable[Feature]) -> dict[str, tuple[Feature, ...]]:
@@ -156,7 +116,9 @@ class Throughput:
     def add(self, device: str, at_s: float, cases: int) -> None:
         """Count ``cases`` that were reported ``at_s`` seconds after the campaign began, by a worker on ``device``."""
         while at_s >= self.interval_s * MAX_INTERVALS:
-            self._double()
+            self.interval_s *= 2
+            for counts in self.counts.values():
+                counts[:] = [sum(counts[i : i + 2]) for i in range(0, len(counts), 2)]
         counts = self.counts.setdefault(device, [])
         index = int(at_s / self.interval_s)
         counts.extend([0] * (index + 1 - len(counts)))
@@ -186,11 +148,6 @@ class Throughput:
         while self.recent and self.recent[0][0] < now_s - _RECENT_S:
             self.recent.popleft()
 
-    def _double(self) -> None:
-        self.interval_s *= 2
-        for counts in self.counts.values():
-            counts[:] = [sum(counts[i : i + 2]) for i in range(0, len(counts), 2)]
-
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -204,7 +161,7 @@ class CaseCounts(msgspec.Struct, kw_only=True):
     ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
     executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
     executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
-    of levels (`attnfuzz.cases.input_space`). ``not_runnable``: cases, which are not among the ``cases``, by why they
+    of levels (`attnfuzz.cases.features`). ``not_runnable``: cases, which are not among the ``cases``, by why they
     cannot run here. ``related``: the cases on which each relation had a word. ``largest``: the most of what a case can
     have much of, by its name: tokens of a sequence, sequences, tokens in all.
     """
@@ -268,13 +225,6 @@ def _keep_largest(to: dict[str, int], sizes: dict[str, int]) -> None:
         to[name] = max(to.get(name, 0), size)
 
 
-def _sizes_of(case: Case) -> dict[str, int]:
-    seq_lens: tuple[int, ...] = getattr(case, "seq_lens", ())
-    if not seq_lens:
-        return {}
-    return {"sequence": max(seq_lens), "sequences": len(seq_lens), "tokens": sum(seq_lens)}
-
-
 _REPORT_EVERY_S = 0.3
 
 
@@ -292,14 +242,13 @@ class ProgressMeter:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._death_seconds: defaultdict[str, float] = defaultdict(float)
         self._spaces: dict[str, InputSpace] = {}
-        self._pairs: dict[str, PairCounts] = {}
         self._last_report = clock()
 
     def joins(self, declaration: Declaration) -> None:
         """Count the cases of a kernel by what ``declaration`` promises, whatever part of that they are drawn from."""
         if declaration.target not in self._spaces:
             space = InputSpace(declaration.problem, declaration.supports, declaration.options)
-            self._spaces[declaration.target], self._pairs[declaration.target] = space, PairCounts(space.num_levels)
+            self._spaces[declaration.target] = space
 
     def cases(self, kernel: str) -> int:
         """Cases judged on ``kernel`` so far."""
@@ -328,10 +277,17 @@ class ProgressMeter:
         counts.build_s += timing.build_s
         counts.restarts += verdict.fatal or ends_process(verdict.failure)
         _add_counts(counts.related, dict.fromkeys(verdict.related, 1))
-        _keep_largest(counts.largest, _sizes_of(case))
+        if seq_lens := getattr(case, "seq_lens", ()):
+            sizes = {"sequence": max(seq_lens), "sequences": len(seq_lens), "tokens": sum(seq_lens)}
+            _keep_largest(counts.largest, sizes)
         _count_ratio(counts, str(getattr(case, "dtype", "")), verdict)
-        self._place(declaration, case)
+        self.joins(declaration)  # unless it has
+        _add_counts(counts.coverage, dict.fromkeys(pairs_of(self._spaces[kernel].place(case)), 1))
         self._report_now_and_then()
+
+    def related(self, declaration: Declaration, verdict: Verdict) -> None:
+        """Count the relations that had a word on a case that has been counted before."""
+        _add_counts(self._of(declaration.target).related, dict.fromkeys(verdict.related, 1))
 
     def seconds(self, kernel: str) -> float:
         """Seconds that judging on ``kernel`` took so far."""
@@ -355,9 +311,7 @@ class ProgressMeter:
         """Report what has not been reported."""
         unsent, self._unsent = self._unsent, {}
         self._last_report = self._clock()
-        for kernel, progress in unsent.items():
-            if kernel in self._pairs:
-                progress.coverage = self._pairs[kernel].take()
+        for progress in unsent.values():
             self._send(progress)
 
     def _of(self, kernel: str) -> WorkerProgress:
@@ -366,10 +320,6 @@ class ProgressMeter:
     def _report_now_and_then(self) -> None:
         if self._clock() - self._last_report >= _REPORT_EVERY_S:
             self.flush()
-
-    def _place(self, declaration: Declaration, case: Case) -> None:
-        self.joins(declaration)  # unless it has
-        self._pairs[declaration.target].add(self._spaces[declaration.target].place(case))
 
 
 def _count_ratio(counts: CaseCounts, dtype: str, verdict: Verdict) -> None:

@@ -49,7 +49,7 @@ from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failure_queue import FailureQueue
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.identity.bug import Bug, FailingCase
+from attnfuzz.identity.bug import Bug, FailingCase, is_leak
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
@@ -150,7 +150,7 @@ class WorkerLoop:
             match message:
                 case Bug():
                     self._failures.learn(message)
-                    if message.is_leak:
+                    if is_leak(message):
                         self._judge.leaks(message.kernel)
                     if oracle_of(message.oracle).ends_process:
                         self._schedule.is_fatal(message.kernel)
@@ -227,7 +227,8 @@ class WorkerLoop:
                     del drawn[:size]
                     self._have_judged(declaration, cases)
                     self._take_costly_turns(declaration)
-                    if self._meter.cases(target) >= least and self._wants_format(declaration):
+                    is_due = self._formats is not None and self._formats.is_scouting_due(declaration)
+                    if self._meter.cases(target) >= least and is_due:
                         return False
                 return self._goes_on() and time.monotonic() < until
 
@@ -281,6 +282,7 @@ class WorkerLoop:
             return
         with contextlib.suppress(OutOfTime, Unjudged):
             verdict = self._judge(declaration, case, relations=relations, patience="longest")
+            self._meter.related(declaration, verdict)
             if verdict.failure is not None:
                 self._take_in(declaration, case, 0.0, verdict)
 
@@ -293,9 +295,6 @@ class WorkerLoop:
             self._have_judged(declaration, drawn)
         if not self._formats.any_for(declaration):
             self._collect()
-
-    def _wants_format(self, declaration: Declaration) -> bool:
-        return self._formats is not None and self._formats.is_scouting_due(declaration)
 
     def _goes_on(self) -> bool:
         return not self._failures.is_any_ready and not self._stopped and time.monotonic() < self._setup.deadline
@@ -507,7 +506,7 @@ def work(
     runner = Runner(device=setup.device, environment=pinning, zygote=zygote, executor=executor, **settings)
     python = Path(setup.python) if setup.python else None
     with ExitStack() as opened:
-        journal = opened.enter_context(contextlib.closing(_journal(setup)))
+        journal = opened.enter_context(contextlib.closing(Journal(Path(setup.journal) if setup.journal else None)))
         judge = CaseJudge(
             runner,
             deadline=setup.deadline,
@@ -519,9 +518,9 @@ def work(
             interpret=(lambda: Runner(device="cpu", python=python, wait=False, **settings)) if on_gpu else None,
         )
         opened.callback(judge.close)
-        runner.start_device()
+        runner.kernels.start_device()
         if setup.kernels:  # or the first is still being built
-            runner.import_known(setup.kernels)
+            runner.kernels.import_known(setup.kernels)
         channel.send(Ready())
         begin = _await_begin(channel, mail)
         if begin is None:
@@ -586,10 +585,6 @@ def _formats(setup: Setup, sizes: Sizes, declaration: Declaration) -> Iterator[F
     own = derive_seed(setup.seed, setup.worker, declaration.name, "formats")
     yield from (*first[place:], *first[:place])
     yield from draw_formats(declaration.problem, seed=own, **domain)
-
-
-def _journal(setup: Setup) -> Journal:
-    return Journal(Path(setup.journal) if setup.journal else None)
 
 
 if __name__ == "__main__":

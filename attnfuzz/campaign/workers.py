@@ -1,8 +1,8 @@
 """The workers of a campaign: how many there are, their processes, and the zygote that they borrow.
 
-A GPU gets as many as still make it faster, found by trying for a few seconds. One zygote serves all workers: the
-coordinator owns it and hands out connections to it as file descriptors. A worker so needs none of its own (seconds of
-imports and 300 MB each), and one that dies is started again in one place.
+There is one for each core, as far as GPUs have memory for them. One zygote serves all workers: the coordinator owns it
+and hands out connections to it as file descriptors. A worker so needs none of its own (seconds of imports and 300 MB
+each), and one that dies is started again in one place.
 """
 
 from __future__ import annotations
@@ -16,38 +16,24 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, Self, TypeAlias
 
 import msgspec
 
 from attnfuzz import safe_start
 from attnfuzz.campaign.messages import Channel, ChannelClosed, FromWorker, Setup, Stop, Warm
-from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.devices import Gpu
-from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError, signal_name
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, signal_name
 from attnfuzz.isolation.process import is_stopped
 from attnfuzz.isolation.zygote_client import Zygote
-from attnfuzz.judging.runner import Runner
-from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.untrusted_text import only_printable
 
 _EXECUTOR_BYTES = 3 << 29
 """GPU memory for one executor: about 0.6 GB of context and, most of the time, less than 1 GB of tensors."""
 _MOST_PER_GPU = 32
-_USUAL_PER_GPU = 16
-"""Tried first where there are cores for many more: what processes that share a GPU get done in all is limited."""
-_WORTH_IT = 1.10
-"""How much faster more workers must be, to be taken."""
-_LEAST_BUDGET_S = 600.0
-_LIMIT_S = 5.0
-_MEASURE_S = 0.5
-PROBE_KERNEL = "attnfuzz.kernels.bundled:dense_eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,108 +63,6 @@ def by_formula(num_cores: int, gpus: Sequence[Gpu]) -> WorkerChoice:
     return WorkerChoice(total, f"{per_gpu} for each GPU: by CPU cores and GPU memory")
 
 
-def levels(num_cores: int, gpus: Sequence[Gpu]) -> list[int]:
-    """Numbers of workers per GPU that are worth trying, ascending."""
-    most = min(_MOST_PER_GPU, *map(_held_by_memory, gpus))
-    share = num_cores / len(gpus)
-    wanted = (*(round(share * part) for part in (0.5, 1.0, 1.5)), min(round(share), _USUAL_PER_GPU))
-    return sorted({max(1, min(most, level)) for level in wanted})
-
-
-def calibrate(
-    num_cores: int,
-    gpus: Sequence[Gpu],
-    *,
-    budget_s: float,
-    measure: Callable[[int], float],
-    clock: Callable[[], float] = time.monotonic,
-) -> WorkerChoice:
-    """Try more and more workers on one GPU for as long as that helps; ``measure`` tells what so many get done.
-
-    That takes seconds in which nothing is searched: of a budget of less than ten minutes they would be missed, and the
-    formula decides, as it does without a GPU.
-    """
-    if not gpus or budget_s < _LEAST_BUDGET_S:
-        return by_formula(num_cores, gpus)
-    started, tried = clock(), list[tuple[int, float]]()
-    for level in levels(num_cores, gpus):
-        if tried and clock() - started > _LIMIT_S:
-            break
-        try:
-            tried.append((level, measure(level)))
-        except (ExecutorUnavailable, ServiceError, CaseTooLarge):  # so many do not fit, or nothing works here at all
-            break
-        if len(tried) > 1 and tried[-1][1] < _WORTH_IT * tried[-2][1]:
-            break
-    if not tried:
-        return by_formula(num_cores, gpus)
-    best, rate = tried[0]
-    for level, faster in tried[1:]:
-        if faster >= _WORTH_IT * rate:
-            best, rate = level, faster
-    total = best * len(gpus)
-    measured = ", ".join(f"{level}: {speed / tried[0][1]:.2f}" for level, speed in tried)
-    return WorkerChoice(
-        total,
-        f"{best} for each GPU: relative speed of {measured}, tried for {clock() - started:.1f} s",
-    )
-
-
-class ProbeLoad:
-    """Executors that judge the same few cases again and again, pinned to one GPU by ``environment``.
-
-    The kernel is one that needs no compilation, so that harness and GPU are measured and not the compiler.
-    """
-
-    def __init__(
-        self, declaration: Declaration, zygote: Zygote, *, device: str, environment: Mapping[str, str]
-    ) -> None:
-        self._declaration = declaration
-        self._zygote = zygote
-        self._device = device
-        self._environment = environment
-        self._runners: list[Runner] = []
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._open.close()
-
-    def measure(self, executors: int) -> float:
-        """Cases a second of so many executors side by side, once all of them are warm."""
-        while len(self._runners) < executors:
-            runner = Runner(device=self._device, environment=self._environment, zygote=self._zygote)
-            self._runners.append(self._open.enter_context(runner))
-        self._all(executors, self._judge)
-        until = time.monotonic() + _MEASURE_S
-        counts = self._all(executors, lambda runner: self._judge_until(runner, until))
-        return sum(counts) / _MEASURE_S
-
-    def _all(self, executors: int, work: Callable[[Runner], int]) -> list[int]:
-        with ThreadPoolExecutor(executors) as pool:
-            return list(pool.map(work, self._runners[:executors]))
-
-    def _judge(self, runner: Runner) -> int:
-        return len(runner.judge_batch(self._declaration, _CASES, timeout_s=60.0))
-
-    def _judge_until(self, runner: Runner, until: float) -> int:
-        judged = 0
-        while time.monotonic() < until:
-            judged += self._judge(runner)
-        return judged
-
-
-_CASES: Sequence[Case] = tuple(
-    DenseDecodeCase(
-        num_q_heads=heads, num_kv_heads=kv_heads, head_size=head_size, seq_lens=seq_lens, scale=0.125, dtype="float16"
-    )
-    for heads, kv_heads, head_size in ((4, 4, 64), (8, 2, 64), (8, 1, 128), (16, 8, 80))
-    for seq_lens in ((1,), (40, 0, 7), (65, 300), (17,) * 8)
-)
-
-
 def _held_by_memory(gpu: Gpu) -> int:
     free = gpu.free_bytes if gpu.free_bytes is not None else gpu.memory_bytes
     return _MOST_PER_GPU if free is None else max(1, free // _EXECUTOR_BYTES)
@@ -197,7 +81,7 @@ _LONGEST_PAUSE_S = 8.0
 class _WorkerSlot:
     """One worker's place, whoever fills it. ``futile`` counts starts since it last judged a case."""
 
-    handle: WorkerHandle | None = None
+    handle: WorkerProcess | None = None
     starts: int = 0
     futile: int = 0
     start_at: float | None = None
@@ -344,25 +228,8 @@ class LastWords:
     signal_name: str | None = None
 
 
-class WorkerHandle(Protocol):
-    """A worker as the coordinator sees it."""
-
-    channel: Channel[FromWorker]
-
-    def end_if_stopped(self) -> None:
-        """Send SIGKILL if it stands still, as SIGSTOP has it; all else is for when it has hung up."""
-
-    def stop(self) -> None:
-        """Ask it to end; it may be gone already."""
-
-    def kill(self, *, grace_s: float = 0.0) -> LastWords:
-        """Make sure it has ended, which it may still do by itself within ``grace_s``."""
-
-
-class StartWorker(Protocol):
-    """Starts a worker. Raises OSError where the system has no process, memory or file descriptor left for it."""
-
-    def __call__(self, setup: Setup) -> WorkerHandle: ...
+StartWorker: TypeAlias = "Callable[[Setup], WorkerProcess]"
+"""Starts a worker. Raises OSError where the system has no process, memory or file descriptor left for it."""
 
 
 class WorkerProcess:

@@ -21,31 +21,33 @@ from attnfuzz.cli.output import (
 )
 
 _COMMANDS = {
-    "explore": "attnfuzz.cli.explore",
-    "ci": "attnfuzz.cli.ci",
-    "verify": "attnfuzz.cli.verify",
-    "declare": "attnfuzz.cli.declare",
-    "replay": "attnfuzz.cli.replay",
-    "bisect": "attnfuzz.cli.replay:bisect_command",
-    "list": "attnfuzz.cli.show:list_command",
-    "show": "attnfuzz.cli.show:show_command",
-    "explain": "attnfuzz.cli.explain",
-    "repro": "attnfuzz.cli.show:repro_command",
-    "conformance": "attnfuzz.cli.conformance",
-    "merge": "attnfuzz.cli.merge",
-    "triage": "attnfuzz.cli.show:triage_command",
-    "mutants": "attnfuzz.cli.mutants",
-    "bench": "attnfuzz.cli.bench",
-    "tolerances": "attnfuzz.cli.tolerances",
-    "doctor": "attnfuzz.cli.show:doctor_command",
+    "explore": ("attnfuzz.cli.explore", "Search kernels for bugs."),
+    "ci": ("attnfuzz.cli.ci", "Run saved cases, then search, and write reports."),
+    "verify": ("attnfuzz.cli.verify", "Judge a kernel that somebody else wrote."),
+    "declare": ("attnfuzz.cli.declare", "Find out what a kernel takes, and print its declaration."),
+    "replay": ("attnfuzz.cli.replay", "Run saved cases again."),
+    "bisect": ("attnfuzz.cli.replay:bisect_command", "Find the environment in which a saved case began to fail."),
+    "list": ("attnfuzz.cli.show:list_command", "List kernels and what they declare."),
+    "show": ("attnfuzz.cli.show:show_command", "Draw a saved case: sequences, pages, and where it fails."),
+    "explain": ("attnfuzz.cli.explain", "Say what a kernel did wrong in a saved case."),
+    "repro": ("attnfuzz.cli.show:repro_command", "Turn a saved case into one Python file without attnfuzz."),
+    "conformance": ("attnfuzz.cli.conformance", "Put a fixed set of cases to kernels of engines."),
+    "merge": ("attnfuzz.cli.merge", "Bring together what several machines saved."),
+    "triage": ("attnfuzz.cli.show:triage_command", "List saved cases as open, flaky and fixed; mark them as fixed."),
+    "mutants": ("attnfuzz.cli.mutants", "Plant small bugs in a kernel to test its tests."),
+    "bench": ("attnfuzz.cli.bench", "Time kernels, or choose their options."),
+    "tolerances": ("attnfuzz.cli.tolerances", "Show which bugs the tolerances of other suites let through."),
+    "doctor": ("attnfuzz.cli.show:doctor_command", "Check this machine and say what to repair."),
 }
+"""Where each command is, and its line in the list of all: a docstring's first sentence would be cut there."""
 
 
 def command_called(name: str) -> click.Command:
     """One of the commands. Raises KeyError for any other name."""
-    module, _, function = _COMMANDS[name].partition(":")
+    place, short_help = _COMMANDS[name]
+    module, _, function = place.partition(":")
     command: click.Command = getattr(importlib.import_module(module), function or "command")
-    command.name = name  # where the function is called something else
+    command.name, command.short_help = name, short_help
     return command
 
 
@@ -100,18 +102,16 @@ def _run() -> int:
             show_error(error)
         return error.exit_code
     except (BrokenPipeError, SystemExit):  # no command ends the process; click does, for a reader that is gone
-        return _reader_gone()
+        detach_output()
+        return interrupted_by(signal.SIGPIPE)  # as other tools end of that, which Python does not
     except Exception as error:  # noqa: BLE001 - whatever it is, nobody may take it for findings
         if isinstance(error, OSError) and is_gone(error):
             detach_output(but_stderr=True)
             return _refuse(_why_unwritten(error))
-        return _refuse(_why_failed(error))
+        from attnfuzz.internal_errors import own_error
+        from attnfuzz.isolation.process import why_starved
 
-
-def _reader_gone() -> int:
-    """As other tools end of SIGPIPE, which Python does not."""
-    detach_output()
-    return interrupted_by(signal.SIGPIPE)
+        return _refuse(why_starved(error) or own_error(error))
 
 
 def _refuse(sentence: str) -> int:
@@ -123,10 +123,3 @@ def _refuse(sentence: str) -> int:
 def _why_unwritten(error: OSError) -> str:
     what = error.filename or "the output"
     return f"{what} cannot be written: {error.strerror}; make room there, or name another place"
-
-
-def _why_failed(error: Exception) -> str:
-    from attnfuzz.internal_errors import own_error
-    from attnfuzz.isolation.process import why_starved
-
-    return why_starved(error) or own_error(error)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.bench.kernels.measurements import L2State, Mode
-from attnfuzz.bench.kernels.shapes import SUITES
+from attnfuzz.bench.kernels.shapes import SUITES, L2State, Mode
 from attnfuzz.bench.tuning_record import FEATURES
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, of_engines, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, write_asked
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -72,9 +71,9 @@ def _value(text: str) -> OptionValue:
     return text
 
 
-@command.command("kernels", epilog=KERNEL_HELP)
+@command.command("kernels", short_help="Time kernels beside those of engines.", epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
-@click.option("--suite", "suites", type=click.Choice(_SUITES), multiple=True, help="Which shapes; decode by default.")
+@click.option("--suite", "suites", type=click.Choice(_SUITES), multiple=True, help="Shapes to time; decode by default.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="GLOB", help="Only shapes whose label fits, as '8x* page 16'."
 )
@@ -91,13 +90,15 @@ def _value(text: str) -> OptionValue:
     "--beside",
     multiple=True,
     metavar="KERNEL",
-    help="What to compare with: the kernels of all engines that are installed by default; 'none' for nothing.",
+    help="Kernels to compare with, by default those of all engines that are installed; 'none' for none.",
 )
 @click.option("--cold", "l2", flag_value="cold", help="Only with keys and values in memory, not in the L2 cache.")
 @click.option("--warm", "l2", flag_value="warm", help="Only with what fits in the L2 cache there already.")
-@click.option("--mode", type=click.Choice(tuple(_MODES)), default="both", show_default=True, help="How it is launched.")
-@click.option("--seconds", callback=duration, default="0.05s", show_default=True, help="Of each measurement.")
-@click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no other is begun.")
+@click.option(
+    "--mode", type=click.Choice(tuple(_MODES)), default="both", show_default=True, help="How a kernel is launched."
+)
+@click.option("--seconds", callback=duration, default="0.05s", show_default=True, help="Length of a measurement.")
+@click.option("--budget", callback=duration, default="10m", show_default=True, help="No measurement begins later.")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
 def kernels_command(
     kernels: tuple[str, ...],
@@ -120,9 +121,8 @@ def kernels_command(
 
     The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
     """
-    from attnfuzz.bench.kernels.measurements import encode_report
     from attnfuzz.bench.kernels.run import KernelBench, TimingProcess, choose_kernels, choose_shapes, measure_kernels
-    from attnfuzz.bench.kernels.shapes import smoke_suite
+    from attnfuzz.bench.kernels.shapes import encode_report, smoke_suite
     from attnfuzz.own_files import write_file
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
@@ -158,21 +158,12 @@ def kernels_command(
 
 def _others(named: tuple[str, ...], process: TimingProcess) -> tuple[list[Declaration], list[str]]:
     """Kernels to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
-    from attnfuzz.adapters import engines
     from attnfuzz.bench.kernels.run import choose_kernels
-    from attnfuzz.declaration import KernelLoadError
 
     if named:
         wanted = [one for one in named if one != _NONE]
         return (choose_kernels(process.declarations(wanted), named=True) if wanted else []), []
-    found: list[Declaration] = []
-    absent: list[str] = []
-    for engine in engines():
-        try:
-            found += process.declarations([f"{engine}:*"])
-        except KernelLoadError as error:
-            absent.append(str(error))
-    return found, absent
+    return of_engines(process.declarations)
 
 
 def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]) -> None:
@@ -216,14 +207,14 @@ _FEATURES = click.option(
     help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
 )
 _LEAVES = click.option(
-    "--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Of the tree, at most."
+    "--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Most leaves of the tree."
 )
 _PYTHON = click.option(
     "--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module."
 )
 
 
-@command.command("tune", epilog=KERNEL_HELP)
+@command.command("tune", short_help="Measure a kernel's options and print a tree of choices.", epilog=KERNEL_HELP)
 @click.argument("kernel", metavar="KERNEL")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option(
@@ -236,12 +227,12 @@ _PYTHON = click.option(
     "NAME/NAME=VALUE/VALUE,... for options that go together.",
 )
 @_FEATURES
-@click.option("--batches", type=click.IntRange(1, 1000), default=40, show_default=True, help="Ragged batches, at most.")
-@click.option("--configurations", type=click.IntRange(1, 1000), default=48, show_default=True, help="At most.")
+@click.option("--batches", type=click.IntRange(1, 1000), default=40, show_default=True, help="Most ragged batches.")
+@click.option("--configurations", type=click.IntRange(1, 1000), default=48, show_default=True, help="How many to try.")
 @_LEAVES
 @click.option("--cold/--warm", "is_cold", default=True, help="Keys and values in memory, or where they fit in L2.")
-@click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
-@click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no batch is begun.")
+@click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Length of a measurement.")
+@click.option("--budget", callback=duration, default="10m", show_default=True, help="No batch begins later.")
 @_PYTHON
 @click.option(
     "--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all times and the tree."
@@ -300,7 +291,7 @@ def tune_command(
     return Outcome(judged=len(record.batches), failed=bool(record.wrong), signal=interrupts.first)
 
 
-@command.command("tree")
+@command.command("tree", short_help="Make such a tree again of the times in FILE.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_FEATURES
 @_LEAVES

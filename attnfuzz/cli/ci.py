@@ -52,13 +52,16 @@ def command(
     annotations and the summary is that of the job, on Buildkite an annotation. The exit status is 1 for what is new,
     2 where something could not be tested.
     """
+    from attnfuzz.corpus import DEFAULT_FOLDER
+
     settings = configured()
     folder = output / f"shard-{shard.number}" if shard is not None else output
     _prepare(folder, below=output)
     both = ["--device", device, *(["--trust"] if trust else [])]
     both += ["--profile", settings.profile] if settings.profile else []
     both += ["--shard", f"{shard.number}/{shard.of}"] if shard is not None and shard.of is not None else []
-    known = _known_folder(settings.regressions)
+    saved = settings.regressions or Path(DEFAULT_FOLDER)
+    known = saved if any(saved.glob("*.json")) else None
     outcomes = []
     if known is not None:
         outcomes.append(_run("replay", str(known), "--known", "--json", str(folder / "replay.json"), *both))
@@ -99,14 +102,6 @@ def _prepare(folder: Path, *, below: Path) -> None:
         raise Refusal(f"{error}, or name another folder with -o") from error
     except OSError as error:
         raise Refusal(f"-o {str(folder)!r} cannot be made ({error.strerror}); name another folder") from error
-
-
-def _known_folder(configured_folder: Path | None) -> Path | None:
-    """The folder of saved cases, if there are any."""
-    from attnfuzz.corpus import DEFAULT_FOLDER
-
-    folder = configured_folder or Path(DEFAULT_FOLDER)
-    return folder if any(folder.glob("*.json")) else None
 
 
 def _run(name: str, *arguments: str) -> Outcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, of_engines, writable_file
 from attnfuzz.cli.outcome import Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
@@ -87,18 +87,11 @@ def _asked(kernels: tuple[str, ...], runner: Runner) -> tuple[list[Declaration],
     """The kernels, and a sentence for each engine that is not there; only of engines that nobody named."""
     from attnfuzz.adapters import engines
     from attnfuzz.campaign.startup import load
-    from attnfuzz.declaration import KernelLoadError
 
-    known = engines()
     if kernels:
+        known = engines()
         return load(runner, tuple(f"{one}:*" if one in known else one for one in kernels)), []
-    found: list[Declaration] = []
-    absent: list[str] = []
-    for engine in known:
-        try:
-            found += load(runner, (f"{engine}:*",))
-        except KernelLoadError as error:
-            absent.append(str(error))
+    found, absent = of_engines(partial(load, runner))
     if not found:
         raise Refusal(f"no engine is installed here; name kernels instead ({'; '.join(absent)})")
     return found, absent

@@ -51,8 +51,8 @@ def command(
 ) -> Outcome:
     """Run the regression file CASE in variations and say what is wrong.
 
-    Which weight each token was given and which it should have, where stray values enter, and which single changes of
-    the case make it pass. The exit status is 1 if the case fails.
+    It shows which weight the kernel gave to each token and which it should have given, where stray values enter, and
+    which single changes of the case make it pass. The exit status is 1 if the case fails.
     """
     with refusing():
         from attnfuzz.campaign.compared_environments import naming

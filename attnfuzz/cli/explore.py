@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -33,15 +33,10 @@ from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_ask
 from attnfuzz.config import MAX_ASKED_LENGTH, MAX_ASKED_SEQS, RULES
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
-    from attnfuzz.campaign.startup import CampaignRequest
+    from attnfuzz.campaign.request import CampaignRequest
+    from attnfuzz.campaign.result import CampaignResult, Reporter
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
-    from attnfuzz.problems.declared_numerics import Tolerance
-
-
-_FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
-"""Fields of the request whose option has another name."""
 
 
 def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -66,6 +61,7 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 )
 @click.option(
     "--budget",
+    "budget_s",
     callback=duration,
     default="60s",
     show_default=True,
@@ -81,10 +77,10 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @click.option(
     "--max-seq-len",
     type=click.IntRange(1, MAX_ASKED_LENGTH),
-    help="Draw sequences of up to so many tokens, no longer ones; as long as there is time for by default.",
+    help="Tokens of the longest sequence; by default as many as the kernel is fast enough for.",
 )
 @click.option("--max-seqs", type=click.IntRange(1, MAX_ASKED_SEQS), help="Draw batches of up to so many sequences.")
-@click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
+@click.option("--save-dir", "save_folder", type=FILE, help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
 @click.option(
     "--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a JUnit report for CI systems."
@@ -106,60 +102,39 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 def command(
     kernels: tuple[str, ...],
     compositions: tuple[str, ...],
-    budget: float,
-    workers: int | None,
-    device: str,
-    seed: int | None,
     shard: Shard | None,
-    oracles: tuple[str, ...],
-    max_seq_len: int | None,
-    max_seqs: int | None,
-    save_dir: Path | None,
+    save_folder: Path | None,
     json_file: Path | None,
     junit_file: Path | None,
     html_file: Path | None,
-    fail_fast: bool,
     pythons: tuple[Path, ...],
-    against: Earlier | None,
-    tolerance: Tolerance,
-    pedantic: bool,
     quiet: bool,
     resume: bool,
     trust: bool,
+    **asked: Any,  # fields of the request
 ) -> Outcome:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent.
 
-    What a kernel of yours takes is found out meanwhile, where it declares nothing (see attnfuzz declare), and only
-    that is searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something
-    is found, but for what a declaration ends, and for what --against knows; 2 if something could not be judged: a
-    kernel, or any case by an --oracle that was asked for. With --shard each machine has a seed of its own, made of
-    the one given. Several --python share the budget; then what is found in one of these environments is run in the
-    others.
+    Where a kernel of yours declares nothing, the search finds out what it takes (see attnfuzz declare), searches only
+    that, and names what it leaves out. The exit status is 1 for findings, but not for questions that a declaration
+    answers nor for what --against knows; it is 2 if a kernel could not be judged, or an --oracle applied to no case.
+    With --shard each machine has a seed of its own, made of the one given. Several --python share the budget, and what
+    is found in one of these environments is run in the others.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.startup import CampaignRequest
+    from attnfuzz.campaign.request import CampaignRequest
     from attnfuzz.isolation.pythons import examine_all
 
-    if shard is not None and seed is not None:
-        given, seed = seed, shard.own(seed)
+    if shard is not None and (given := asked["seed"]) is not None:
+        asked["seed"] = seed = shard.own(given)
         if seed != given and not quiet:
             click.echo(f"{shard}: seed {seed}, made of {given}")
     with refusing():
         request = CampaignRequest(
             kernels=(*kernels, *compositions) or ("*",),
             started=started,
-            budget_s=budget,
-            workers=workers,
-            device=device,
-            seed=seed,
-            oracles=oracles,
-            save_folder=usable_save_folder(save_dir),
-            fail_fast=fail_fast,
-            tolerance=tolerance,
-            pedantic=pedantic,
-            max_seq_len=max_seq_len,
-            max_seqs=max_seqs,
-            against=against,
+            save_folder=usable_save_folder(save_folder),
+            **asked,
         )
         environments = examine_all(pythons)
         if resume and len(environments) > 1:
@@ -213,7 +188,7 @@ def _resumed(request: CampaignRequest, *, trust: bool) -> CampaignRequest:
 
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    return resumed(request, load_state(), given={_FIELDS.get(name, name) for name in given}, trust=trust)
+    return resumed(request, load_state(), given=given, trust=trust)
 
 
 def usable_save_folder(given: Path | None) -> Path:
@@ -225,7 +200,7 @@ def usable_save_folder(given: Path | None) -> Path:
     from attnfuzz.own_files import why_not_made
 
     folder = given or Path(DEFAULT_FOLDER)
-    refuse_untyped_links(folder, "save_dir", "--save-dir")
+    refuse_untyped_links(folder, "save_folder", "--save-dir")
     if folder.is_file():
         raise Refusal(f"--save-dir {str(folder)!r} is a file; name a folder")
     if given is not None and (error := why_not_made(given)) is not None:

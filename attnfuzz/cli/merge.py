@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.saved.merging import MergedFolder, SavedBug
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.declared_numerics import Tolerance
@@ -27,33 +26,38 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    "save_dir",
+    "save_folder",
     type=FILE,
     help="The folder that gets the result; what it holds already is merged too  [default: regressions]",
 )
-@click.option("--verify/--no-verify", default=True, help="Run every case that is kept; not on a machine without a GPU.")
+@click.option(
+    "--verify/--no-verify", default=True, help="Run every case that is kept, or none: where a GPU is missing."
+)
 @TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @TOLERANCE
 @profile_option("device", "tolerance", "regressions")
 def command(
-    paths: tuple[Path, ...], save_dir: Path | None, verify: bool, trust: bool, device: str, tolerance: Tolerance
+    paths: tuple[Path, ...], save_folder: Path | None, verify: bool, trust: bool, device: str, tolerance: Tolerance
 ) -> Outcome:
     """Bring what several machines saved (DIRs, or single files) together in one folder.
 
-    Of each bug the smallest case is kept that still fails when it is run here. A case that fails no longer is put aside
-    in the subfolder "passing". The DIRs are only read. The exit status is 1 if a kept case fails, or was not verified.
+    The command keeps the smallest case of each bug that still fails when it is run here, and puts cases that fail no
+    longer aside in the subfolder "passing". It only reads the DIRs. The exit status is 1 if a kept case fails, or was
+    not verified.
     """
     with refusing():
         from attnfuzz.corpus import DEFAULT_FOLDER, regression_files
         from attnfuzz.report.saved_cases import print_merged
         from attnfuzz.report.terminal import make_console
 
-        output = save_dir or Path(DEFAULT_FOLDER)
+        output = save_folder or Path(DEFAULT_FOLDER)
         _check_output(output, paths)
         given = read_saved(regression_files(paths))
         own = read_saved(regression_files([output]) if output.exists() else [])
-        with _runner(device, tolerance, needed=verify and bool(given)) as runner:
+        from attnfuzz.judging.runner import Runner
+
+        with Runner(device=device, tolerance=tolerance) if verify and given else nullcontext() as runner:
             rows = _merge([*own, *given], output, runner, trust=trust)
     print_merged(make_console(), rows, files=len(given), folders=len(paths), output=output, verified=verify)
     return Outcome(judged=None, failed=any(row.counts for row in rows))
@@ -61,7 +65,7 @@ def command(
 
 def _check_output(output: Path, paths: Sequence[Path]) -> None:
     """Refuse what would change a folder that is to be merged, or cannot be written. Raises Refusal."""
-    refuse_untyped_links(output, "save_dir", "-o")
+    refuse_untyped_links(output, "save_folder", "-o")
     if output.exists() and not output.is_dir():
         raise Refusal(f"-o {str(output)!r} is a file; name a folder")
     place = output.resolve()
@@ -73,33 +77,20 @@ def _check_output(output: Path, paths: Sequence[Path]) -> None:
             )
 
 
-@contextmanager
-def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runner | None]:
-    if not needed:
-        yield None
-        return
-    from attnfuzz.judging.runner import Runner
-
-    with Runner(device=device, tolerance=tolerance) as runner:
-        yield runner
-
-
 def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None, *, trust: bool) -> list[Merged]:
-    from attnfuzz.campaign.saved.merging import MergedFolder, tell_apart
+    from attnfuzz.campaign.saved.merging import Checked, MergedFolder, check_again, tell_apart
+    from attnfuzz.report.saved_cases import Merged
 
+    rows = []
     folder = MergedFolder(output, device=runner.device_name if runner is not None else "")
     try:
-        return [_merge_one(bug, folder, runner, trust=trust) for bug in tell_apart(saved)]
+        for bug in tell_apart(saved):
+            unchecked = Checked(bug.files[0], "unverified")
+            checked = unchecked if runner is None else check_again(bug, runner, trust=trust)
+            rows.append(Merged(bug, checked, folder.keep(bug, checked)))
     except OSError as error:
         raise Refusal(
             f"{str(output)!r} cannot be written ({error.strerror}); name a folder that can with -o: the merged folders "
             "are as they were"
         ) from error
-
-
-def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None, *, trust: bool) -> Merged:
-    from attnfuzz.campaign.saved.merging import Checked, check_again
-    from attnfuzz.report.saved_cases import Merged
-
-    checked = check_again(bug, runner, trust=trust) if runner is not None else Checked(bug.files[0], "unverified")
-    return Merged(bug, checked, folder.keep(bug, checked))
+    return rows

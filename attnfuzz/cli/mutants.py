@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, SHARD, Shard, duration, number_of_workers, writable_file
 from attnfuzz.cli.outcome import SHOWN, Outcome
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, write_asked
 
 if TYPE_CHECKING:
     from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
-
-
-_MAX_SHARDS = 1000
 
 
 def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -29,34 +26,25 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     return value
 
 
-def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
-    """``2/3``: number and count."""
-    number, _, count = value.partition("/")
-    if not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count) <= _MAX_SHARDS:
-        raise click.BadParameter(
-            f"{value!r} must be NUMBER/COUNT with 1 <= NUMBER <= COUNT <= {_MAX_SHARDS}, such as 1/2", ctx, param
-        )
-    return int(number), int(count)
-
-
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, required=True, metavar="KERNEL...")
-@click.option("--budget", callback=duration, default="30s", show_default=True, help="Of the hunt for each mutant.")
-@click.option("--jobs", callback=number_of_workers, default="auto", show_default=True, help="Mutants at a time.")
 @click.option(
-    "--with", "with_command", metavar="COMMAND", help="Have a test command kill: 'pytest tests/test_mine.py'."
+    "--budget", "budget_s", callback=duration, default="30s", show_default=True, help="Of the hunt for each mutant."
 )
+@click.option("--jobs", callback=number_of_workers, default="auto", show_default=True, help="Mutants at a time.")
+@click.option("--with", "command", metavar="COMMAND", help="Have a test command kill: 'pytest tests/test_mine.py'.")
 @click.option(
     "--equivalent",
+    "equivalents",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="List of mutants that nothing can find  [default: equivalent_mutants.toml beside the source]",
 )
-@click.option("--check-equivalent", is_flag=True, help="Hunt these too, to see that nothing finds them.")
+@click.option(
+    "--check-equivalent", "check_equivalents", is_flag=True, help="Hunt these too, to see that nothing finds them."
+)
 @click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
 @click.option("--mutant", "ids", multiple=True, metavar="ID", help="Only this mutant.")
-@click.option(
-    "--shard", default="1/1", metavar="NUMBER/COUNT", callback=_shard, help="Only one of equal parts of all mutants."
-)
+@SHARD
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
@@ -70,22 +58,13 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @click.option("--list", "only_list", is_flag=True, help="Print the mutants and run none.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 def command(
-    kernels: tuple[str, ...],
-    budget: float,
-    jobs: int | None,
-    with_command: str | None,
-    equivalent: Path | None,
-    check_equivalent: bool,
-    operators: tuple[str, ...],
-    ids: tuple[str, ...],
-    shard: tuple[int, int],
-    seed: int,
-    device: str,
     json_file: Path | None,
     output: Path | None,
     earlier: Path | None,
     only_list: bool,
     quiet: bool,
+    shard: Shard | None,
+    **asked: Any,
 ) -> Outcome:
     """Change the Triton code of KERNELs, one small bug at a time, and tell which of these mutants are found.
 
@@ -94,19 +73,8 @@ def command(
     """
     from attnfuzz.mutation.measurement import MutantsRequest
 
-    request = MutantsRequest(
-        kernels=kernels,
-        budget_s=budget,
-        jobs=jobs,
-        device=device,
-        seed=seed,
-        operators=operators,
-        ids=ids,
-        shard=shard,
-        command=with_command,
-        equivalents=equivalent,
-        check_equivalents=check_equivalent,
-    )
+    part = (shard.number, shard.of) if shard is not None and shard.of is not None else (1, 1)
+    request = MutantsRequest(shard=part, **asked)
     if only_list:
         return _list(request)
     if earlier is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from attnfuzz.oracles.registry import KNOWN, NAME_PATTERN, ORACLES
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import Earlier
     from attnfuzz.config import Settings
+    from attnfuzz.declaration import Declaration
     from attnfuzz.problems.declared_numerics import FixedTolerance, Tolerance
 
 
@@ -164,6 +165,21 @@ def writable_file(ctx: click.Context, param: click.Parameter, value: Path | None
     return value
 
 
+def of_engines(load: Callable[[Sequence[str]], list[Declaration]]) -> tuple[list[Declaration], list[str]]:
+    """The kernels of all engines that are installed, and a sentence for each that is not."""
+    from attnfuzz.adapters import engines
+    from attnfuzz.declaration import KernelLoadError
+
+    found: list[Declaration] = []
+    absent: list[str] = []
+    for engine in engines():
+        try:
+            found += load([f"{engine}:*"])
+        except KernelLoadError as error:
+            absent.append(str(error))
+    return found, absent
+
+
 def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:
     """Raise Refusal for a link on the way to ``folder``, which is to be written to, unless the user typed its name.
 
@@ -181,7 +197,7 @@ def refuse_untyped_links(folder: Path, parameter: str, option: str) -> None:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_NAMES = {"regressions": "save_dir", "on": "others"}
+_NAMES = {"budget": "budget_s", "regressions": "save_folder", "on": "others"}
 """Settings whose option is called differently."""
 _AGAINST_NOTHING = "none"
 
@@ -257,8 +273,8 @@ AGAINST = click.option(
     type=FILE,
     callback=_earlier,
     metavar="SUMMARY.json|DIR",
-    help="An earlier --json, or a folder of saved cases: only findings that it does not tell (by kernel and cause; of "
-    "saved cases, the open ones) fail. 'none' for no comparison.",
+    help="An earlier --json, or a folder of saved cases, whose open ones count: findings of the same kernel and cause "
+    "are known, and only new ones fail. 'none' for no comparison.",
 )
 TOLERANCE = click.option(
     "--tolerance",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attnfuzz.cli.options import Shard
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.declared_numerics import Tolerance
-    from attnfuzz.sanitizer.tool import Tool
+    from attnfuzz.sanitizer.running import Tool
 
 
 _NONE = "none"
@@ -76,15 +76,14 @@ def command(
 ) -> Outcome:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
-    Each runs on the kernel it names. The exit status is 1 if any fails, and 2 if one could not be run here, or none
-    was. For a kernel of --on a case is described in another way where that changes nothing else: as another problem, in
-    another layout, without gaps in memory.
-    What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
+    Each runs on the kernel that it names, which must be bundled or lie in this project, unless --kernel or --trust says
+    what is to run. The exit status is 1 if any fails, and 2 if one could not be run here, or none was.
+    A kernel of --on may compute another problem, or take another layout or no gaps in memory: the case is then
+    described in its way.
     A folder that FlashInfer wrote with FLASHINFER_LOGLEVEL=10, or of one call in it, is made into saved cases first.
-    Of what a killed campaign left in .attnfuzz, cases that pass are removed.
-    With several --python each case runs in each of these environments, and where that differs, so it is told.
-    With --shard this machine runs its part of them, which may be none where shards outnumber cases: then it says so,
-    and ends with 0.
+    Cases that a killed campaign left in .attnfuzz are removed if they pass.
+    With several --python each case runs in each of these environments, and differences are told.
+    With --shard this machine runs its part of the cases; where that is none, it says so and ends with 0.
     """
     if pythons and sanitizer:
         raise Refusal("--python does not go with --sanitizer, which starts this environment's Python; leave one out")
@@ -104,10 +103,12 @@ def command(
             console.print(f"{shard}: {len(part)} of {len(saved)} saved cases", soft_wrap=True)
             if not part:
                 console.print("there are more shards than saved cases: nothing is left for this one to run")
-                return _nothing_to_run(json_file)
+                write_asked(("--json", json_file, lambda path: write_replayed(path, [], device="")))
+                return SHOWN  # others run them all, so this one has missed nothing
             saved = part
         results = []
-        on = _other_kernels(others, instead=bool(kernels))
+        is_typed = click.get_current_context().get_parameter_source("others") is ParameterSource.COMMANDLINE
+        on = [one for one in others if one != _NONE and (is_typed or not kernels)]  # the project's go with its own
         environments: list[Python | None] = [*examine_all(pythons)]
         for python in environments or [None]:
             print_environment(console, python)
@@ -134,20 +135,6 @@ def command(
         failed=any(one.is_unexpected if known else one.failed for one in results),
         missed=any(one.is_missed for one in results),
     )
-
-
-def _nothing_to_run(json_file: Path | None) -> Outcome:
-    """The outcome of a shard without cases: others run them all, so this one has missed nothing."""
-    from attnfuzz.report.saved_cases import write_replayed
-
-    write_asked(("--json", json_file, lambda path: write_replayed(path, [], device="")))
-    return SHOWN
-
-
-def _other_kernels(named: tuple[str, ...], *, instead: bool) -> tuple[str, ...]:
-    """Those of --on. Where --kernel says what runs ``instead``, the project's settings add none."""
-    is_typed = click.get_current_context().get_parameter_source("others") is ParameterSource.COMMANDLINE
-    return tuple(one for one in named if one != _NONE and (is_typed or not instead))
 
 
 def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[SavedCase]:

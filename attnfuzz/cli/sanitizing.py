@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from attnfuzz.cli.output import Refusal
 from attnfuzz.oracles import registry
-from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
+from attnfuzz.sanitizer.running import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import Replayed, SavedCase
@@ -23,15 +22,6 @@ SANITIZER = click.option(
     type=click.Choice(TOOLS),
     help="Run kernels under this tool of NVIDIA's compute-sanitizer, and nothing but the tool judges. Far slower.",
 )
-
-
-@contextmanager
-def refusing_sanitizer() -> Iterator[None]:
-    """Where the tool is missing, or cannot work, one sentence."""
-    try:
-        yield
-    except SanitizerUnavailable as error:
-        raise Refusal(f"--sanitizer: {error}") from error
 
 
 def replay_sanitized(
@@ -51,16 +41,17 @@ def replay_sanitized(
     from attnfuzz.sanitizer.running import Sanitizer
     from attnfuzz.verdict import Verdict
 
-    with refusing_sanitizer():
+    def run(regression: Regression, declaration: Declaration, runner: Runner) -> SavedRun:
+        del runner  # its executors are not those that are sanitized
+        case = adapt_options(regression.case, declaration.options)
+        failure = judge_sanitized(sanitizer, declaration, case, preceding_for(declaration, regression))
+        return SavedRun(Verdict(failure=failure), failed=int(failure is not None), runs=1)
+
+    try:
         sanitizer = Sanitizer(tool, device=runner.device)
-
-        def run(regression: Regression, declaration: Declaration, runner: Runner) -> SavedRun:
-            del runner  # its executors are not those that are sanitized
-            case = adapt_options(regression.case, declaration.options)
-            failure = judge_sanitized(sanitizer, declaration, case, preceding_for(declaration, regression))
-            return SavedRun(Verdict(failure=failure), failed=int(failure is not None), runs=1)
-
         yield from replay(saved, runner, kernels=kernels, on=on, trust=trust, run=run)
+    except SanitizerUnavailable as error:  # where the tool is missing, or cannot work
+        raise Refusal(f"--sanitizer: {error}") from error
 
 
 def found_by_others(saved: Sequence[SavedCase]) -> str:

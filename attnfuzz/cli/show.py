@@ -38,7 +38,7 @@ def show_command(case: Path, verbose: bool) -> Outcome:
 def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
     """List KERNELs (all bundled ones by default) with their problems and options.
 
-    Of an engine's kernels that cannot be had on this machine it says why, and what they need.
+    For kernels of an engine that cannot run on this machine it says why, and what they need.
     """
     with refusing():
         from attnfuzz.judging.runner import Runner
@@ -46,7 +46,7 @@ def list_command(kernels: tuple[str, ...], verbose: bool) -> Outcome:
         from attnfuzz.report.terminal import make_console
 
         with Runner() as runner:
-            declarations, absent = runner.listed(list(kernels) or ["*"])
+            declarations, absent = runner.kernels.listed(list(kernels) or ["*"])
     print_kernels(make_console(), declarations, absent, verbose=verbose)
     return SHOWN
 

@@ -12,8 +12,6 @@ from attnfuzz.cli.output import refusing, while_anyone_reads
 if TYPE_CHECKING:
     from attnfuzz.testing.tolerances import Suite
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.option("--seq-len", type=click.IntRange(2, 1 << 16), default=512, show_default=True)
@@ -39,9 +37,9 @@ def command(
 ) -> Outcome:  # fmt: skip
     """Print what the tolerances of engines' suites let through, and how often they fail a right kernel.
 
-    Decode of one sequence with numbers from N(0, 1), as suites draw them, for the derived error bound and for each
-    tolerance: in how many draws the result of a right kernel fails, and in how many that of a wrong one passes, which
-    gives zeros, leaves out the last token, or has a scale that is 1 % too large. Nothing is run but PyTorch.
+    It decodes one sequence with numbers from N(0, 1), as suites draw them, and counts for the derived error bound and
+    for each tolerance in how many draws a right kernel fails, and in how many a wrong one passes: one that gives zeros,
+    leaves out the last token, or has a scale that is 1 % too large. It runs PyTorch only.
     """
     from attnfuzz.testing.tolerances import MISTAKES, SUITES, Setting, weigh
 

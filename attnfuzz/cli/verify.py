@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -32,7 +32,12 @@ _UNPACKED = "attnfuzz-solution-"
 @click.command()
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option(
-    "--budget", callback=duration, default="60s", show_default=True, help="Time to search, start-up not included."
+    "--budget",
+    "budget_s",
+    callback=duration,
+    default="60s",
+    show_default=True,
+    help="Time to search, start-up not included.",
 )
 @click.option(
     "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
@@ -40,46 +45,36 @@ _UNPACKED = "attnfuzz-solution-"
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and told by default.")
 @click.option("--pedantic", is_flag=True, help="Leave nothing out that the kernel does not declare away.")
-@click.option("--save-dir", type=FILE, help="Write the counterexample there, and a script that shows it.")
+@click.option(
+    "--save-dir", "save_folder", type=FILE, help="Write the counterexample there, and a script that shows it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document (attnfuzz.verify/1) and nothing else.")
-def command(
-    file: str,
-    budget: float,
-    workers: int | None,
-    device: str,
-    seed: int | None,
-    pedantic: bool,
-    save_dir: Path | None,
-    as_json: bool,
-) -> Outcome:
+def command(file: str, save_folder: Path | None, as_json: bool, **asked: Any) -> Outcome:
     """Judge one kernel, written by whomever, and end with 0 if it passes, 1 if it fails, 2 if it cannot be judged.
 
     FILE is a Python file with a kernel, or a solution file of FlashInfer-Bench (.json). The search ends at the first
-    finding that counts, once its case is small. What the file leaves undeclared is found out first, as explore does,
-    but less is forgiven: what the kernel refuses is left out, and told; wrong numbers for a page size and lowered
-    precision are not. Nothing is written but what --save-dir asks for.
+    finding that counts, once its case is small. Where the file declares nothing, the search finds out what the kernel
+    takes, and is stricter than explore: it leaves out and names what the kernel refuses, but wrong numbers for a page
+    size and lowered precision are failures. It writes only what --save-dir asks for.
     """
     started = time.monotonic()
+    from attnfuzz.campaign.request import CampaignRequest
     from attnfuzz.campaign.result import Reporter
-    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
+    from attnfuzz.campaign.startup import run_campaign
 
     outcome = Outcome(judged=0)
     try:
-        if save_dir is not None:
-            usable_save_folder(save_dir)
+        if save_folder is not None:
+            usable_save_folder(save_folder)
         with refusing(), _kernel_of(file) as target, tempfile.TemporaryDirectory(prefix="attnfuzz-verify-") as scratch:
             request = CampaignRequest(
                 kernels=(target,),
                 started=started,
-                budget_s=budget,
                 save_folder=Path(scratch, "found"),
-                workers=workers,
-                device=device,
-                seed=seed,
                 fail_fast=True,
-                pedantic=pedantic,
                 verifying=True,
                 asks_first=True,
+                **asked,
             )
             result = run_campaign(request, Reporter(), state_folder=Path(scratch))
             outcome = outcome_of(result)
@@ -87,7 +82,7 @@ def command(
                 outcome = replace(outcome, signal=None)
             elif outcome.status or result.unbuilt:
                 raise Refusal(why_not_judged(result))
-            _tell(result, file, target, save_dir, as_json=as_json)
+            _tell(result, file, target, save_folder, as_json=as_json)
     except Undelivered:
         raise
     except Refusal as refusal:

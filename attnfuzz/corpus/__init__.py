@@ -1,6 +1,6 @@
 """Saved findings: what a regression file holds, reading and writing it, and where the files lie. Torch-free."""
 
-from attnfuzz.corpus.folder import DEFAULT_FOLDER, regression_files
+from attnfuzz.corpus.folder import DEFAULT_FOLDER, regression_files, regression_name, write_regression
 from attnfuzz.corpus.reading import RegressionError, decode_regression, load_regression
 from attnfuzz.corpus.regression import (
     MAX_PRECEDING,
@@ -10,7 +10,6 @@ from attnfuzz.corpus.regression import (
     current_environment,
     encode_regression,
 )
-from attnfuzz.corpus.writing import regression_name, write_regression
 
 __all__ = [
     "DEFAULT_FOLDER",

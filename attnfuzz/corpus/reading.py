@@ -95,20 +95,15 @@ def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LI
     _check_format(document, source)
     try:
         envelope = msgspec.convert(document, type=_OpenEnvelope if "fields" in document else _Envelope)
-        problem = _problem_of(envelope)
+        problem: Problem = envelope.problem
+        if isinstance(envelope, _OpenEnvelope):
+            problem = OpenProblem(place=envelope.problem, fields=envelope.fields)
     except msgspec.ValidationError as error:
         raise RegressionError(what_is_wrong(error, document, "$", source)) from error
     except ValueError as error:
         raise RegressionError(f"{source}: {error} - at `$.fields`; correct them or restore the file") from error
     _check_kernel(envelope.kernel, source)
     return _with_cases(envelope, problem, source, limit_bytes)
-
-
-def _problem_of(envelope: _Envelope) -> Problem:
-    """Raises ValueError for fields that no problem has."""
-    if isinstance(envelope, _OpenEnvelope):
-        return OpenProblem(place=envelope.problem, fields=envelope.fields)
-    return envelope.problem
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:

@@ -147,13 +147,10 @@ def _checked_path(text: str) -> PurePosixPath:
     """A path that stays in the folder, and that every file system can have."""
     path = PurePosixPath(text)
     parts = text.split("/")
-    if len(text) > _MOST_PATH or len(parts) > _MOST_PARTS or not all(map(_is_plain, parts)):
+    are_plain = all(_PART.fullmatch(part) and part not in (".", "..") for part in parts)
+    if len(text) > _MOST_PATH or len(parts) > _MOST_PARTS or not are_plain:
         raise ValueError(
             f"sources have the path {text!r:.120}, which must be a relative path of ASCII letters, digits and ._+- "
             f"without '..', of at most {_MOST_PATH} characters"
         )
     return path
-
-
-def _is_plain(part: str) -> bool:
-    return bool(_PART.fullmatch(part)) and part not in (".", "..")

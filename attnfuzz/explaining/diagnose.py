@@ -246,7 +246,8 @@ class _Rows:
         self.case: Any = reference.case
         self.comparisons = comparisons
         self._poison = poison
-        is_wrong, is_asked = _rows_where(comparisons, lambda one: one.ratio > 1), _rows_where(comparisons, _is_asked)
+        is_wrong = _rows_where(comparisons, lambda one: one.ratio > 1)
+        is_asked = _rows_where(comparisons, lambda one: ~one.expected.isnan())  # of rows that read NaN nothing is
         self._wrong = is_wrong.nonzero().tolist()
         self._right = (~is_wrong & is_asked).nonzero().tolist()
 
@@ -488,10 +489,11 @@ class Survivors:
         if row is None:
             return
         mistakes = {one.mistake for one in self.causes if not one.rounding}
-        said = {key: match.cause for key, match in _matched(row, mistakes).items()}
+        replayed = list(_replays(row, mistakes))
+        said = {key: match.cause for key, match in _matched(row, replayed).items()}
         for one in list(said.values()):
             said.setdefault((one.mistake, _ANYHOW), msgspec.structs.replace(one, way=_ANYHOW))
-        for made in _replays(row, mistakes):
+        for made in replayed:
             for i, way in enumerate(made.ways):
                 said.setdefault((made.cause, way), made.as_cause(i))
         self.causes = tuple(
@@ -592,9 +594,9 @@ def _replays(row: AveragedRow, mistakes: Collection[str] | None = None) -> Itera
             yield from one.made(row)
 
 
-def _matched(row: AveragedRow, mistakes: Collection[str] | None = None) -> dict[Key, Match]:
+def _matched(row: AveragedRow, replayed: Iterable[Family]) -> dict[Key, Match]:
     found: dict[Key, Match] = {}
-    for match in matches(row, _replays(row, mistakes)):
+    for match in matches(row, replayed):
         found.setdefault(_key(match.cause), match)
     return found
 
@@ -609,7 +611,7 @@ def given_by_all(rows: Sequence[AveragedRow]) -> tuple[Cause, ...]:
 def _given_by_all(wrong: Sequence[AveragedRow]) -> dict[Key, Match]:
     """The mistakes that give all these rows, as they are told of the first that tells anything."""
     first, *others = sorted(wrong, key=_says_little)
-    every = _matched(first)
+    every = _matched(first, _replays(first))
     if found := _kept_by_all(others, every):
         return found
     anyhow = {(mistake, _ANYHOW): match for (mistake, _), match in every.items() if mistake in _OF_SEVERAL_PLACES}
@@ -643,10 +645,10 @@ def _is_zero(row: AveragedRow) -> bool:
 def _kept_by(row: AveragedRow, keys: Iterable[Key]) -> set[Key]:
     """Which of the mistakes give a row, or say nothing of it."""
     wanted = set(keys)
-    mistakes = {mistake for mistake, _ in wanted}
-    found = set(_matched(row, mistakes))
+    replayed = list(_replays(row, {mistake for mistake, _ in wanted}))
+    found = set(_matched(row, replayed))
     found |= {(mistake, _ANYHOW) for mistake, _ in found}
-    return wanted & (found | silent(row, _replays(row, mistakes)))
+    return wanted & (found | silent(row, replayed))
 
 
 def _refuted_by(right: Sequence[AveragedRow], keys: Iterable[Key]) -> set[Key]:
@@ -728,11 +730,6 @@ def _rows_where(comparisons: list[Comparison], holds: Callable[[Comparison], Ten
         if one.name in ("out", "output", "lse", "output_lse"):
             found = found | (mask if mask.dim() == 2 else mask.any(-1))
     return found
-
-
-def _is_asked(one: Comparison) -> Tensor:
-    """Where there is a right result: not in rows that read NaN."""
-    return ~one.expected.isnan()
 
 
 def past_the_end_within_bounds(

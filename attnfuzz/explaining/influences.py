@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Int64
@@ -54,8 +53,10 @@ def _beyond(stretch: str, remaining: Int64[Tensor, " n"], stretch_of: Callable[[
 
 def table_influences(reruns: Reruns) -> Iterator[Influence]:
     """Integers beside the elements of a tensor, and unused entries of the block table, that change the result."""
+    blocks = int(reruns.inputs.k_cache.shape[0]) if hasattr(reruns.inputs, "k_cache") else 1
     for name, (words, dead) in reruns.dead_integers().items():
-        other = 1 if name == "seq_lens" else _other_page(reruns)
+        # one past a single page lies in the red zone, which can be read
+        other = 1 if name == "seq_lens" else max(1, blocks - 1)
 
         def change(chosen: Int64[Tensor, " n"], words: Tensor = words, dead: Tensor = dead, other: int = other) -> None:
             words[dead[chosen.to(dead.device)]] = other
@@ -126,11 +127,6 @@ def _rows_that_differ(one: Results, other: Results, reruns: Reruns) -> Rows:
     return frozenset(differs.nonzero()[:, 0].tolist())
 
 
-def _other_page(reruns: Reruns) -> int:
-    blocks = reruns.inputs.k_cache.shape[0] if hasattr(reruns.inputs, "k_cache") else 1
-    return int(blocks) - 1 if blocks > 1 else 1  # one past a single page lies in the red zone, which can be read
-
-
 def _unused_entries(reruns: Reruns, case: PagedDecodeCase) -> Iterator[Influence]:
     columns = case.max_blocks_per_seq
     unused = [seq * columns + i for seq in range(case.num_seqs) for i in range(case.blocks_of(seq), columns)]
@@ -171,7 +167,10 @@ def _foreign(
             limit = torch.finfo(slots.dtype).max
             bits(slots)[a, b, c] = bits(turned.clamp(-limit, limit).to(slots.dtype))
 
-        yield partial(_place_name, places, tensor_name, query.seq), others, negate
+        def name(place: int, what: str = tensor_name) -> str:
+            return f"{what} of {places.name(place, reader=query.seq)}"
+
+        yield name, others, negate
     queries = [other for other in range(case.num_rows * case.num_q_heads) if other != row]
 
     def turn(chosen: Int64[Tensor, " n"]) -> None:
@@ -180,10 +179,6 @@ def _foreign(
             reruns.inputs.q[other, head] = 1 - 2 * reruns.inputs.q[other, head]
 
     yield lambda other: f"the query of {row_name(case, other)}", queries, turn
-
-
-def _place_name(places: Places, what: str, reader: int, place: int) -> str:
-    return f"{what} of {places.name(place, reader=reader)}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,8 @@ def find_unwritten(reruns: Reruns) -> Unwritten:
         if bool(differs.any()):
             held = holds_prefill(other[name], "nan") & holds_prefill(third[name], "low")
             what = "is not written" if torch.equal(held, differs) else "is made of memory that was never written"
-            lines.append(f"{name}{_where(name, differs, reruns.case)} {what}")
+            where = _along(differs, axes_of(name, reruns.case))
+            lines.append(f"{name}[{where}] {what}" if where else f"{name} {what}")
             if name in ("lse", "output_lse") and bool((held & differs).all()):
                 lacks_lse = True
             else:
@@ -233,11 +229,6 @@ def _workspaces(reruns: Reruns) -> Iterator[str]:
             dtype = str(workspace.dtype).removeprefix("torch.")
             where = _along(held, axes) or "some elements"
             yield f"not written in its workspace {shape_of(dtype, workspace.shape)}: {where}"
-
-
-def _where(name: str, differs: Bool[Tensor, "..."], case: Case) -> str:
-    where = _along(differs, axes_of(name, case))
-    return f"[{where}]" if where else ""
 
 
 def _along(differs: Bool[Tensor, "..."], axes: tuple[str, ...]) -> str:

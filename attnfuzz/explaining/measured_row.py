@@ -200,7 +200,9 @@ def read_row(row: MeasuredRow) -> Reading | None:
         return lse_alone(row.weights, row.number)
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
-    texts = [*_gained(row), *_lost(row)]
+    texts = list(_gained(row))
+    if lost := clearly_wrong(row, row.places, row.weights).lost:
+        texts.append(f"{_have(row, lost)} weight 0, expected {weight(row.expected[row.own[lost]].sum())}")
     return Reading("; ".join(texts), "tokens") if texts else _factor(row) or _largest_errors(row)
 
 
@@ -215,12 +217,6 @@ def _gained(row: MeasuredRow) -> Iterator[str]:
     shown = [f"{row.places.name(one, reader=row.seq)} has weight {weight(row.got[one])}" for one in others[:_SHOWN]]
     if others:
         yield f"{', '.join([*shown, '...'][: len(others)])}, expected 0"
-
-
-def _lost(row: MeasuredRow) -> Iterator[str]:
-    """Tokens that have no weight."""
-    if lost := clearly_wrong(row, row.places, row.weights).lost:
-        yield f"{_have(row, lost)} weight 0, expected {weight(row.expected[row.own[lost]].sum())}"
 
 
 def _have(row: MeasuredRow, positions: list[int]) -> str:

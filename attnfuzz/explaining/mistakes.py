@@ -106,16 +106,6 @@ class Replay:
         return self.out.isnan().any(1) & self.lse_of(row).isnan()
 
 
-def _nowhere(i: int) -> tuple[tuple[int, int], ...]:
-    del i
-    return ()
-
-
-def _no_rule(i: int) -> str:
-    del i
-    return ""
-
-
 @dataclass(frozen=True)
 class Family(Replay):
     """A mistake made in several ways: `out[i]` and `lse[i]` are what way `i` gives, which `words(i)` tells of this row.
@@ -126,8 +116,8 @@ class Family(Replay):
 
     ways: Sequence[str]
     words: Callable[[int], str]
-    tokens: Callable[[int], tuple[tuple[int, int], ...]] = _nowhere
-    rule: Callable[[int], str] = _no_rule
+    tokens: Callable[[int], tuple[tuple[int, int], ...]] = lambda _: ()
+    rule: Callable[[int], str] = lambda _: ""
 
     def as_cause(self, i: int) -> Cause:
         """Way `i`."""

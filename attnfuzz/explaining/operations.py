@@ -183,7 +183,9 @@ class _Roles:
             if sum(operand in self.loaded for operand in one.operands) > 1 and self._ends_as_score(one)
         }
         """Of two inputs: q and k, element by element or as matrices."""
-        self.multiplied = graph.after({one for one in self.products if one.kind == "mul"}, _is_moved)
+        self.multiplied = graph.after(
+            {one for one in self.products if one.kind == "mul"}, lambda user, _: user.kind in _MOVES
+        )
         """Single products, not added up."""
         self.scores = {one for one in graph.after(self.products) if one not in self.weights} - self.multiplied
         self.scores &= self._becoming_weights
@@ -244,10 +246,6 @@ def _sources(one: Operation) -> Found:
                 seen.add(operand)
                 open_.append(operand)
     return found
-
-
-def _is_moved(user: Operation, _: Operation) -> bool:
-    return user.kind in _MOVES
 
 
 def _rounding(found: Found) -> Found:

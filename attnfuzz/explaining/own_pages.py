@@ -27,8 +27,6 @@ from attnfuzz.problems.fields import Integer, Seed
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.verdict import PAST_THE_END, Cause
 
-__all__ = ["misread"]
-
 _OTHER_SEEDS = (1, 2)
 _MORE = (5, 40)
 """Of what is counted, as the keys of a window, in cases that tell mistakes apart: part of a sequence, and all of it."""

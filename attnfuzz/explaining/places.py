@@ -107,7 +107,8 @@ class Places:
         freed = [seq for seq, pages in enumerate(self._freed_pages()) if a in pages]
         if freed:
             return f"which was freed behind the window of sequence {freed[0]}"
-        ends = [seq for seq, page in enumerate(self._last_pages()) if page == a]
+        rows = physical_pages(self.case) if isinstance(self.case, PagedDecodeCase) else ()
+        ends = [seq for seq, row in enumerate(rows) if row and row[-1] == a]
         return f"past the end of sequence {ends[0]}" if ends else "which no sequence owns"
 
     def _freed_pages(self) -> list[tuple[int, ...]]:
@@ -116,10 +117,6 @@ class Places:
         block_size = self.case.block_size
         rows = zip(physical_pages(self.case), freed_tokens(self.case), strict=True)
         return [row[: count // block_size] for row, count in rows]
-
-    def _last_pages(self) -> list[int]:
-        rows = physical_pages(self.case) if isinstance(self.case, PagedDecodeCase) else ()
-        return [row[-1] if row else -1 for row in rows]
 
 
 def value_tensors(inputs: Any) -> tuple[Float[Tensor, "..."], ...]:
@@ -163,7 +160,9 @@ def _inside(reruns: Reruns, places: Places, region: Region, element: int) -> tup
             index = _index_in(view, region, element)
             if index is not None:
                 a, b = index[:2]
-                return f"{what}, {a}", f"{what} of {places.slot_name(a, b)}, {_whose(places.contents(a, b))}"
+                holds = places.contents(a, b)
+                holds = holds if holds.startswith(("which", "past")) else f"which holds {holds}"
+                return f"{what}, {a}", f"{what} of {places.slot_name(a, b)}, {holds}"
     index = _index_in(region.tensor, region, element)
     if index is None:
         gap = f"a gap between the elements of {region.name}"
@@ -172,10 +171,6 @@ def _inside(reruns: Reruns, places: Places, region: Region, element: int) -> tup
         state = f"{region.name} of token {index[0]}, head {index[1]}, an empty state"
         return state, state
     return region.name, f"{region.name}{list(index)}"
-
-
-def _whose(contents: str) -> str:
-    return contents if contents.startswith(("which", "past")) else f"which holds {contents}"
 
 
 def _index_in(view: Tensor, region: Region, element: int) -> tuple[int, ...] | None:

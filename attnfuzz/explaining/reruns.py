@@ -56,7 +56,8 @@ class Reruns:
         self.inputs, self.regions, self._chunks = self._build("finite")
         _, _, poisoned = self._build("nan")
         self._dead = [chunk != other for chunk, other in zip(self._chunks, poisoned, strict=True)]
-        self._calm_integers()
+        for words, dead in self.dead_integers().values():  # a stray length would make a kernel run for ever, a page
+            words[dead] = 0  # id kill it
         self.keep()
 
     def of(self, case: Case) -> Reruns:
@@ -120,8 +121,9 @@ class Reruns:
         found = []
         for i, dead in enumerate(self._dead):
             floats = dead.clone()
-            for region in self._integers(i):
-                floats[self._with_zones(region)] = False
+            for region in self.regions:
+                if region.chunk == i and region.tensor.dtype is torch.int32:
+                    floats[self._with_zones(region)] = False
             found.append(floats.view(-1, UNIT).all(-1).nonzero()[:, 0] + self._first_unit(i))
         return torch.cat(found).cpu()
 
@@ -173,14 +175,6 @@ class Reruns:
         arena = Arena(self.device, poison=poison, prefill="finite", capacity=capacity, source=source)
         inputs = self.problem.build(self.case, arena, self.kernel.declaration.supports, self.values)
         return inputs, arena.regions, chunks
-
-    def _calm_integers(self) -> None:
-        """A stray length would make a kernel run for ever, and a stray page id kill it."""
-        for words, dead in self.dead_integers().values():
-            words[dead] = 0
-
-    def _integers(self, chunk: int) -> list[Region]:
-        return [region for region in self.regions if region.chunk == chunk and region.tensor.dtype is torch.int32]
 
     def _with_zones(self, region: Region) -> slice:
         start = (region.start - region.zone) // 4 * 4

@@ -152,7 +152,7 @@ class WrongRows:
             rounding.name
             for row in others
             for rounding in self._replay(row)
-            if not rounding.is_finite_at_all or (row.is_right and not _is_left_right(row, rounding))
+            if not rounding.is_finite_at_all or (row.is_right and not bool((rounding.left_open(row) <= REFUTED).any()))
         }
 
     def _fitting(self, fits: Callable[[AttentionRow, Rounding], bool]) -> Sequence[Rounding]:
@@ -231,11 +231,6 @@ def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
     """Whether NaN, inf and -inf stand where the kernel has them, and nowhere else."""
     found = [kind(ways) == kind(got) for kind in (torch.isnan, torch.isposinf, torch.isneginf)]
     return torch.stack(found).all(0).all(-1)
-
-
-def _is_left_right(row: AttentionRow, rounding: Rounding) -> bool:
-    """Whether a row that is right would be nearly that with the rounding, too."""
-    return bool((rounding.left_open(row) <= REFUTED).any())
 
 
 def _is_of_its_size(row: AttentionRow) -> bool:

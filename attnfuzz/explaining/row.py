@@ -90,6 +90,7 @@ class Query:
             "numbered by KV head": self.head % case.num_kv_heads * group + self.head // case.num_kv_heads,
             "the group's first head": first,
             "the group's last head": first + group - 1,
+            "in reverse order": case.num_q_heads - 1 - self.head,
         }
         yield from _others(rules, self.head, case.num_q_heads)
 

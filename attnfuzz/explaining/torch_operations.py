@@ -95,11 +95,7 @@ def _where() -> tuple[SourcePlace | None, object]:
     calls: list[tuple[str, int, int]] = []
     while frame is not None:
         file = frame.f_code.co_filename
-        if _is_kernel_code(file):
+        if not file.startswith("<") and author_of(file) in ("project", "installed"):
             calls.append((file, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
     return (calls[0][:2] if calls else None), tuple(calls)
-
-
-def _is_kernel_code(file: str) -> bool:
-    return not file.startswith("<") and author_of(file) in ("project", "installed")

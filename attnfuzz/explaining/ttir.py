@@ -122,7 +122,8 @@ class Module:
         if read.operation.startswith("tt.func"):
             self._read_arguments(line)
         if match is not None:
-            read.results = [match["name"]] if match["count"] is None else _numbered(match["name"], int(match["count"]))
+            name, count = match["name"], match["count"]
+            read.results = [name] if count is None else [f"{name}#{i}" for i in range(int(count))]
         if read.operation.startswith("scf."):
             self._begin(read, rest)
         else:
@@ -229,10 +230,6 @@ class _Locations:
                 yield from self._places(part)
 
 
-def _numbered(name: str, count: int) -> list[str]:
-    return [f"{name}#{i}" for i in range(count)]
-
-
 def _split_types(types: str) -> list[str]:
     """Of "(f32, tensor<4x!tt.ptr<f16>>)" its two."""
     parts, depth = [""], 0
@@ -297,7 +294,8 @@ def _products(offsets: set[str], module: Module) -> Iterator[SourcePlace]:
         if value is None or value.operation in _LOADS:  # an index that is read is what it is
             continue
         is_product = value.operation == "arith.muli" and not any(_is_constant(one, module) for one in value.operands)
-        if value.place is not None and _is_narrow(value) and (is_product or value.operation == "arith.trunci"):
+        is_narrow = any(one == "i32" or one.endswith("xi32>") for one in value.types)
+        if value.place is not None and is_narrow and (is_product or value.operation == "arith.trunci"):
             yield value.place
         following = [one for one in value.operands if one not in seen]
         seen.update(following)
@@ -309,8 +307,3 @@ def _is_constant(name: str, module: Module) -> bool:
     while value is not None and value.operation in _MOVES:
         value = module.values.get(value.operands[0])
     return value is not None and value.operation in ("arith.constant", "tt.make_range")
-
-
-def _is_narrow(value: Line) -> bool:
-    """Whether it is an integer of 32 bits, or several of them."""
-    return any(one == "i32" or one.endswith("xi32>") for one in value.types)

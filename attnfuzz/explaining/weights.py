@@ -210,6 +210,8 @@ def measure(reruns: Reruns, places: Places) -> Weights:
     else:  # each in a dimension of its own
         found = _weigh(reruns, places, torch.arange(places.count, device="cpu"), constant)
     has_splits = reruns.case.partial_states > 0 and not is_large
+    of_splits = [*empty.values()][1:] if has_splits else []  # the LSE behind the output, if there is one
+    split_lse = natural_lse(reruns.kernel.declaration, of_splits[0]).flatten(0, 1) if of_splits else None
     return Weights(
         got=found.got,
         expected=found.expected,
@@ -220,7 +222,7 @@ def measure(reruns: Reruns, places: Places) -> Weights:
         lse_bound=found.lse_bound,
         dims_differ=_dims_that_differ(reruns, places, None if is_large else found, constant),
         by_split=found.raw if has_splits else None,
-        split_lse=_split_lse(reruns, empty) if has_splits else None,
+        split_lse=split_lse,
     )
 
 
@@ -301,11 +303,6 @@ def _joined(probes: list[Probe], order: Int64[Tensor, " n"]) -> Probe:
         for name in ("got", "expected", "bound", "raw")
     )
     return Probe(got, expected, bound, raw, probes[0].lse, probes[0].lse_bound)
-
-
-def _split_lse(reruns: Reruns, results: dict[str, Tensor]) -> Float64[Tensor, "rows num_splits"] | None:
-    _, *lse = results.values()
-    return natural_lse(reruns.kernel.declaration, lse[0]).flatten(0, 1) if lse else None
 
 
 def _dims_that_differ(

@@ -18,11 +18,9 @@ from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
 from attnfuzz.identity.nearby_cases import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
-from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.cases import AttentionCase, Case, decode_case
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.repeated import plain_values
-
-__all__ = ["Unanswered", "bug_behind", "needs_of"]
 
 _MOST_RUNS = 24
 """Of one question. On a GPU each may have to be compiled, and the next bug waits."""
@@ -91,7 +89,7 @@ def _is_foretold(bug: Bug, suspect: FailingCase, known: KnownBugs, run: _Runs) -
 def _is_cured_by(bug: Bug, suspect: FailingCase, run: _Runs) -> bool:
     """Whether the case passes once it has, besides all of its own, what ``bug`` needs."""
     declaration, case = suspect.declaration, suspect.case
-    smallest = bug.smallest_case(case)
+    smallest = decode_case(case.problem, bug.case) if bug.case else None
     both = [] if smallest is None else crossed(declaration, case, smallest)
     asked = (one for one in both if suspect.features | bug.features <= case_features(declaration, one))
     return any(run(one) is None for one in asked)
@@ -124,15 +122,11 @@ def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, r
         # if the numbers matter, another value may pass since it has others
         for feature in [] if needs_numbers(needed) else sorted(one for one in found.features if one.role == "other"):
             for case in without(feature, declaration, found.case):
-                if all(runs(one) is None for one in _beside_plain_numbers(case)):
+                beside = [case]
+                if isinstance(case, AttentionCase):  # with scores of the order of 1, too: others may hide what is wrong
+                    beside.append(msgspec.structs.replace(case, values=plain_values(case, case.values.seed)))
+                if all(runs(one) is None for one in beside):
                     needed |= {feature}
     except Unanswered:
         pass  # it is told as far as it is known
     return needed
-
-
-def _beside_plain_numbers(case: Case) -> Iterator[Case]:
-    """The case, and one with scores of the order of 1: a value may change all numbers, and hide what is wrong."""
-    yield case
-    if isinstance(case, AttentionCase):
-        yield msgspec.structs.replace(case, values=plain_values(case, case.values.seed))

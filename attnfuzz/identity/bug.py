@@ -9,6 +9,7 @@ the part of the kernel decides that both are about.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
@@ -34,31 +35,10 @@ from attnfuzz.identity.features import (
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT, are_of_what_was_read, are_roundings, mistake_of
 from attnfuzz.oracles.registry import RED_ZONE, OracleName, oracle_of
-from attnfuzz.problems.cases import AttentionCase, Case, decode_case, encode_case
+from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from attnfuzz.problems.feature import Feature, words_of
 from attnfuzz.problems.repeated import plain_values
 from attnfuzz.verdict import KEPT_BETWEEN_CALLS, REPLACED, RESULT, Cause, Failure, SourceLine, ends_process, is_fault
-
-__all__ = [
-    "Bug",
-    "FailingCase",
-    "HasBug",
-    "KnownBugs",
-    "Signature",
-    "Symptom",
-    "are_one",
-    "bugs_shown",
-    "failure_features",
-    "is_alike",
-    "is_leak",
-    "is_refusal",
-    "is_told_of_all",
-    "lacks_lse",
-    "may_be_leak",
-    "may_be_the_machine",
-    "says_it_cannot",
-    "tag_of",
-]
 
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _OF_STATISTICS = (":size", ":lean", ":factor")
@@ -119,11 +99,6 @@ class Symptom:
     def is_fault(self) -> bool:
         """Whether memory was accessed that is not there, or nobody's."""
         return is_fault(self.oracle, self.kind) or (self.oracle == "crash" and self.kind.startswith(_FAULTS))
-
-    @property
-    def is_of_an_access(self) -> bool:
-        """Whether an access to what the kernel must leave alone was seen: whatever it is of, its line is wrong."""
-        return self.is_fault or self.oracle == RED_ZONE.name
 
     @property
     def sort(self) -> str:
@@ -213,7 +188,7 @@ def may_be_leak(failure: Failure) -> bool:
     return failure.oracle == "exception" and failure.kind.split(" ")[0] in _OUT_OF_MEMORY
 
 
-def is_leak(failure: Failure | FindingRecord) -> bool:
+def is_leak(failure: Failure | FindingRecord | Bug) -> bool:
     """Whether the kernel keeps memory with every call."""
     return failure.kind == LEAK
 
@@ -303,6 +278,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     def shown_by(cls, kernel: str, said: Failure | FindingRecord, features: frozenset[Feature], **more: Any) -> Bug:
         """What an oracle tells by what it ``said``, of a case that has ``features``. ``more``: other fields."""
         symptom = Symptom.of(kernel, said)
+        is_of_an_access = symptom.is_fault or symptom.oracle == RED_ZONE.name  # whatever it is of, its line is wrong
         causes = [one.mistake for one in said.causes] if isinstance(said, Failure) else [said.cause]
         return cls(
             kernel=kernel,
@@ -313,7 +289,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             perhaps=frozenset(said.maybe),
             results=_results(said),
             missing=frozenset(said.remedy.items() if isinstance(said, Failure) else ()),
-            line=said.sources[0] if len(said.sources) == 1 and symptom.is_of_an_access else None,
+            line=said.sources[0] if len(said.sources) == 1 and is_of_an_access else None,
             **more,
         )
 
@@ -326,10 +302,6 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     def symptom(self) -> Symptom:
         """Kernel, oracle and kind."""
         return Symptom(self.kernel, self.oracle, self.kind)
-
-    def smallest_case(self, like: Case) -> Case | None:
-        """Its case, of the problem of ``like``; None if it is not known."""
-        return decode_case(like.problem, self.case) if self.case else None
 
     @property
     def is_of_relation(self) -> bool:
@@ -345,11 +317,6 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
     def needs_others(self) -> bool:
         """Whether it shows only after other cases."""
         return NEEDS_PRECEDING in self.features
-
-    @property
-    def is_leak(self) -> bool:
-        """Whether the kernel keeps memory with every call."""
-        return self.kind == LEAK
 
     @property
     def is_of_lse(self) -> bool:
@@ -387,11 +354,6 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
         """Whether runs differ that should not."""
         return not ends_process(self) and (self.flaky or self.oracle in _COMPARE_RUNS)
 
-    @property
-    def is_write_astray(self) -> bool:
-        """Whether something is written around a tensor."""
-        return self.oracle == RED_ZONE.name and self.symptom.kind.startswith("write ")
-
     def predicts(self, seen: Bug) -> bool:
         """Whether a failure that shows as ``seen`` is taken for this bug, without running anything."""
         if self.kernel != seen.kernel:
@@ -410,7 +372,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return True  # whose runs come after others, so that what is kept of them is read
         if self.is_told_apart_from(seen):
             return False
-        if self.is_write_astray and self.symptom == seen.symptom and not (self.rough or self.line or seen.line):
+        is_write_astray = self.oracle == RED_ZONE.name and self.kind.startswith("write ")
+        if is_write_astray and self.symptom == seen.symptom and not (self.rough or self.line or seen.line):
             return True  # around the same tensor, from a line that could not be found: whatever else a case needs
         if self.is_unsteady and (seen.is_unsteady or seen.symptom.is_of_bits):
             return (self.flaky and seen.flaky) or self.features - {NEEDS_PRECEDING} <= seen.features
@@ -550,7 +513,7 @@ class KnownBugs:
 
     def __init__(self, bugs: Iterable[Bug] = ()) -> None:
         self._bugs: dict[str, list[Bug]] = {}
-        self._busy: dict[Symptom, int] = {}
+        self._busy = Counter[Symptom]()
         for bug in bugs:
             self.add(bug)
 
@@ -598,12 +561,8 @@ class KnownBugs:
 
     def set_busy(self, symptom: Symptom, busy: bool) -> None:
         """Note that another worker starts or stops looking into ``symptom``."""
-        count = self._busy.get(symptom, 0) + (1 if busy else -1)
-        if count > 0:
-            self._busy[symptom] = count
-        else:
-            self._busy.pop(symptom, None)
+        self._busy[symptom] += 1 if busy else -1
 
     def is_busy(self, symptom: Symptom) -> bool:
         """Whether another worker looks into ``symptom`` now."""
-        return symptom in self._busy
+        return self._busy[symptom] > 0

@@ -15,8 +15,6 @@ from attnfuzz.explaining.ablation import changes_of
 from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from attnfuzz.problems.supports import Supports, as_written
 
-__all__ = ["differences", "differing", "others_like", "with_fields_of"]
-
 _ABSENT = "contiguous"
 """The strides of a tensor of which a case says nothing."""
 _OTHER_SEED = 0x5EED

@@ -29,22 +29,6 @@ from attnfuzz.problems.choices import CACHE_TENSORS
 from attnfuzz.problems.feature import Feature, Role
 from attnfuzz.problems.supports import Supports
 
-__all__ = [
-    "NEEDS_PRECEDING",
-    "case_features",
-    "essentials",
-    "has_essentials",
-    "is_about",
-    "kernel_parts",
-    "most_specific",
-    "named",
-    "needs",
-    "needs_numbers",
-    "of_last_digits",
-    "unconditional",
-    "widened",
-]
-
 NEEDS_PRECEDING = Feature("preceding cases")
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 

@@ -15,17 +15,6 @@ from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.repeated import repeated
 
-__all__ = [
-    "alternatives",
-    "crossed",
-    "in_other_formats",
-    "nearest_permitted",
-    "simpler_in_one_respect",
-    "strides_swapped",
-    "with_other_numbers",
-    "without",
-]
-
 
 def simpler_in_one_respect(suspect: FailingCase) -> list[Case]:
     """The case with one facet as in the simplest case, for each in turn."""

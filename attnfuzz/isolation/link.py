@@ -203,23 +203,18 @@ class Link:
     def _on_channel(self, events: int) -> None:
         try:
             if events & select.POLLOUT:
-                self._write()
-            if events & ~select.POLLOUT and not self._read():
-                self._lose_channel()
+                self._unsent = self._unsent[self._channel.send(self._unsent) :]
+                if not self._unsent:
+                    self._poller.modify(self._channel, select.POLLIN)
+            if events & ~select.POLLOUT:
+                data = self._channel.recv(_READ_BYTES)
+                self._decoder.feed(data)
+                if not data:
+                    self._lose_channel()
         except BlockingIOError:
             pass
         except OSError:
             self._lose_channel()
-
-    def _write(self) -> None:
-        self._unsent = self._unsent[self._channel.send(self._unsent) :]
-        if not self._unsent:
-            self._poller.modify(self._channel, select.POLLIN)
-
-    def _read(self) -> bool:
-        data = self._channel.recv(_READ_BYTES)
-        self._decoder.feed(data)
-        return bool(data)
 
     def _lose_channel(self) -> None:
         self._ignore(self._channel.fileno())

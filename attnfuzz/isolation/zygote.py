@@ -126,7 +126,9 @@ class ForkServer:
         """Wait for events and handle them; False at the end of the lifeline."""
         for key, _ in self._selector.select():
             if key.fileobj is self._listener:
-                self._accept()
+                connection = ControlConnection(self._listener.accept()[0])
+                self._connections.add(connection)
+                self._selector.register(connection.stream, selectors.EVENT_READ, connection)
             elif key.fileobj is self._wakeup:
                 with contextlib.suppress(BlockingIOError):  # an earlier wake-up has emptied it
                     self._wakeup.recv(4096)
@@ -136,11 +138,6 @@ class ForkServer:
             elif not os.read(self._lifeline, 4096):
                 return False
         return True
-
-    def _accept(self) -> None:
-        connection = ControlConnection(self._listener.accept()[0])
-        self._connections.add(connection)
-        self._selector.register(connection.stream, selectors.EVENT_READ, connection)
 
     def _receive(self, connection: ControlConnection) -> None:
         """Act on one message; a driver that hung up or talks nonsense loses its executor."""
@@ -293,16 +290,12 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _exit_on_sigterm() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as an exception, so that executors are killed on the way
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Import, listen, fork; returns when standard input ends."""
     options = _parse_arguments(arguments)
     ready = os.dup(1)
     os.dup2(2, 1)  # what imports print must not be taken for the ready message
-    _exit_on_sigterm()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as an exception, so that executors are killed on the way
     prepare_environment(options.device)
     gc.disable()  # hardly anything imported is garbage: looking for it took a fifth of the start
     loaded = _load(options.preload, options.service)

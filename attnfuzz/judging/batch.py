@@ -95,8 +95,8 @@ def entries_of(declaration: Declaration, asked: Sequence[Sequence[RelationReques
     """The entries that `asked` want, in the order of their numbers; on the host."""
     wanted = (one.further for of_case in asked for one in of_case)
     runs = [changed for further in wanted if further is not None for changed in further.runs]
-    drawn = [changed for changed in runs if changed.values is None]
-    their_own = iter(_drawn_contents(declaration, drawn))
+    drawn = [changed.case for changed in runs if changed.values is None]
+    their_own = iter(problem_of(drawn[0]).contents(drawn, "cpu", declaration.supports) if drawn else ())
     placed = iter(_placed([changed for changed in runs if changed.values is not None]))
     return [
         Entry(
@@ -109,13 +109,6 @@ def entries_of(declaration: Declaration, asked: Sequence[Sequence[RelationReques
         )
         for changed in runs
     ]
-
-
-def _drawn_contents(declaration: Declaration, drawn: Sequence[Changed]) -> list[Contents]:
-    if not drawn:
-        return []
-    cases = [changed.case for changed in drawn]
-    return problem_of(cases[0]).contents(cases, "cpu", declaration.supports)
 
 
 def _placed(runs: Sequence[Changed]) -> list[Contents]:
@@ -261,7 +254,7 @@ class Batch:
     def results(self, entry: int) -> dict[str, Tensor]:
         """The results of an entry's first run, at home."""
         runs = self._attempts[entry].runs
-        return {name: self._fetch.at_home(result) for name, result in runs[0].results.items()} if runs else {}
+        return self._at_home(runs[0]) if runs else {}
 
     def raised(self, entry: int) -> KernelRaised | None:
         """The exception that ended an entry's runs."""
@@ -296,7 +289,8 @@ class Batch:
     def _look_on_host(self) -> dict[int, RunChecks]:
         chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
         self._damaged = damaged = self._damage()
-        seen = [HostResults(self._entries[i].case, self._results(i), self._expected(i), damaged[i]) for i in chosen]
+        runs = {i: [list(self._at_home(run).values()) for run in self._attempts[i].runs] for i in chosen}
+        seen = [HostResults(self._entries[i].case, runs[i], self._expected(i), damaged[i]) for i in chosen]
         return dict(zip(chosen, look(self.kernel.declaration, seen), strict=True))
 
     def _look_on_device(self) -> dict[int, RunChecks]:
@@ -335,9 +329,6 @@ class Batch:
         by_name = {one.name: one for one in found}
         return [by_name[name] for name in self._attempts[entry].runs[0].results]
 
-    def _results(self, entry: int) -> list[list[Tensor]]:
-        return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[entry].runs]
-
     def _damage(self) -> list[tuple[bool, ...]]:
         """The damage of each entry, for each of its runs."""
         given = self._image.damage(self._fetch)
@@ -349,13 +340,14 @@ class Batch:
         ]
         return [
             tuple(
-                given[entry][i] or not (whole[i] or self._is_whole(run.allocated)) for i, run in enumerate(attempt.runs)
+                given[entry][i] or not (whole[i] or not run.allocated.on_host(self._fetch.at_home).damage())
+                for i, run in enumerate(attempt.runs)
             )
             for entry, attempt in enumerate(self._attempts)
         ]
 
-    def _is_whole(self, allocated: Arena) -> bool:
-        return not bool(allocated.on_host(self._fetch.at_home).damage())
+    def _at_home(self, run: _Run) -> dict[str, Tensor]:
+        return {name: self._fetch.at_home(result) for name, result in run.results.items()}
 
     def _attempt_with_relations(self, case: int) -> None:
         """The runs of a case, and right after them those that compare with it, unless one of them raises."""
@@ -419,7 +411,7 @@ class Batch:
             inputs=None,
             given=self._image.arena(entry, i, self._fetch),
             allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
-            results={name: self._fetch.at_home(result) for name, result in run.results.items()},
+            results=self._at_home(run),
             build_s=self._build_s / len(self.candidates) / self._entries[entry].runs,
             compile_s=run.compile_s,
             kernel_s=run.kernel_s,

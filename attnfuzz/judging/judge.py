@@ -21,7 +21,7 @@ from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.batch import Batch, Candidate, ReferenceChanged, RelationRequest
 from attnfuzz.judging.misuse import misuse_of
 from attnfuzz.memory.guarded import Guard
-from attnfuzz.memory.image import Plan, plan_of
+from attnfuzz.memory.image import plan_of
 from attnfuzz.oracles import accuracy, asking_own, exception, registry, unwritten
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.own import OwnOracle
@@ -32,7 +32,6 @@ from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, runs_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
-from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.trials.run_checks import RunChecks
 from attnfuzz.trials.trial import Trial
@@ -167,7 +166,7 @@ class _Judge:
         for case in cases:
             check_size(case, self.size_limit)
         candidates = [Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
-        small = [i for i, one in enumerate(candidates) if _is_small(one.plan)]
+        small = [i for i, one in enumerate(candidates) if one.plan.nbytes <= _SMALL_BYTES]
         large = sorted(set(range(len(cases))) - set(small))
         sizes = [candidates[i].plan.nbytes * (_MOST_RELATED if candidates[i].relations else 1) for i in small]
         verdicts: dict[int, Verdict] = {}
@@ -281,22 +280,9 @@ class _Judge:
         for changed in runs_of(relation, trial):
             if changed.values is None:  # another case, whose mistakes are not this one's
                 continue
-            reference = Reference(
-                trial.kernel.declaration,
-                changed.case,
-                device=trial.device,
-                tolerance=self.tolerance,
-                values=values_on(changed.values, trial.device),
-            )
-            alone = Trial(
-                trial.kernel,
-                changed.case,
-                device=trial.device,
-                tolerance=self.tolerance,
-                reference=reference,
-                placement=changed.placement,
-                inquire=trial.inquire,
-                compile_clock=trial.compile_clock,
+            reference = trial.reference_of(changed.case, values_on(changed.values, trial.device))
+            alone = trial.beside(
+                case=changed.case, reference=reference, placement=changed.placement, inquire=trial.inquire
             )
             try:
                 found = self._most_specific(alone)
@@ -354,7 +340,8 @@ class _Judge:
                 raise BatchLost(lost) from error
             raise
         shared_s = time.perf_counter() - started - sum(verdict.timing.total_s for verdict in verdicts)
-        return [_with_share(verdict, shared_s / len(candidates)) for verdict in verdicts]
+        share = Timing(total_s=shared_s / len(candidates))
+        return [msgspec.structs.replace(verdict, timing=verdict.timing + share) for verdict in verdicts]
 
     def _of_batch(self, candidates: Sequence[Candidate], home: str) -> list[Verdict]:
         """Verdicts with the time that each case took for itself."""
@@ -379,16 +366,10 @@ class _Judge:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
         verdict = _survived(self._closer_look(batch, case, found))
-        timing, alone = batch.timing(case), verdict.timing
+        timing = batch.timing(case) + verdict.timing
         batch.drop_trial(case)
-        timing = Timing(
-            build_s=timing.build_s + alone.build_s,
-            compile_s=timing.compile_s + alone.compile_s,
-            kernel_s=timing.kernel_s + alone.kernel_s,
-            reference_s=timing.reference_s + alone.reference_s,
-            total_s=launched_s + time.perf_counter() - started,
-        )
-        return msgspec.structs.replace(verdict, timing=timing)
+        total_s = launched_s + time.perf_counter() - started
+        return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=total_s))
 
     def _closer_look(self, batch: Batch, case: int, found: RunChecks | KernelRaised) -> Verdict:
         """The oracles' word on a case with symptoms, or that a relation is to judge."""
@@ -459,15 +440,6 @@ def _objection(further: FurtherRuns, batch: Batch, case: int, entries: range) ->
             return failure
     failure = further.compare(batch.results(case), [batch.results(entry) for entry in entries])
     return None if failure is None else further.refine(batch.trial(case), failure)
-
-
-def _with_share(verdict: Verdict, shared_s: float) -> Verdict:
-    timing = verdict.timing
-    return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=timing.total_s + shared_s))
-
-
-def _is_small(plan: Plan) -> bool:
-    return plan.nbytes <= _SMALL_BYTES
 
 
 def _batches(items: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

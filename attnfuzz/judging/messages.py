@@ -186,23 +186,16 @@ class ExplainRequest(OnCase, frozen=True):
     seconds: float
 
 
-class CauseLinesRequest(OnCase, frozen=True):
-    """Find the lines of the kernel at which one of the roundings `replays` is made, by a run of the case.
+class LinesRequest(OnCase, frozen=True):
+    """Find lines of the kernel by runs of the case; what comes is an `ExplainReply`.
 
-    On a GPU this must be the first run of the process. What comes is an `ExplainReply`.
+    Those that touch `tensors`, as a `question` says; without one, those at which one of the roundings `replays` is
+    made, for which this must be the first run of the process on a GPU.
     """
 
-    replays: tuple[str, ...]
-
-
-class AccessLinesRequest(OnCase, frozen=True):
-    """Find the lines of the kernel that touch `tensors`, as `question` says, by runs of the case.
-
-    What comes is an `ExplainReply`.
-    """
-
-    question: Question
-    tensors: tuple[str, ...]
+    replays: tuple[str, ...] = ()
+    question: Question | None = None
+    tensors: tuple[str, ...] = ()
 
 
 class ExplainReply(_Message, frozen=True):

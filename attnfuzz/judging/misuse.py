@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.problems.cases import PROBLEMS
-from attnfuzz.problems.module import CASE_TYPES, Problem, module_of
+from attnfuzz.problems.module import CASE_TYPES, module_of
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.trials.observation import WrongDeviceError
 from attnfuzz.untrusted_text import text_of
@@ -33,7 +33,7 @@ def misuse_of(error: BaseException, kernel: Kernel) -> str:
     """
     if isinstance(error, TypeError) and not _can_be_called(kernel):
         options = tuple(kernel.declaration.options)
-        names = [name for name in _parameters(kernel)[1:] if name not in options]
+        names = [name for name in [*inspect.signature(kernel.function).parameters][1:] if name not in options]
         if not options:
             return "a kernel is called with its inputs alone, unless it declares options"
         which = "this one is" if len(options) == 1 else "these are"
@@ -44,12 +44,12 @@ def misuse_of(error: BaseException, kernel: Kernel) -> str:
         return f"inputs has {', '.join(known)}{_did_you_mean(str(error.name), known)}"
     said = text_of(error)
     if issubclass(type(error), WrongDeviceError) or any(words in said for words in _WRONG_DEVICE):
-        return f"make every tensor on the device of the inputs{_for_example(kernel.declaration.problem)}"
+        problem = kernel.declaration.problem
+        if isinstance(problem, OpenProblem):
+            return "make every tensor on the device of the inputs"
+        example = CASE_TYPES[problem].tensor_names[0]
+        return f"make every tensor on the device of the inputs: device=inputs.{example}.device"
     return ""
-
-
-def _for_example(problem: Problem) -> str:
-    return "" if isinstance(problem, OpenProblem) else f": device=inputs.{CASE_TYPES[problem].tensor_names[0]}.device"
 
 
 def _can_be_called(kernel: Kernel) -> bool:
@@ -60,10 +60,6 @@ def _can_be_called(kernel: Kernel) -> bool:
     except ValueError:  # it has no signature that Python knows
         return True
     return True
-
-
-def _parameters(kernel: Kernel) -> list[str]:
-    return list(inspect.signature(kernel.function).parameters)
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

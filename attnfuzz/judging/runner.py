@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from attnfuzz.declaration import Absent, Declaration
+from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.accesses import question_of
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.builds import GiveUp
@@ -21,11 +21,9 @@ from attnfuzz.judging.executor_deaths import failure_of
 from attnfuzz.judging.leaks import MemoryUse, find_leak
 from attnfuzz.judging.loaded_kernels import LOAD_TIMEOUT_S, START_TIMEOUT_S, LoadedKernels
 from attnfuzz.judging.messages import (
-    AccessLinesRequest,
     BuildReply,
     BuildRequest,
     BuiltReply,
-    CauseLinesRequest,
     DeclarationsRequest,
     DeviceReply,
     ExplainReply,
@@ -36,6 +34,7 @@ from attnfuzz.judging.messages import (
     GuardRequest,
     JudgeReply,
     JudgeRequest,
+    LinesRequest,
     ScriptPartReply,
     ScriptPartRequest,
     from_wire,
@@ -47,8 +46,6 @@ from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.trials.script_part import ScriptPart
 from attnfuzz.verdict import Failure, Relations, Verdict
-
-__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "ProblemUnusable", "Runner", "start_executor"]
 
 SERVICE = "attnfuzz.judging.service:in_executor"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
@@ -135,7 +132,8 @@ class Runner:
         if forked is not None:
             forked(self.zygote)
         self.device: Device = self._settle_device(device)
-        self._kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
+        self.kernels = LoadedKernels(self._executor, self.device, prepared, import_patience_s=import_patience_s)
+        """The kernels that the present executor has imported."""
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
 
     @cached_property
@@ -184,18 +182,7 @@ class Runner:
 
         `within`: the root of the project that they must lie in, where not the user but a file names them.
         """
-        return self._kernels.declarations(targets, within=within)
-
-    def listed(self, targets: Sequence[str]) -> tuple[list[Declaration], list[Absent]]:
-        """The declarations, and those kernels of engines that cannot be had here. Raises `KernelLoadError`."""
-        return self._kernels.listed(targets)
-
-    def import_known(self, declarations: Sequence[Declaration]) -> None:
-        """Have the present executor import kernels that are known, before a case waits for it.
-
-        Raises `KernelLoadError` in one sentence.
-        """
-        self._kernels.import_known(declarations)
+        return self.kernels.declarations(targets, within=within)
 
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Prepare these kernels: wherever they are judged, that will not be done again.
@@ -205,7 +192,7 @@ class Runner:
         """
         for declaration in declarations:
             if declaration.needs_preparing:
-                self._kernels.prepare(declaration)
+                self.kernels.prepare(declaration)
         return [msgspec.structs.replace(declaration, needs_preparing=False) for declaration in declarations]
 
     def begin_builds(self, cases: Sequence[tuple[Declaration, Case]]) -> BuildReply | None:
@@ -215,22 +202,15 @@ class Runner:
         `ServiceError`.
         """
         encoded = [(declaration.target, msgspec.Raw(encode_case(case))) for declaration, case in cases]
-        return self._kernels.begin_builds(BuildRequest(encoded))
+        return self.kernels.begin_builds(BuildRequest(encoded))
 
     def built(self) -> BuiltReply | None:
         """How far that has come; None where the executor does not say, which then is at an end."""
-        return self._kernels.built()
+        return self.kernels.built()
 
     def give_up_builds(self, when: GiveUp) -> None:
         """Wait for no build of a kernel any more when ``when`` says so; siblings that are made later do the same."""
-        self._kernels.give_up = when
-
-    def start_device(self) -> None:
-        """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
-
-        Raises `ExecutorUnavailable`.
-        """
-        self._kernels.start_device()
+        self.kernels.give_up = when
 
     def judge(
         self,
@@ -267,37 +247,17 @@ class Runner:
             return Verdict(failure=failure if failure.oracle in self.oracles else None)
         if reply.lost is not None:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.lost}")
-        if reply.problem is not None:
-            raise ProblemUnusable(reply.problem)
         if not reply.verdicts:
-            raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
+            raise ExecutorUnavailable("the executor cannot judge")
         return _with_builds(from_wire(reply.verdicts[0]), built_s)
-
-    def judge_batch(
-        self,
-        declaration: Declaration,
-        cases: Sequence[Case],
-        *,
-        timeout_s: float,
-        single_timeout_s: float | None = None,
-    ) -> list[Verdict]:
-        """The verdict on each of `cases`: as `judge`, at a fraction of the time on a GPU.
-
-        `timeout_s` is for the batch. If it hangs, takes its process down or costs it the GPU, each case is judged
-        alone, within `single_timeout_s` (the runner's own if None); so is a batch of one. Raises as `judge` does,
-        whichever case it is for.
-        """
-        verdicts = self.judge_together(declaration, cases, timeout_s=timeout_s) if len(cases) > 1 else None
-        if verdicts is None:
-            return [self.judge(declaration, case, timeout_s=single_timeout_s) for case in cases]
-        return verdicts
 
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
     ) -> list[Verdict] | None:
-        """As `judge_batch`, but None where the batch is lost: the caller decides about judging each case alone.
+        """The verdict on each of `cases`, as `judge`, at a fraction of the time on a GPU, all within `timeout_s`.
 
-        Where its process ended or hung, `lost` says how. `relations`: as for `judge`.
+        None where the batch is lost: it hung, took its process down or cost it the GPU. Then `lost` says how, and the
+        caller decides about judging each case alone. Raises as `judge` does, whichever case it is for.
         """
         self.lost = None
         request = self._request(declaration, cases, relations=relations, together=True)
@@ -306,10 +266,6 @@ class Runner:
             self.lost = failure_of(reply)
         if not isinstance(reply, JudgeReply) or reply.lost is not None:
             return None
-        if reply.problem is not None:
-            raise ProblemUnusable(reply.problem)
-        if reply.environment is not None:
-            raise ExecutorUnavailable(reply.environment)
         if len(reply.verdicts) != len(cases):
             return None
         verdicts = list(map(from_wire, reply.verdicts))
@@ -323,7 +279,7 @@ class Runner:
         if CRASH.name not in self.oracles:
             return None
         encoded = msgspec.Raw(encode_case(case))
-        if not self._kernels.is_fresh:
+        if not self.kernels.is_fresh:
             self.restart()
         try:
             return find_leak(lambda calls: self._use_after(declaration, encoded, calls, timeout_s))
@@ -339,46 +295,38 @@ class Runner:
         """
         check_size(case)
         request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), oracle, seconds)
-        reply = self._kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
+        reply = self.kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
         if isinstance(reply, ExplainReply):
             return reply.explanation
         return Explanation(lines=(f"the weights of tokens cannot be measured: {failure_of(reply).message}",))
 
     def cause_lines(self, declaration: Declaration, case: Case, replays: Sequence[str]) -> Explanation:
-        """The lines at which the kernel makes one of the roundings `replays` (`Failure.replays`), as `sources`.
-
-        There are none if they are not known, or the process does not live to tell.
-
-        Runs the case once, in a fresh executor, where nothing else has been compiled. Raises what `judge` raises.
-        """
-        if not replays:
-            return Explanation()
-        check_size(case)
-        if not self._kernels.is_fresh:
-            self.restart()
-        request = CauseLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), tuple(replays))
-        reply = self._kernels.call(declaration, "cause_lines", request, ExplainReply, timeout_s=self.timeout_s)
-        return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
+        """The lines at which the kernel makes one of the roundings `replays` (`Failure.replays`): see `_lines`."""
+        return self._lines(declaration, case, replays=tuple(replays)) if replays else Explanation()
 
     def access_lines(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
-        """The lines at which the kernel touches what ``failure`` is about, as `sources`.
-
-        There are none if they are not known, or the process does not live to tell. Runs the case in a fresh executor,
-        in which the kernel has kept nothing. Raises what `judge` raises.
-        """
+        """The lines at which the kernel touches what ``failure`` is about: see `_lines`."""
         if (question := question_of(failure)) is None:
             return Explanation()
-        check_size(case)
-        if not self._kernels.is_fresh:
-            self.restart()
         tensors = (failure.tensor,) if failure.tensor and question != UNWRITTEN.name else ()
-        request = AccessLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), question, tensors)
-        reply = self._kernels.call(declaration, "access_lines", request, ExplainReply, timeout_s=self.timeout_s)
+        return self._lines(declaration, case, question=question, tensors=tensors)
+
+    def _lines(self, declaration: Declaration, case: Case, **wanted: Any) -> Explanation:
+        """Lines of the kernel, as `sources`: none if they are not known, or the process does not live to tell.
+
+        Runs the case in a fresh executor, where nothing else has been compiled, and in which the kernel has kept
+        nothing. Raises what `judge` raises.
+        """
+        check_size(case)
+        if not self.kernels.is_fresh:
+            self.restart()
+        request = LinesRequest(declaration.target, msgspec.Raw(encode_case(case)), **wanted)
+        reply = self.kernels.call(declaration, "lines", request, ExplainReply, timeout_s=self.timeout_s)
         return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """The reply of a run with chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
-        reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
+        reply = self.kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
         return reply if isinstance(reply, GuardReply) else None
 
     def script_part(self, declaration: Declaration, case: Case, *, launches: bool) -> ScriptPart | None:
@@ -389,7 +337,7 @@ class Runner:
         if not isinstance(case, OpenCase):  # of which only a process that has imported its problem knows the size
             check_size(case)
         request = ScriptPartRequest(declaration.target, msgspec.Raw(encode_case(case)), launches)
-        reply = self._kernels.call(declaration, "script_part", request, ScriptPartReply, timeout_s=self.timeout_s)
+        reply = self.kernels.call(declaration, "script_part", request, ScriptPartReply, timeout_s=self.timeout_s)
         return reply.part if isinstance(reply, ScriptPartReply) else None
 
     def restart(self) -> None:
@@ -408,10 +356,10 @@ class Runner:
         """As `sibling`, with this runner's executor, which has started its device and imported kernels; this one goes
         on with a fresh one."""
         made = self._beside(executor=self._executor)
-        made._kernels = self._kernels
+        made.kernels = self.kernels
         self._executor = self._new_executor()
-        self._kernels = LoadedKernels(
-            self._executor, self.device, made._kernels.prepared, import_patience_s=made._kernels.import_patience_s
+        self.kernels = LoadedKernels(
+            self._executor, self.device, made.kernels.prepared, import_patience_s=made.kernels.import_patience_s
         )
         return made
 
@@ -424,12 +372,12 @@ class Runner:
             memory_limit_bytes=memory_limit_bytes or self._memory_limit_bytes,
             environment=self._executor_environment,
             zygote=self.zygote,
-            prepared=self._kernels.prepared,
+            prepared=self.kernels.prepared,
             watching=self._watching,
-            import_patience_s=self._kernels.import_patience_s,
+            import_patience_s=self.kernels.import_patience_s,
             executor=executor,
         )
-        made.give_up_builds(self._kernels.give_up)
+        made.give_up_builds(self.kernels.give_up)
         return made
 
     def close(self) -> None:
@@ -492,20 +440,24 @@ class Runner:
     def _ask(
         self, declaration: Declaration, request: JudgeRequest, timeout_s: float
     ) -> tuple[JudgeReply | Died | TimedOut, float]:
-        """The reply, and the seconds that it waited for builds."""
+        """The reply, and the seconds that it waited for builds. Raises where nothing of the kind can be judged."""
         self.gpu_share = 0.0
-        reply = self._kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
+        reply = self.kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
         if not isinstance(reply, JudgeReply):
             return reply, 0.0
+        if reply.problem is not None:
+            raise ProblemUnusable(reply.problem)
+        if reply.environment is not None:
+            raise ExecutorUnavailable(reply.environment)
         self.gpu_share = reply.gpu_share
-        return reply, self._kernels.built_s
+        return reply, self.kernels.built_s
 
     def _use_after(
         self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
     ) -> MemoryUse | None:
         request = GrowthRequest(declaration.target, case, calls)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        reply = self._kernels.call(declaration, "growth", request, GrowthReply, timeout_s=timeout_s)
+        reply = self.kernels.call(declaration, "growth", request, GrowthReply, timeout_s=timeout_s)
         return reply.use if isinstance(reply, GrowthReply) else None
 
 

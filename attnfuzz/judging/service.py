@@ -21,12 +21,10 @@ from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.isolation.turns import Turns
 from attnfuzz.judging.judge import BatchLost, judge, judge_batch
 from attnfuzz.judging.messages import (
-    AccessLinesRequest,
     BuildReply,
     BuildRequest,
     BuiltReply,
     BuiltRequest,
-    CauseLinesRequest,
     DeclarationsReply,
     DeclarationsRequest,
     DeviceReply,
@@ -39,6 +37,7 @@ from attnfuzz.judging.messages import (
     GuardRequest,
     JudgeReply,
     JudgeRequest,
+    LinesRequest,
     OnCase,
     PrepareReply,
     PrepareRequest,
@@ -94,10 +93,8 @@ class JudgingService:
         self._worn: dict[str, tuple[int, GrowthTrial]] = {}
         self._builder: Builder | None = None
         self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
-            "access_lines": (AccessLinesRequest, self._access_lines),
             "build": (BuildRequest, self._build),
             "built": (BuiltRequest, self._built),
-            "cause_lines": (CauseLinesRequest, self._cause_lines),
             "declarations": (DeclarationsRequest, self._declarations),
             "device": (DeviceRequest, self._describe_device),
             "script_part": (ScriptPartRequest, self._script_part),
@@ -105,6 +102,7 @@ class JudgingService:
             "growth": (GrowthRequest, self._growth_after),
             "guarded": (GuardRequest, self._guarded),
             "judge": (JudgeRequest, self._judge),
+            "lines": (LinesRequest, self._lines),
             "prepare": (PrepareRequest, self._prepare),
         }
 
@@ -281,17 +279,13 @@ class JudgingService:
             return None
         return ExplainReply(Explanation(lines=(f"nothing can be measured: {failure.message}",)), last=True)
 
-    def _cause_lines(self, request: CauseLinesRequest) -> ExplainReply:
-        compiled = self._compile_times.ttir_files
-        return self._lines(request, partial(cause_lines, replays=request.replays, compiled=compiled))
-
-    def _access_lines(self, request: AccessLinesRequest) -> ExplainReply:
-        return self._lines(request, partial(access_lines, question=request.question, tensors=request.tensors))
-
-    def _lines(self, request: OnCase, find: Callable[..., Explanation]) -> ExplainReply:
+    def _lines(self, request: LinesRequest) -> ExplainReply:
         kernel, case = self._kernel_and_case(request)
         try:
-            return ExplainReply(find(kernel, case, device=self.device))
+            if request.question is not None:
+                return ExplainReply(access_lines(kernel, case, request.question, request.tensors, device=self.device))
+            compiled = self._compile_times.ttir_files
+            return ExplainReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
         except Exception as error:
             if (unexplained := self._unexplained(error)) is None:
                 raise
@@ -369,14 +363,10 @@ _TURNS = Turns()
 def _start_cuda() -> None:
     """Have a context made, which takes longer for everybody the more processes do it at once."""
     with _TURNS.turn(os.environ.get(VISIBLE, "")):
-        _cap_gpu_memory()
+        # a kernel that allocates without end fails soon, and leaves the other executors on the GPU theirs
+        total = torch.cuda.get_device_properties().total_memory
+        torch.cuda.set_per_process_memory_fraction(_gpu_share(total))
         torch.zeros(1, dtype=torch.float32, device="cuda").item()
-
-
-def _cap_gpu_memory() -> None:
-    """Let a kernel that allocates without end fail soon, and leave the other executors on the GPU theirs."""
-    total = torch.cuda.get_device_properties().total_memory
-    torch.cuda.set_per_process_memory_fraction(_gpu_share(total))
 
 
 def _gpu_share(total_bytes: int) -> float:

@@ -195,7 +195,7 @@ def _names(seen: Observation) -> Callable[[int], str]:
 def _told(places: Callable[[], tuple[SourcePlace, ...]]) -> Explanation:
     """The lines at ``places``. A finding is not lost to a fault in what looks for them: that is what is told then."""
     try:
-        return Explanation(sources=tuple(map(_line, places())))
+        return Explanation(sources=tuple(SourceLine.at(*place) for place in places()))
     except KernelRaised:
         return Explanation()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -212,8 +212,3 @@ def _recorded(kernel: Kernel, case: Case, device: str) -> list[Operation]:
             parts.append(recording.enter_context(interpreter_operations.recorded()))
         reruns.run()
     return [one for part in parts for one in part]
-
-
-def _line(place: SourcePlace) -> SourceLine:
-    file, line = place
-    return SourceLine.at(file, line)

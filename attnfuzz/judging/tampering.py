@@ -144,7 +144,8 @@ def _of_libraries() -> Iterator[Group]:
 
 def _namespace(place: str, namespace: Mapping[str, object]) -> Iterator[Group]:
     """The functions and classes in it. What is bound to something else may change: caches, counters, settings."""
-    names = tuple(key for key, value in namespace.items() if _is_code(value))
+    bound = (staticmethod, classmethod, property)
+    names = tuple(key for key, value in namespace.items() if callable(value) or isinstance(value, bound))
     if names:
         yield _group(place, names, functools.partial(_read_items, namespace, names))
 
@@ -169,7 +170,3 @@ def _read_attributes(owner: object, names: tuple[str, ...]) -> list[object]:
 def _num_gc_callbacks() -> list[object]:
     """Called at any moment, in the middle of a comparison too. Small numbers are the same object each time."""
     return [len(gc.callbacks)]
-
-
-def _is_code(value: object) -> bool:
-    return callable(value) or isinstance(value, staticmethod | classmethod | property)

@@ -23,7 +23,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.mutation.mutants import Kill
 from attnfuzz.oracles.registry import OracleName, oracle_of
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Tolerance
@@ -276,8 +276,8 @@ def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> 
 
         def ready() -> Runner:
             runner = made.result()
-            runner.start_device()
-            runner.import_known(kernels)
+            runner.kernels.start_device()
+            runner.kernels.import_known(kernels)
             return runner
 
         prepared = pool.submit(ready)

@@ -17,8 +17,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, spare_runner
-from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome
+from attnfuzz.mutation.mutants import Kill, Mutant, MutantOutcome
 from attnfuzz.oracles.registry import EXCEPTION
 from attnfuzz.overlay import VARIABLE, namesake
 from attnfuzz.problems.cases import Case
@@ -47,7 +46,7 @@ class SearchKiller:
             # on a CPU a fresh process takes milliseconds
             is_slow = self._hunter.device != "cpu"
             with spare_runner(runner.sibling, mutant.kernels) if is_slow else nullcontext() as spare:
-                runner.start_device()  # seconds count from the first case
+                runner.kernels.start_device()  # seconds count from the first case
                 hunted = Hunt(self._hunter, runner, mutant.kernels, spare=spare).run()
             kill = hunted.kill
             if kill is None:
@@ -86,7 +85,7 @@ class CommandKiller:
 def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
     """Why the kernels cannot be imported; None if they can."""
     try:
-        runner.import_known(kernels)
+        runner.kernels.import_known(kernels)
     except KernelLoadError as error:
         return str(error)
     return None

@@ -21,8 +21,7 @@ from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
 from attnfuzz.mutation.equivalents import EquivalentMutant, Equivalents, load_equivalents
 from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter
 from attnfuzz.mutation.killers import Command, CommandKiller, Killer, SearchKiller
-from attnfuzz.mutation.mutants import Mutant, mutants_of
-from attnfuzz.mutation.outcomes import MutantOutcome
+from attnfuzz.mutation.mutants import Mutant, MutantOutcome, mutants_of
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 from attnfuzz.own_files import OwnFolder

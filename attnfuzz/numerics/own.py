@@ -27,14 +27,14 @@ def attention(
     soft_cap: float | None = None,
     sinks: Float[Tensor, " num_q_heads"] | None = None,
 ) -> dict[str, Expected]:
-    """``out [rows num_q_heads v_head_size]`` and ``lse [rows num_q_heads]`` (natural logarithm), each with its bound.
+    """Give ``out [rows num_q_heads v_head_size]`` and ``lse [rows num_q_heads]`` (natural), each with its bound.
 
     Row i of ``q`` attends to all of ``k[i]`` and ``v[i]``, which hold the keys that it sees, in any order: a page
     table, a window or a list of indices is worked out by the problem. Query head h reads KV head
     h // (num_q_heads / num_kv_heads). A row without keys gives 0 and -inf.
 
-    The numbers are those that the kernel reads. ``dtype``: of q and of ``out``; what may be rounded to it on the way
-    says ``numerics``, by default as for a kernel that declares none. ``num_partials``: at most how many partial results
+    The numbers are those that the kernel reads. ``dtype`` is that of q and of ``out``; ``numerics`` says what may be
+    rounded to it on the way, by default as for a kernel that declares none. At most ``num_partials`` partial results
     are combined; ``soft_cap`` and ``sinks`` as `attnfuzz.problems.variants` describes them. The bounds are those of
     `attnfuzz.numerics.attention_bound`, which raises ValueError for what it is not made for.
     """
@@ -70,9 +70,9 @@ against the half unit of a format of 8 bits that it may be rounded across."""
 
 
 def rounding(value: Float64[Tensor, "*shape"], dtype: str) -> Float64[Tensor, "*shape"]:
-    """The largest error of ``value`` once it is stored as ``dtype``: a float of 8, 16 or 32 bits, or int8.
+    """Give the largest error of ``value`` that a kernel has stored as ``dtype``: a float of 8, 16 or 32 bits, or int8.
 
-    It is worked out in float32 before, by a division or with a reciprocal. Raises ValueError for other dtypes.
+    The kernel may have computed it in float32, by a division or with a reciprocal. Raises ValueError for other dtypes.
     """
     if dtype in _SMALL_FORMATS:
         relative, absolute = _SMALL_FORMATS[dtype]

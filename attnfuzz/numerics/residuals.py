@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float64
@@ -107,7 +106,9 @@ def spread_of_rows(
     output's dtype.
     """
     num_rows, num_tokens, num_kv_heads, head_size = k.shape
-    units = _units(arithmetic, scale, head_size, num_tokens)
+    sizes = torch.tensor([[scale], [head_size], [num_tokens]], dtype=torch.float64, device="cpu")
+    columns = attention_units(side_by_side([arithmetic]), scale=sizes[0], head_size=sizes[1], num_tokens=sizes[2])
+    units = RowUnits.of_columns(columns)
     arithmetic = arithmetic.of_rows(torch.tensor(float(num_tokens), dtype=torch.float64, device="cpu"))
     queries, keys, values = q.view(num_rows, num_kv_heads, -1, head_size), k.transpose(1, 2), v.transpose(1, 2)
     scores = scale * (queries @ keys.mT)
@@ -186,9 +187,14 @@ class Residuals:
     largest_lean: float
 
     @property
+    def excess(self) -> float:
+        """The size over the largest one that chance explains."""
+        return self.size / self.largest_size
+
+    @property
     def is_too_large(self) -> bool:
         """Whether there is more of an error than all roundings make."""
-        return self.size > self.largest_size
+        return self.excess > 1
 
     @property
     def is_one_sided(self) -> bool:
@@ -236,10 +242,3 @@ def _most(total: float, most_sharing: int = 1) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if middle - math.log1p(middle) < wanted else (low, middle)
     return total * (1 + high)
-
-
-@lru_cache(maxsize=256)  # sequences of one length come by the dozen
-def _units(arithmetic: Arithmetic, scale: float, head_size: int, num_tokens: int) -> RowUnits:
-    numbers = torch.tensor([[scale], [head_size], [num_tokens]], dtype=torch.float64, device="cpu")
-    columns = attention_units(side_by_side([arithmetic]), scale=numbers[0], head_size=numbers[1], num_tokens=numbers[2])
-    return RowUnits.of_columns(columns)

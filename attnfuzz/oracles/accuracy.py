@@ -83,8 +83,7 @@ def nearby(trial: Trial, cases: Iterable[Case]) -> Iterator[Compared]:
             if raised.fatal:
                 raise
             continue
-        tolerance = trial.reference.tolerance
-        reference = Reference(declaration, changed, device=trial.device, tolerance=tolerance)
+        reference = trial.reference_of(changed)
         yield reference, compare(reference, seen)
 
 

@@ -3,7 +3,6 @@
 from attnfuzz.explaining.diagnose import IN_GENERAL, OF_PLACES, Diagnosis, diagnose, past_the_end_within_bounds
 from attnfuzz.explaining.tokens import OF_PADDING
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.problems.cases import Case
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.trials.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.trials.observation import Observation
@@ -46,10 +45,6 @@ def _same_numbers(one: Observation, other: Observation) -> bool:
     return all(bool(((part == other.results[name]) | part.isnan()).all()) for name, part in one.results.items())
 
 
-def _is_contiguous(case: Case) -> bool:
-    return all(strides_of(case, name) == "contiguous" for name in tensor_specs(case))
-
-
 def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) -> Diagnosis | None:
     """The cause that the run with finite numbers points to: NaN only tells that something was read, numbers tell what.
 
@@ -60,7 +55,8 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
     if failed is None:
         if all(_same_numbers(second, other) for other in trial.poisoned_otherwise):
             without = "with small numbers the result is right"
-            if _is_contiguous(trial.case):  # what lies in a gap between elements is kept out by no mask
+            kinds = {strides_of(trial.case, name) for name in tensor_specs(trial.case)}
+            if kinds == {"contiguous"}:  # what lies in a gap between elements is kept out by no mask
                 without += ", but 0 x NaN is NaN: mask the load"
             return Diagnosis(without, (Cause(mistake=WITHOUT_WEIGHT, words=without),))
         read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)

@@ -43,7 +43,9 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     what = context_lost(error)
     if what is not None:
         return Verdict(failure=_crash(what, error) if registry.CRASH.name in oracles else None, fatal=True)
-    _raise_if_environment(error)
+    # Triton's interpreter fails in any kernel where it does not go with the installed NumPy.
+    if type_name(error) == "InterpreterError" and (problem := interpreter_problem()) is not None:
+        raise EnvironmentProblem(problem) from error
     if limit := interpreter_limit(error):
         return Verdict(not_runnable=limit)
     fatal = raised.fatal or raised.is_a(torch.OutOfMemoryError)
@@ -60,13 +62,6 @@ def raised_outside(error: BaseException) -> Failure | None:
         kind=RESULT,  # no refusal of the case
         message=f"{failure.message} outside of its call, from a timer, a signal handler or a hook that it left behind",
     )
-
-
-def _raise_if_environment(error: BaseException) -> None:
-    """Triton's interpreter fails in any kernel where it does not go with the installed NumPy."""
-    problem = interpreter_problem() if type_name(error) == "InterpreterError" else None
-    if problem is not None:
-        raise EnvironmentProblem(problem) from error
 
 
 def interpreter_limit(error: BaseException) -> str:
@@ -91,10 +86,10 @@ def _failure(error: BaseException) -> Failure:
     if frames:
         kind = f"{name} in {frames[-1].function}"
         message += f" ({frames[-1].position})"
-    wrapper = type_name(error) if cause is not error else None
-    return Failure(
-        oracle=registry.EXCEPTION.name, kind=kind, message=message, details=tuple(_details(said, wrapper, frames))
-    )
+    details = [*_shown(frames), *(line for line in said.strip().splitlines()[1 : _MAX_LINES + 1] if line.strip())]
+    if cause is not error:
+        details.append(f"raised inside Triton as {type_name(error)}")
+    return Failure(oracle=registry.EXCEPTION.name, kind=kind, message=message, details=tuple(details))
 
 
 def _crash(what: str, error: BaseException) -> Failure:
@@ -118,13 +113,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _kernel_frames(error: BaseException) -> list[Frame]:
     """Frames of the code under test, outermost first."""
     return kernel_frames(place for part in _chain(error) for place in places(part))
-
-
-def _details(said: str, wrapper: str | None, frames: Sequence[Frame]) -> Iterator[str]:
-    yield from _shown(frames)
-    yield from (line for line in said.strip().splitlines()[1 : _MAX_LINES + 1] if line.strip())
-    if wrapper is not None:
-        yield f"raised inside Triton as {wrapper}"
 
 
 def _shown(frames: Sequence[Frame]) -> Iterator[str]:

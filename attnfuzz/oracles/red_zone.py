@@ -20,7 +20,7 @@ def check(trial: Trial) -> Failure | None:
             displaced = _displaced(trial, seen, first) or _by_other_strides(seen, first)
             return Failure(
                 oracle=registry.RED_ZONE.name,
-                kind=_kind(first),
+                kind=f"{first.name} modified" if first.where == "inside" else f"write {first.where} {first.name}",
                 message=_sentence(first),
                 details=(
                     *dict.fromkeys(one.words for one in displaced),
@@ -82,10 +82,6 @@ def _by_other_strides(seen: Observation, stray: Violation) -> tuple[Cause, ...]:
 
 def _rank(violation: Violation) -> tuple[bool, bool, int]:
     return violation.where == "inside", violation.role == "input", -violation.elements
-
-
-def _kind(violation: Violation) -> str:
-    return f"{violation.name} modified" if violation.where == "inside" else f"write {violation.where} {violation.name}"
 
 
 def _sentence(violation: Violation) -> str:

@@ -268,7 +268,7 @@ COMPOSE = Oracle(
 PROGRAM_ORDER = Oracle(
     name="program_order",
     description="other bits where the programs of a Triton kernel run in another order, or side by side",
-    code="relations.program_order:PROGRAM_ORDER",
+    code="relations.schedules:PROGRAM_ORDER",
     is_relation=True,
     devices=("cpu",),
 )
@@ -290,7 +290,7 @@ CALL_SEQUENCE = Oracle(
 DELAYS = Oracle(
     name="delays",
     description="another result where programs and warps are delayed at random, or the GPU is busy",
-    code="relations.delays:DELAYS",
+    code="relations.schedules:DELAYS",
     is_relation=True,
     devices=("cuda",),
     costly_on=("cuda",),

@@ -25,14 +25,11 @@ def check(trial: Trial) -> Failure | None:
         for name, mask in untouched.items():
             if mask.any():
                 failure = _never_written(trial, name, mask)
-                return _nothing_written(failure, list(untouched)) if all(map(_is_all, untouched.values())) else failure
+                is_nothing = all(bool(one.all()) and one.numel() > 0 for one in untouched.values())
+                return _nothing_written(failure, list(untouched)) if is_nothing else failure
     if trial.checks.error_ratio > 1 and (left := _left_as_it_was(trial)) is not None:
         return left
     return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
-
-
-def _is_all(mask: Tensor) -> bool:
-    return bool(mask.all()) and mask.numel() > 0
 
 
 def _nothing_written(failure: Failure, names: Sequence[str]) -> Failure:
@@ -126,23 +123,19 @@ def _read_before_written(trial: Trial) -> Failure:
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
     where, got, got_otherwise, index = differing(name, axes, masks[name], one[name], other[name])
+    # Where no other memory has to differ than that of buffers which the kernel keeps, it is one of these.
+    is_kept = trial.prefilled_otherwise.kept and bool(trial.disagree(trial.first, trial.kept_otherwise))
+    in_kept = ", in a buffer that the kernel keeps between calls" if is_kept else ""
     return Failure(
         oracle=registry.UNWRITTEN.name,
         kind="read before written",
-        message=f"{where} changes with memory that is read before anything is written there{_in_kept(trial)}: it is "
+        message=f"{where} changes with memory that is read before anything is written there{in_kept}: it is "
         f"{got} where that holds NaN, and {got_otherwise} where it holds finite numbers",
         details=(f"it changes {extent(name, axes, masks[name])}", *_workspaces(trial)),
         tensor=name,
         causes=(Cause(mistake=READ_BEFORE_WRITTEN),),
         blame=blame_of(trial.case, axes, index),
     )
-
-
-def _in_kept(trial: Trial) -> str:
-    """Says so where no other memory has to differ than that of buffers which the kernel keeps between calls."""
-    if not trial.prefilled_otherwise.kept or not bool(trial.disagree(trial.first, trial.kept_otherwise)):
-        return ""
-    return ", in a buffer that the kernel keeps between calls"
 
 
 def _workspaces(trial: Trial) -> list[str]:

@@ -121,7 +121,7 @@ class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="integer"):
-    """A whole number from ``low``, which is simplest, to ``high``; ``likely`` ones are drawn, or usual sizes."""
+    """A whole number from ``low``, the simplest, to ``high``; ``likely`` ones, or usual sizes, are drawn often."""
 
     low: int
     high: int
@@ -190,7 +190,7 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class Seed(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="seed"):
-    """Where numbers come from. It means nothing by itself, and is no feature of a case."""
+    """A field that the numbers in tensors are drawn from. It means nothing by itself, and is no feature of a case."""
 
     @property
     def simplest(self) -> int:
@@ -229,7 +229,7 @@ class Seed(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
 
 
 class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="choice"):
-    """One of ``values``, the simplest first: bool, int, float or str."""
+    """A field that is one of ``values``, the simplest first: bool, int, float or str."""
 
     values: tuple[OptionValue, ...]
 
@@ -295,7 +295,7 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class Integers(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="integers"):
-    """From ``least`` to ``most`` whole numbers, each from ``low`` to ``high`` and all together at most ``total``."""
+    """A tuple of ``least`` to ``most`` whole numbers from ``low`` to ``high``, whose sum is at most ``total``."""
 
     low: int
     high: int

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a result is to hold: ``value`` (float64, or what holds the numbers exactly), in the shape of the result.
+    """The right result: ``value`` in float64, or in a dtype that holds the numbers exactly, in the shape of the result.
 
-    ``where`` (bool, of that shape; None for everywhere) are the elements that a kernel must write. Of an output, nobody
-    looks at the others; of a tensor that is changed in place, they must keep every bit. ``bound``: the largest error at
-    each element, in that shape or as one number; where it is None, `Problem.bound` is asked.
+    ``where`` (bool, of that shape; None for everywhere) are the elements that a kernel must write. Other elements of an
+    output are ignored; those of a tensor that is changed in place must keep every bit. ``bound`` is the largest error
+    at each element, in that shape or as one number; where it is None, `Problem.bound` is asked.
     """
 
     value: Tensor
@@ -37,10 +37,10 @@ class Expected:
 
 
 class Problem:
-    """What is computed, and on what: a class in a user's file, of which kernels are declared.
+    """A problem in a user's file: subclasses say what is computed, and kernels are declared with an instance.
 
-    Attributes that are `Integer`, `Integers`, `Choice` or `Seed` are the fields of a case, and their order is how much
-    a reader minds each: shrinking makes the first simple first. An instance may narrow them:
+    Attributes that are `Integer`, `Integers`, `Choice` or `Seed` are the fields of a case, and shrinking
+    makes the first of them simple first. An instance may narrow them:
     ``@attnfuzz.kernel(RopeAppend(head_size=attnfuzz.Choice((64, 128))))``.
 
     A case gets its fields from these alone, each independent of the others: what must fit together is worked out from

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.bench.kernels.measurements import STATES, MachineReply, Report, Result, State
 from attnfuzz.bench.kernels.run import versions_text
+from attnfuzz.bench.kernels.shapes import STATES, MachineReply, Report, Result, State
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.statistics import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Throughput, above, by_axis
+from attnfuzz.campaign.statistics import EXACT, LEAST, MOST, NOT_FINITE, Coverage, Throughput, above
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.problems.feature import Feature
 from attnfuzz.report.svg import element, number, path_of_rects, text
@@ -186,54 +186,15 @@ def _round_up(rate: float) -> float:
     return next(factor * power for factor in (1, 2, 4, 6, 10, 20) if factor * power >= rate)
 
 
-FEATURED = (
-    ("page size", "last page"),
-    ("length", "needle"),
-    ("head size", "GQA ratio"),
-    ("layout", "cache strides"),
-    ("dtype", "split filling"),
-    ("splits", "length"),
-    ("dtype", "last tile"),
-    ("prefix LSE", "suffix LSE"),
-    ("dtype", "heads"),
-    ("head size", "tokens"),
-)
-"""Pairs of axes with a table of their own, as far as a kernel has them: where bugs in attention kernels are at home."""
-
 _SHADES = (1, 3, 10, 30, 100)
 """A shade begins at each of these numbers of cases."""
 _CELL, _AXIS_GAP = 10.0, 5.0
 _LABELS = 190.0
 
 
-def shade(cases: int) -> str:
+def _shade(cases: int) -> str:
     """The class of a cell: "hole" for a pair that was never met, then "s1" to "s5" for more cases."""
     return f"s{sum(cases >= least for least in _SHADES)}" if cases else "hole"
-
-
-@dataclass(frozen=True, slots=True)
-class PairTable:
-    """Cases by pair of levels of two axes."""
-
-    rows_axis: str
-    columns_axis: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[int, ...]], ...]
-
-
-def pair_tables(coverage: Coverage) -> list[PairTable]:
-    """Those of ``FEATURED`` that this kernel has."""
-    axes = by_axis(coverage.levels)
-    order = {axis: i for i, axis in enumerate(axes)}
-    tables = []
-    for first, second in FEATURED:
-        if first in axes and second in axes:
-            one, other = sorted((first, second), key=order.__getitem__)
-            rows = tuple(
-                (level.level, tuple(coverage.cases(level, partner) for partner in axes[other])) for level in axes[one]
-            )
-            tables.append(PairTable(one, other, tuple(level.level for level in axes[other]), rows))
-    return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +250,7 @@ def _shaded(cells: list[list[int]], places: list[float]) -> Iterator[Markup]:
     for i, row in enumerate(cells):
         for j, cases in enumerate(row):
             if cases >= 0:
-                rects.setdefault(shade(cases), []).append((places[j], places[i], _CELL - 1, _CELL - 1))
+                rects.setdefault(_shade(cases), []).append((places[j], places[i], _CELL - 1, _CELL - 1))
     return (element("path", d=path_of_rects(found), class_=name) for name, found in sorted(rects.items()))
 
 

@@ -44,7 +44,8 @@ def _lines(folder: Path, status: int, title: str) -> Iterator[str]:
     replay, explore = _read(folder / "replay.json"), _read(folder / "explore.json")
     if replay is not None:
         cases = _cases(folder)
-        yield f"{count(len(replay['results']), 'run')} of saved cases, {len(cases)} not as expected.\n"
+        unlike = f"{len(cases)} of them not as expected" if cases else "all as expected"
+        yield f"{count(len(replay['results']), 'run')} of saved cases: {unlike}.\n"
         for one in cases:
             yield f"- **{_code(one['kernel'])}** {_why(one)}: {_code(one['path'])} {_text(one['message'] or '')}"
         if cases:

@@ -9,7 +9,6 @@ import msgspec
 
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.own_files import write_file
-from attnfuzz.report.charts import shade
 from attnfuzz.report.findings import count
 from attnfuzz.untrusted_text import only_printable
 
@@ -36,7 +35,7 @@ def rendered(template: str, **context: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": format_duration, "shade": shade, "percent": _percent}
+    environment.filters |= {"duration": format_duration, "percent": _percent}
     environment.globals |= {"count": count}
     return environment.get_template(template).render(**context)
 

@@ -77,7 +77,7 @@ def one_line(case: Case) -> str:
 
 
 def _value(value: object) -> str:
-    return f"({listed(value)})" if isinstance(value, tuple) else str(value)
+    return f"({listed(value)})" if isinstance(value, tuple) else str(value) or '""'
 
 
 def count(number: int, noun: str) -> str:
@@ -108,9 +108,11 @@ def restarts_of(statistics: Statistics) -> str:
 
 
 def found_so_far(statistics: Statistics) -> str:
-    """ "2 findings, and 1 possibly out of contract"; "0 findings" before there are any."""
+    """ "2 findings, and 1 failure being shrunk, 1 question"; "0 findings" before there are any."""
     counts, *others = _dispositions(entries_of(statistics.findings, statistics), statistics, "being shrunk")
-    return ", ".join([_findings(counts, statistics), *others])
+    questions = sum(statistics.disposition(found) == "question" for found in statistics.findings)
+    asked = [count(questions, "question")] if questions else []
+    return ", ".join([_findings(counts, statistics), *others, *asked])
 
 
 def what_was_found(result: CampaignResult) -> str:

@@ -23,7 +23,7 @@ from attnfuzz.oracles.registry import HANG, oracle_of
 from attnfuzz.own_files import write_file
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.open_cases import OpenProblem
-from attnfuzz.report.charts import coverage_map, devices_of, histogram_svg, pair_tables, timeline_svg
+from attnfuzz.report.charts import coverage_map, devices_of, histogram_svg, timeline_svg
 from attnfuzz.report.drawing import case_svg, draw
 from attnfuzz.report.explained import weights_svg
 from attnfuzz.report.files import rendered
@@ -108,7 +108,6 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
         headline=headline,
         histogram_svg=histogram_svg,
         oracle_of=oracle_of,
-        pair_tables=pair_tables,
         time_shares=_time_shares,
         title_of=title_of,
         weigh_command=_weigh_command,

@@ -18,8 +18,7 @@ from rich.text import Text
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.mutation.measurement import MeasuredMutants
-from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score, Status
+from attnfuzz.mutation.mutants import Kill, Mutant, MutantOutcome, Score, Status
 from attnfuzz.own_files import write_file
 from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import count
@@ -29,7 +28,7 @@ _INTRODUCTION = (
     "a kernel's Triton code and searches it, or runs your tests on it. A mutant is *killed* where that reports a "
     "failure, and *survived* where it does not; these two make the score. An *equivalent* mutant is listed with the "
     "reason why nothing can find it, and a *stillborn* one does not run. An operator is a kind of change: two "
-    "strides swapped, a mask dropped. Of the survivors, the diffs are at the end: each is a change that no case "
+    "strides swapped, a mask dropped. The diffs of survivors are at the end: each is a change that no case "
     "told from the kernel."
 )
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}

@@ -92,7 +92,8 @@ class LineReporter(Reporter):
         elif event == "shrunk":
             self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))
         elif event != "smaller":
-            self.note(describe("once only" if event == "unconfirmed" else event, finding, message=False))
+            what = {"unconfirmed": "once only", "known": "known bug"}.get(event, event)
+            self.note(describe(what, finding, message=False))
         elif time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:
             self._last_smaller = time.monotonic()
             steps = count(finding.steps, "step")

@@ -117,8 +117,9 @@ def print_total(
     tried = [result for result in ran if result.is_own and _status(result) == "open" and _was_judged(result)]
     repaired = {result.saved.path for result in tried} - set(failed)
     elsewhere = any(result.python is not None for result in results)  # it may have been found in another environment
+    marked = _mark(*repaired) if len(repaired) == 1 else "attnfuzz triage --fixed FILE"
     passing = f"; {count(len(repaired), 'open case')} " + (
-        "passing there" if elsewhere else "now passing; once repaired: attnfuzz triage --fixed FILE"
+        "passing there" if elsewhere else f"now passing; once repaired: {marked}"
     )
     text += passing if repaired else ""
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""

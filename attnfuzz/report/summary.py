@@ -19,20 +19,6 @@ from attnfuzz.report.files import write_json
 from attnfuzz.report.findings import ToldFinding, kernels_in_order, told_findings, undecided
 from attnfuzz.verdict import SourceLine
 
-__all__ = [
-    "FORMAT",
-    "EnvironmentSummary",
-    "FindingSummary",
-    "KernelSummary",
-    "OutcomeSummary",
-    "QuestionSummary",
-    "Summary",
-    "environments_of",
-    "outcomes_of",
-    "summarise",
-    "write_summary",
-]
-
 _MINUTE_S = 60.0
 
 

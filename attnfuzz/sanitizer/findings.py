@@ -9,8 +9,7 @@ from attnfuzz.oracles.registry import CRASH, EXCEPTION, HANG, SANITIZER
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.wording import plural
 from attnfuzz.sanitizer.report import SanitizerReport
-from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, TensorBytes
-from attnfuzz.sanitizer.tool import Tool
+from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, TensorBytes, Tool
 from attnfuzz.verdict import Failure
 
 _SHOWN_LINES = 12

@@ -27,7 +27,6 @@ from attnfuzz.problems.supports import Layout
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CAPTURED", "Captured", "Recorder", "capture"]
 
 Captured = Literal["paged_decode", "paged_attention"]
 CAPTURED = "captured"

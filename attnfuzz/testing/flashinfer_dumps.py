@@ -25,7 +25,6 @@ from attnfuzz.testing.capture import Recorder
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DumpError", "cases_of_dump", "is_dump"]
 
 _SESSION, _CALL = "session.jsonl", "metadata.jsonl"
 _MOST_PICKLED = 1 << 20

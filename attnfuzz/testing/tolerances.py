@@ -14,8 +14,6 @@ from torch import Tensor
 from attnfuzz.numerics.own import attention
 from attnfuzz.problems.declared_numerics import Numerics
 
-__all__ = ["DESIGNS", "MISTAKES", "SUITES", "Design", "Setting", "Suite", "Told", "Weighed", "weigh"]
-
 Design = Literal["flash", "eager", "split"]
 DESIGNS: dict[Design, tuple[Numerics, int]] = {
     "flash": (Numerics(), 1),

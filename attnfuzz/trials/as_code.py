@@ -54,11 +54,8 @@ def number_text(value: float) -> str:
         return "nan"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 and not _is_negative_zero(value) else repr(value)
-
-
-def _is_negative_zero(value: float) -> bool:
-    return value == 0 and math.copysign(1.0, value) < 0
+    is_negative_zero = value == 0 and math.copysign(1.0, value) < 0
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 and not is_negative_zero else repr(value)
 
 
 def definitions(tensors: Mapping[str, Shaped[Tensor, "..."]], *, room: int = _ROOM) -> list[str]:
@@ -82,7 +79,9 @@ def _definitions(tensors: Mapping[str, Tensor], most: int) -> list[str]:
             lines.append(f"{name} = {placed(tensor, base, made[base])}")
         else:
             is_dense = tensor.is_contiguous()
-            lines += _defined(name, tensor if is_dense else _memory_of(tensor), most)
+            # all elements from its first to its last one, those between included
+            whole = tensor if is_dense else tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
+            lines += _defined(name, whole, most)
             if not is_dense:
                 lines.append(f"{name} = {name}.as_strided({tuple(tensor.shape)}, {tensor.stride()})")
             made[name] = tensor
@@ -152,11 +151,6 @@ def _span(tensor: Tensor) -> int:
     if not tensor.numel():
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _memory_of(tensor: Tensor) -> Tensor:
-    """All elements from its first to its last one, those between included."""
-    return tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
 
 
 def _defined(name: str, tensor: Tensor, most: int) -> list[str]:
@@ -250,11 +244,7 @@ def _numbers(tensor: Tensor) -> list[str]:
         return [str(one) for one in flat.tolist()]
     kind = {torch.float16: np.float16, torch.float64: np.float64}.get(tensor.dtype, np.float32)
     values = flat.double().numpy().astype(kind)  # exact: float32 holds bfloat16
-    return [number_text(float(one)) if _is_short(float(one)) else str(one) for one in values]
-
-
-def _is_short(value: float) -> bool:
-    return not math.isfinite(value) or value == int(value)
+    return [number_text(float(one)) if not math.isfinite(one) or one == int(one) else str(one) for one in values]
 
 
 def _nested(numbers: Sequence[str], shape: tuple[int, ...]) -> str:

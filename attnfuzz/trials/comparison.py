@@ -155,7 +155,8 @@ def compare(reference: Reference, seen: Observation) -> list[Comparison]:
             for value, bound in [(one.value.to(reference.device), one.bound.to(reference.device))]
         ]
     expected, bound = reference.expected, reference.bound
-    out, lse = _out_and_lse(reference.declaration, seen)
+    out, *rest = seen.results.values()
+    lse = natural_lse(reference.declaration, rest[0]) if rest else None
     got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
     rows = axes_of("out", case)[0]
     found = [Comparison("out", (rows, "head", "dim"), got_out, expected.out, bound.out)]
@@ -175,11 +176,6 @@ def worst_ratio(comparisons: list[Comparison]) -> Float64[Tensor, ""]:
     """The largest error over bound, on the device of the results."""
     ratios = [comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]
     return torch.stack(ratios).amax() if ratios else comparisons[0].ratio.new_zeros(())
-
-
-def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, Tensor | None]:
-    out, *rest = seen.results.values()
-    return out, natural_lse(declaration, rest[0]) if rest else None
 
 
 def _empty_partials(case: Any, out: Tensor, lse: Tensor) -> list[Comparison]:

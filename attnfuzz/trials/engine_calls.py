@@ -49,14 +49,10 @@ def engine_calls(kernel: Kernel, case: Case, *, device: str, launches: bool) -> 
         if callable(returned):
             returned = returned()
         outputs = problem_of(case).results or problem_of(case).returned_names(case, kernel.declaration.supports)
-        results = _results(returned, [getattr(inputs, name) for name in outputs])
+        parts = list(returned) if isinstance(returned, tuple | list) else [returned]
+        given = [getattr(inputs, name) for name in outputs]  # which hold what is not returned
+        results = [other if one is None else one for one, other in zip(parts, given, strict=False)]
     return notes.calls(results)
-
-
-def _results(returned: Any, outputs: list[Tensor]) -> list[Any]:
-    """The results that the kernel ``returned``; where that is nothing, the ``outputs`` that it was given."""
-    parts = list(returned) if isinstance(returned, tuple | list) else [returned]
-    return [given if one is None else one for one, given in zip(parts, outputs, strict=False)]
 
 
 class _Stopped(BaseException):
@@ -156,8 +152,8 @@ class _Notes:
 
     def _new(self, wanted: str, tensor: Tensor) -> str:
         """The name of a tensor that a call made; one that it was given keeps its own."""
-        if (name := self._name_of(tensor)) is not None:
-            return name
+        if (known := next((name for name, one in self._known.items() if _are_same(one, tensor)), None)) is not None:
+            return known
         name = self._free(wanted)
         self._known[name] = tensor
         self._held.setdefault(name, tensor.new_empty(0))  # it is made by the call
@@ -166,9 +162,6 @@ class _Notes:
     def _free(self, wanted: str) -> str:
         names = [wanted, *(f"{wanted}{i}" for i in range(2, 1000))]
         return next(name for name in names if name not in self._known)
-
-    def _name_of(self, tensor: Tensor) -> str | None:
-        return next((name for name, known in self._known.items() if _are_same(known, tensor)), None)
 
     def _text(self, value: Any, parameter: str) -> str:
         match value:

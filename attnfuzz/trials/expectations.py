@@ -10,10 +10,10 @@ they hardly ever need launches of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,7 +66,10 @@ def expectations(
     `attention_bound`, which is so on a CPU.
     """
     keep_freed_memory()
-    requests = [_unmasked(*request) for request in requests]
+    requests = [
+        (declaration, *unmasked(case, values)) if isinstance(case, AttentionCase) else (declaration, case, values)
+        for declaration, case, values in requests
+    ]
     found: dict[int, Expectation] = {}
     kinds: tuple[tuple[Expect, str], ...] = (
         (expect_attention, "plain"),
@@ -81,15 +84,9 @@ def expectations(
             results, places = expect([requests[i] for i in chosen], one_copy=one_copy)
             if isinstance(tolerance, FixedTolerance):
                 results.bound_all(tolerance.bound)
-            found |= {i: _expectation(results, place) for i, place in zip(chosen, places, strict=True)}
+            parts = (results.of_case(*place) for place in places)
+            found |= {i: _expectation(*of_case) for i, of_case in zip(chosen, parts, strict=True)}
     return [found[i] for i in range(len(requests))]
-
-
-def _unmasked(declaration: Declaration, case: Case, values: Any) -> tuple[Declaration, Case, Any]:
-    if not isinstance(case, AttentionCase):
-        return declaration, case, values
-    rows, of_rows = unmasked(case, values)
-    return declaration, cast("Case", rows), of_rows
 
 
 def _kind(case: Case) -> str:
@@ -98,17 +95,9 @@ def _kind(case: Case) -> str:
     return "variant" if changes_scores(case) else "plain"
 
 
-def _expectation(results: Results, place: Place) -> Expectation:
-    out, lse, out_bound, lse_bound = results.of_case(*place)
-    return Expectation(ExactResult(out, lse), Bound(out=out_bound, lse=lse_bound))
-
-
 def on_device(expectation: Expectation, device: str) -> Expectation:
     """This expectation in the memory of `device`."""
-    expected, bound = expectation.expected, expectation.bound
-    return Expectation(
-        ExactResult(expected.out.to(device), expected.lse.to(device)), Bound(bound.out.to(device), bound.lse.to(device))
-    )
+    return _expectation(*(part.to(device) for part in _parts(expectation)))
 
 
 def bound_of(declaration: Declaration, case: Case, values: Any, *, one_copy: bool) -> Bound:
@@ -146,7 +135,7 @@ class DistantExpectations:
 
     def at_home(self) -> list[Expectation]:
         """All of them in host memory."""
-        return [_mapped(expectation, self.fetch.at_home) for expectation in self._found]
+        return [_expectation(*map(self.fetch.at_home, _parts(one))) for one in self._found]
 
     def _sent(self) -> list[Request]:
         """Requests with values on the device. Not every case has all of them: scales are those of 8-bit caches."""
@@ -167,6 +156,6 @@ def _parts(expectation: Expectation) -> Iterator[Tensor]:
     yield from (expectation.expected.out, expectation.expected.lse, expectation.bound.out, expectation.bound.lse)
 
 
-def _mapped(expectation: Expectation, function: Callable[[Tensor], Tensor]) -> Expectation:
-    out, lse, out_bound, lse_bound = map(function, _parts(expectation))
+def _expectation(out: Tensor, lse: Tensor, out_bound: Tensor, lse_bound: Tensor) -> Expectation:
+    """Of the parts that `_parts` gives."""
     return Expectation(ExactResult(out, lse), Bound(out=out_bound, lse=lse_bound))

@@ -41,24 +41,6 @@ from attnfuzz.triton_compat.configurations import tuned_calls
 from attnfuzz.triton_compat.interpreter_objects import launches_begun
 from attnfuzz.untrusted_text import text_of
 
-__all__ = [
-    "KernelRaised",
-    "Observation",
-    "ResultError",
-    "WrongDeviceError",
-    "build_through_host",
-    "call",
-    "call_options",
-    "check_finished",
-    "living_threads",
-    "named_results",
-    "never_launches",
-    "never_tuned",
-    "observe",
-    "observe_guarded",
-    "results_of_call",
-]
-
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -280,7 +262,8 @@ def observe(
     """
     started = time.perf_counter()
     supports = kernel.declaration.supports
-    arena, workspaces = arenas or (_arena_for(case, device, poison, prefill), None)
+    capacity = tensor_nbytes(case) + _ZONES_PER_TENSOR * len(tensor_specs(case))
+    arena, workspaces = arenas or (Arena(device, poison=poison, prefill=prefill, capacity=capacity), None)
     problem = problem_of(case)
     if placement is None:
         inputs = problem.build(case, arena, supports, values)
@@ -297,11 +280,6 @@ def observe(
     seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
     seen.kernel_s = time.perf_counter() - built - seen.compile_s
     return seen
-
-
-def _arena_for(case: Case, device: str, poison: Fill, prefill: Fill) -> Arena:
-    capacity = tensor_nbytes(case) + _ZONES_PER_TENSOR * len(tensor_specs(case))
-    return Arena(device, poison=poison, prefill=prefill, capacity=capacity)
 
 
 _LATE_CYCLES = 1_000_000
@@ -457,13 +435,9 @@ def build_through_host(
         dtype = getattr(torch, spec.dtype)
         given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=role_of(spec))
         if spec.role != "output":
-            _send(written[name], given)
+            source = written[name]
+            if given.device.type == "cuda" and source.numel():  # pinned memory, which torch keeps until it is copied
+                source = source.contiguous().pin_memory()
+            given.copy_(source, non_blocking=True)
         tensors[name] = given
     return problem_of(case).inputs(case, tensors)
-
-
-def _send(source: Tensor, target: Tensor) -> None:
-    """From pinned memory, which torch keeps until the copy has been made."""
-    if target.device.type == "cuda" and source.numel():
-        source = source.contiguous().pin_memory()
-    target.copy_(source, non_blocking=True)

@@ -125,7 +125,8 @@ def _worst(seen: Sequence[HostResults], unit: float) -> list[float]:
         out.double(), [part.expected.out for part in expected], [part.bound.out for part in expected], starts
     )
     if len(seen[0].runs[0]) > 1:
-        lse, starts = _joined([_by_rows(one.case, one.runs[0][1]) for one in seen])
+        lses = ((one.runs[0][1], axes_of("output_lse", one.case)[0] == "head") for one in seen)
+        lse, starts = _joined([part.mT if is_turned else part for part, is_turned in lses])
         expected_lse, bounds = [part.expected.lse for part in expected], [part.bound.lse for part in expected]
         worst = np.maximum(worst, _largest(lse.double().mul_(unit), expected_lse, bounds, starts))
     return [float(ratio) for ratio in worst]
@@ -177,11 +178,6 @@ def _wrongly_empty(
     is_wrong = torch.where(of_empty[chosen], (numbers != 0).any(-1), ~numbers.isfinite().all(-1)) | ~unused[chosen]
     wrong[chosen.nonzero()[is_wrong, 0]] = True
     return wrong
-
-
-def _by_rows(case: Case, lse: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """An LSE in the order of the expected one."""
-    return lse.mT if axes_of("output_lse", case)[0] == "head" else lse
 
 
 def _groups(seen: Sequence[HostResults], key: Callable[[HostResults], Any]) -> list[list[int]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float64
@@ -129,6 +129,34 @@ class Trial:
         self.observations.extend(runs)
         for name, seen in zip(("first", "second"), runs, strict=False):
             self.__dict__[name] = seen
+
+    def beside(
+        self,
+        *,
+        kernel: Kernel | None = None,
+        case: Case | None = None,
+        reference: Reference | None = None,
+        placement: Placement | None = None,
+        twice: bool = True,
+        inquire: bool = False,
+    ) -> "Trial":
+        """A trial of its own, of another kernel, case or reference where these are given."""
+        return Trial(
+            kernel or self.kernel,
+            case or self.case,
+            device=self.device,
+            tolerance=self.reference.tolerance,
+            reference=reference,
+            placement=placement,
+            twice=twice,
+            inquire=inquire,
+            compile_clock=self.compile_clock,
+        )
+
+    def reference_of(self, case: Case, values: Any = None) -> Reference:
+        """What another case should give the kernel; ``values``: those on the device, if not those that are drawn."""
+        declaration, tolerance = self.kernel.declaration, self.reference.tolerance
+        return Reference(declaration, case, device=self.device, tolerance=tolerance, values=values)
 
     def guard_second(self, guard: Guard, *, alone: RunChecks) -> None:
         """Have the second run made with a `guard`, unless the first one has symptoms `alone`."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from attnfuzz.triton_compat.patching import takes
 
 _OURS = "attnfuzz_watched"
 _CANNOT_RUN = (
@@ -123,11 +124,7 @@ def _installed() -> bool:
     if getattr(tuner, _OURS, False):
         return True
     run, prune = getattr(tuner, "run", None), getattr(tuner, "prune_configs", None)
-    if not inspect.isfunction(run) or not inspect.isfunction(prune):
-        return False
-    if [*inspect.signature(run).parameters] != ["self", "args", "kwargs"]:
-        return False
-    if [*inspect.signature(prune).parameters] != ["self", "kwargs"]:
+    if not takes(run, "self", "args", "kwargs") or not takes(prune, "self", "kwargs"):
         return False
     tuner.run = _watched(run)
     setattr(tuner, _OURS, True)

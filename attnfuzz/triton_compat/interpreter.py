@@ -27,6 +27,7 @@ from attnfuzz.triton_compat.interpreter_objects import install_objects
 from attnfuzz.triton_compat.interpreter_repairs import install_repairs
 from attnfuzz.triton_compat.interpreter_rewriting import install_rewriting
 from attnfuzz.triton_compat.interpreter_types import install_types
+from attnfuzz.triton_compat.patching import takes
 
 
 def install_fast_patching() -> bool:
@@ -55,7 +56,7 @@ def install_shortcuts() -> bool:
 
 def _has_shortcuts(interpreter: ModuleType, options: Any) -> bool:
     lookup = getattr(interpreter, "_get_np_dtype", None)
-    if not inspect.isfunction(lookup) or list(inspect.signature(lookup).parameters) != ["tt_dtype"]:
+    if not takes(lookup, "tt_dtype"):
         return False
     is_record = dataclasses.is_dataclass(options) and not isinstance(options, type)
     return is_record and getattr(options, "debug", None) is False and hasattr(options, "sanitize_overflow")
@@ -63,11 +64,9 @@ def _has_shortcuts(interpreter: ModuleType, options: Any) -> bool:
 
 def _is_known(interpreter: ModuleType) -> bool:
     patch, scope = getattr(interpreter, "_patch_lang", None), getattr(interpreter, "_LangPatchScope", None)
-    if not inspect.isfunction(patch) or not inspect.isclass(scope) or not hasattr(scope, "restore"):
+    if not inspect.isclass(scope) or not hasattr(scope, "restore") or not hasattr(interpreter, "interpreter_semantic"):
         return False
-    if not hasattr(interpreter, "interpreter_semantic"):
-        return False
-    return list(inspect.signature(patch).parameters) == ["fn"] and not inspect.signature(scope).parameters
+    return takes(patch, "fn") and not inspect.signature(scope).parameters
 
 
 class _PatchOncePerLaunch:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnfuzz.explaining.operations import SourcePlace, first_of_users
+from attnfuzz.triton_compat.patching import replaced
 
 _CREATE = "create_"
 _WRAPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "shl": np.left_shift}
@@ -55,15 +56,10 @@ def recorded(unwritten: Mapping[str, int]) -> Iterator[list[AccessAt]]:
         return
     recorder = _Recorder(interpreter, unwritten)
     builder = vars(interpreter)["InterpreterBuilder"]
-    names = [name for name in vars(builder) if name.startswith(_CREATE) and callable(vars(builder)[name])]
-    before = {name: vars(builder)[name] for name in names}
-    try:
-        for name in names:
-            setattr(builder, name, recorder.wrapped(before[name], name.removeprefix(_CREATE)))
+    methods = {name: one for name, one in vars(builder).items() if name.startswith(_CREATE) and callable(one)}
+    wrapped = {name: recorder.wrapped(method, name.removeprefix(_CREATE)) for name, method in methods.items()}
+    with replaced(builder, wrapped):
         yield recorder.accesses
-    finally:
-        for name, method in before.items():
-            setattr(builder, name, method)
 
 
 def _is_known(interpreter: ModuleType) -> bool:

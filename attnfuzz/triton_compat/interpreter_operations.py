@@ -17,6 +17,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from attnfuzz.explaining.operations import Kind, Operation, Recording, SourcePlace, first_of_users
+from attnfuzz.triton_compat.patching import replaced, takes
 
 Method = Callable[..., Any]
 
@@ -49,22 +50,15 @@ def recorded() -> Iterator[list[Operation]]:
         return
     recorder = _Recorder(interpreter)
     builder = vars(interpreter)["InterpreterBuilder"]
-    wrappers: list[tuple[Any, str, Callable[[Method, str], Method]]] = [
-        *((builder, name, recorder.operation) for name in vars(builder) if name.startswith(_CREATE)),
-        *((vars(interpreter)[name], "apply", recorder.reduction) for name in ("ReduceOps", "ScanOps")),
-        (vars(interpreter)["GridExecutor"], "__call__", recorder.launch),
-    ]
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in wrappers]
-    try:
-        for owner, name, wrap in wrappers:
-            setattr(owner, name, wrap(getattr(owner, name), name.removeprefix(_CREATE)))
+    methods = {name: method for name, method in vars(builder).items() if name.startswith(_CREATE)}
+    with contextlib.ExitStack() as stack:
+        wrapped = {name: recorder.operation(method, name.removeprefix(_CREATE)) for name, method in methods.items()}
+        stack.enter_context(replaced(builder, wrapped))
+        for kind in (vars(interpreter)[name] for name in ("ReduceOps", "ScanOps")):
+            stack.enter_context(replaced(kind, {"apply": recorder.reduction(kind.apply)}))
+        launch = vars(interpreter)["GridExecutor"]
+        stack.enter_context(replaced(launch, {"__call__": recorder.launch(launch.__call__)}))
         yield recorder.recording.operations
-    finally:
-        for owner, name, own in before:
-            if own is None:  # inherited
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
 
 
 def _is_known(interpreter: ModuleType) -> bool:
@@ -77,7 +71,7 @@ def _is_known(interpreter: ModuleType) -> bool:
         return False
     if list(inspect.signature(handle).parameters)[:2] != ["data", "dtype"] or hasattr(handle, "__slots__"):
         return False
-    if any(list(inspect.signature(one.apply).parameters) != ["self", "input"] for one in reductions):
+    if not all(takes(one.apply, "self", "input") for one in reductions):
         return False
     return isinstance(getattr(inspect.unwrap(launch.__call__), "__code__", None), CodeType)
 
@@ -94,7 +88,7 @@ class _Recorder:
         self._within: list[str] | None = None
         """Methods that have run within the one that is under way."""
 
-    def launch(self, method: Method, _: str) -> Method:
+    def launch(self, method: Method) -> Method:
         @functools.wraps(method)
         def recording(*args: Any, **kwargs: Any) -> Any:
             self._launches += 1
@@ -125,7 +119,7 @@ class _Recorder:
 
         return recording
 
-    def reduction(self, method: Method, _: str) -> Method:
+    def reduction(self, method: Method) -> Method:
         @functools.wraps(method)
         def recording(reduction: Any, given: Any) -> Any:
             if self._within is not None:

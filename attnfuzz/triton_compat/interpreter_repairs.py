@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from attnfuzz.triton_compat.patching import takes
+
 Method = Callable[..., Any]
 
 _ARITHMETIC = (
@@ -91,30 +93,17 @@ def _is_known(interpreter: ModuleType, builder: type) -> bool:
     handle = getattr(interpreter, "TensorHandle", None)
     if not inspect.isclass(handle) or not all(callable(vars(builder).get(f"create_{name}")) for name in names):
         return False
-    reductions = getattr(interpreter, "ReduceOps", None)
-    if not inspect.isclass(reductions) or list(inspect.signature(vars(reductions)["sum"]).parameters) != [
-        "self",
-        "input",
-    ]:
-        return False
-    conversion = list(inspect.signature(vars(builder)["create_fp_to_fp"]).parameters)
-    if conversion != ["self", "src", "dst_type", "rounding_mode"]:
-        return False
-    launch = getattr(interpreter, "GridExecutor", None)
-    if not inspect.isclass(launch) or list(inspect.signature(vars(launch)["_init_args_hst"]).parameters) != [
-        "self",
-        "args_dev",
-        "kwargs",
-    ]:
-        return False
-    if list(inspect.signature(vars(interpreter)["_implicit_cvt"]).parameters) != ["arg"]:
+    reductions, launch = (getattr(interpreter, name, None) for name in ("ReduceOps", "GridExecutor"))
+    known = (
+        (reductions, "sum", ("self", "input")),
+        (launch, "_init_args_hst", ("self", "args_dev", "kwargs")),
+        (interpreter, "_implicit_cvt", ("arg",)),
+        (builder, "create_fp_to_fp", ("self", "src", "dst_type", "rounding_mode")),
+        *((builder, f"create_{name}", ("self", "src", "dst_type")) for name in _CASTS),
+    )
+    if not all(takes(vars(owner or object).get(name), *parameters) for owner, name, parameters in known):
         return False
     if not callable(getattr(importlib.import_module("triton.runtime.jit"), "_normalize_ty", None)):
-        return False
-    if any(
-        list(inspect.signature(vars(builder)[f"create_{name}"]).parameters) != ["self", "src", "dst_type"]
-        for name in _CASTS
-    ):
         return False
     dot = list(inspect.signature(vars(builder)["create_dot"]).parameters)
     return list(inspect.signature(handle).parameters)[:2] == ["data", "dtype"] and dot[:4] == ["self", "a", "b", "d"]

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from attnfuzz.explaining.operations import SourcePlace
 from attnfuzz.triton_compat.interpreter_accesses import ACCESSES, addresses_of, bits_of, operands, place_of_caller
+from attnfuzz.triton_compat.patching import replaced
 
 _MOST_RESIDENT = 64
 """Programs that have begun and are not done; a GPU has room for as many, at least."""
@@ -84,9 +85,7 @@ def scheduled(schedule: Schedule) -> Iterator[Scheduled]:
         yield seen
         return
     executor, builder = (vars(interpreter)[name] for name in ("GridExecutor", "InterpreterBuilder"))
-    names = ["set_grid_dim", *(f"{_CREATE}{name}" for name in ACCESSES)]
-    before = {name: vars(builder)[name] for name in names}
-    launch, launching, running = executor.__call__, list[Any](), list[_Launch]()
+    launch, size, launching, running = executor.__call__, builder.set_grid_dim, list[Any](), list[_Launch]()
 
     @functools.wraps(launch)
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,24 +97,19 @@ def scheduled(schedule: Schedule) -> Iterator[Scheduled]:
             launching.pop()
             self.fn = ordinary
 
-    @functools.wraps(before["set_grid_dim"])
+    @functools.wraps(size)
     def set_grid_dim(builder: Any, *sizes: int) -> None:
         """The last that a launch does before it calls its function for each program."""
-        before["set_grid_dim"](builder, *sizes)
+        size(builder, *sizes)
         if math.prod(sizes) > 1:
             launching[-1].fn = _Collected(launching[-1].fn, builder, schedule, seen, running)
 
-    try:
-        executor.__call__ = launched
-        builder.set_grid_dim = set_grid_dim
-        for name in ACCESSES:
-            made = _turning(before[f"{_CREATE}{name}"], name, vars(interpreter)["TensorHandle"], running)
-            setattr(builder, f"{_CREATE}{name}", made)
+    handle = vars(interpreter)["TensorHandle"]
+    turning = {
+        f"{_CREATE}{name}": _turning(vars(builder)[f"{_CREATE}{name}"], name, handle, running) for name in ACCESSES
+    }
+    with replaced(executor, {"__call__": launched}), replaced(builder, {"set_grid_dim": set_grid_dim} | turning):
         yield seen
-    finally:
-        executor.__call__ = launch
-        for name, method in before.items():
-            setattr(builder, name, method)
 
 
 def _is_known(interpreter: ModuleType) -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
+
+from attnfuzz.triton_compat.patching import takes
 
 Method = Callable[..., Any]
 
@@ -43,10 +44,11 @@ def install_types() -> bool:
         "dtype": getattr(core, "dtype", None),
         "TritonSemantic": getattr(importlib.import_module("triton.language.semantic"), "TritonSemantic", None),
     }
-    if not all(_has(owners[owner], name, wanted) for (owner, name), wanted in _PARAMETERS.items()):
+    known = ((vars(owners[owner] or object).get(name), wanted) for (owner, name), wanted in _PARAMETERS.items())
+    if not all(takes(method, *wanted) for method, wanted in known):
         return False
     patch, semantic = (getattr(interpreter, name, None) for name in ("_patch_attr", "interpreter_semantic"))
-    if semantic is None or not _takes(patch, ["obj", "name", "member", "builder", "scope"]):
+    if semantic is None or not takes(patch, "obj", "name", "member", "builder", "scope"):
         return False
     if not _is_made_as_known(core):
         return False
@@ -59,14 +61,6 @@ def install_types() -> bool:
     interpreter._patch_attr = _patching(semantic)
     setattr(interpreter, _ADDED, True)
     return True
-
-
-def _has(owner: Any, name: str, parameters: list[str]) -> bool:
-    return inspect.isclass(owner) and _takes(vars(owner).get(name), parameters)
-
-
-def _takes(function: Any, parameters: list[str]) -> bool:
-    return inspect.isfunction(function) and list(inspect.signature(function).parameters) == parameters
 
 
 def _is_made_as_known(core: Any) -> bool:

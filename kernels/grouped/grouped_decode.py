@@ -13,7 +13,9 @@ stands between a simple kernel and that:
   tiles of all sequences first and takes an equal range of them, which may end one sequence and begin the next
   (``find_range``): as many programs as run at once have the same to read, and end together.
 * An address in the cache depends on a page id, which is a load of its own. The ids of the next tile are loaded one step
-  ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way.
+  ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way. With
+  pages of one token a batch has as many ids as tokens, too many for the cache: ``PREFETCH`` asks for them four
+  tiles ahead, so that the load finds them there.
 * The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
   programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places as soon as all
   programs of this one have read their tokens, and wait in ``gdc_wait`` for the memory they depend on.
@@ -36,6 +38,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.common.matrix_units import as_operand
+from attnfuzz.kernels.common.prefetch import prefetch
 from attnfuzz.kernels.common.score_variants import count_sink, vary_scores, window_begin
 from attnfuzz.kernels.grouped.combine_partials import (
     combine_heads,
@@ -46,6 +49,8 @@ from attnfuzz.kernels.grouped.combine_partials import (
 )
 
 __all__ = ["grouped_decode_kernel"]
+
+PREFETCHED_TILES: tl.constexpr = tl.constexpr(4)  # ahead
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
@@ -94,6 +99,7 @@ def grouped_decode_kernel(
     WHOLE_BLOCKS: tl.constexpr,  # whether the head sizes are those of the blocks
     SAME_STRIDES: tl.constexpr,  # whether pages and tokens are as far apart in V as in K
     BLOCK_S: tl.constexpr,  # num_seqs rounded up to a power of two where splits are shared out, otherwise 0
+    PREFETCH: tl.constexpr,  # BLOCK_S: whether page ids are asked for tiles ahead, which NVIDIA's GPUs know how to
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
     BLOCK_G: tl.constexpr,  # LAST_COMBINES: as BLOCK_M, but no more than the group rounded up to a power of two
@@ -141,8 +147,8 @@ def grouped_decode_kernel(
                 i_split - first_split, splits_used, i_seq + first_split, num_seqs + num_splits,
                 scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
                 p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-                X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, True, False, LAST_COMBINES,
-                BLOCK_G, CHUNK,
+                X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, True, PREFETCH, False,
+                LAST_COMBINES, BLOCK_G, CHUNK,
             )  # fmt: skip
             tile = until
             seq_begin = seq_end
@@ -179,8 +185,8 @@ def grouped_decode_kernel(
         i_split, splits_used, 0, num_splits,
         scale, num_kv_heads, group_size, head_blocks, block_size, head_size, v_head_size, window, soft_cap,
         p_slopes, stride_slope, p_sinks, stride_sink, p_k_scale, stride_k_scale, p_v_scale, stride_v_scale,
-        X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, False, PDL, LAST_COMBINES,
-        BLOCK_G, CHUNK,
+        X, TILE, BLOCK_M, BLOCK_D, BLOCK_DV, OWN_V, WHOLE_BLOCKS, SAME_STRIDES, False, False, PDL,
+        LAST_COMBINES, BLOCK_G, CHUNK,
     )  # fmt: skip
 
 
@@ -201,7 +207,7 @@ def attend(
     X: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     OWN_V: tl.constexpr, WHOLE_BLOCKS: tl.constexpr, SAME_STRIDES: tl.constexpr,
     SHARED_OUT: tl.constexpr,  # whether a head's states are those of all sequences
-    PDL: tl.constexpr, LAST_COMBINES: tl.constexpr, BLOCK_G: tl.constexpr, CHUNK: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr, LAST_COMBINES: tl.constexpr, BLOCK_G: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One program's tiles of a sequence, and the result, or a state to be combined."""
     i_kv_head = (i_block_of_seq // head_blocks).to(tl.int64)
@@ -238,6 +244,7 @@ def attend(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     step_pages = step // block_size
     step_off = step - step_pages * block_size
+    i_last_page = (seq_len - 1) // block_size
     for start in range(start_token, stop, step):
         m_t = start + o_t < seq_len
         if window is not None:
@@ -256,6 +263,9 @@ def attend(
         i_page += step_pages + m_next.to(tl.int32)
         m_page = start + step + o_t < seq_len
         i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=m_page, other=0)  # [TILE]
+        if PREFETCH:
+            i_ahead = tl.minimum(i_page + PREFETCHED_TILES * step_pages, i_last_page)
+            prefetch(p_pages + i_ahead.to(tl.int64) * stride_page)
 
         b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype))) * scale  # [BLOCK_M, TILE]
         if soft_cap is not None or p_slopes is not None:

@@ -327,7 +327,10 @@ def _launch(
     chunk = min(most, num_combined or most, triton.next_power_of_2(of_each))
     pdl = gpu is not None and gpu.is_hopper and (plan.pdl if pdl is None else pdl)
     own_v = v_head_size != head_size
-    block_s = sequences_counted(num_seqs) if plan.balanced else 0
+    of_ranges = {
+        "BLOCK_S": sequences_counted(num_seqs) if plan.balanced else 0,
+        "PREFETCH": plan.balanced and gpu is not None and not gpu.is_amd,
+    }
     whole = {"WHOLE_BLOCKS": (head_size, v_head_size) == (block_d, block_dv)}
     both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
@@ -339,7 +342,7 @@ def _launch(
         head_blocks=head_blocks,
         num_splits=num_splits,
         balanced=plan.balanced,
-        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_S": block_s, "OWN_V": own_v, **whole, **both},
+        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "OWN_V": own_v, **whole, **of_ranges, **both},
         of_combination={"CHUNK": chunk, "SHARED_OUT": plan.balanced, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
         options={**warps_and_stages, **dependent},

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.isolation import Died, Executor, Reply, Zygote
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.outcomes import Died, Reply
+from attnfuzz.isolation.zygote_client import Zygote
 from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 from tests.faults.families import Family, Role
 from tests.unit.execution_clients import SERVICES, assert_gone

@@ -68,6 +68,7 @@ def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(killed: Pat
     assert not (killed / ".attnfuzz" / "state.json").exists()
 
 
+@pytest.mark.night
 def test_other_kernels_are_not_taken_for_those_of_the_killed_campaign(killed: Path) -> None:
     """Its counts and known bugs would be put down to kernels that were never run."""
     with Campaign(killed, "--resume", kernels="crashes") as campaign:

@@ -22,6 +22,7 @@ from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import DTYPES
 from attnfuzz.verdict import Relations, Verdict
 from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
+from tests.judged_batches import judge_each
 
 Broken = dict[str, Declaration]
 
@@ -56,7 +57,7 @@ def test_bundled_kernels_pass_as_they_do_alone(target: str, runner: Runner) -> N
     (declaration,) = runner.declarations([target])
     cases = mixed(declaration)
     alone = [runner.judge(declaration, case) for case in cases]
-    for one, many in zip(alone, runner.judge_batch(declaration, cases, timeout_s=120.0), strict=True):
+    for one, many in zip(alone, judge_each(runner, declaration, cases, timeout_s=120.0), strict=True):
         assert many.failure is None
         assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-6)
         assert many.timing.total_s > 0
@@ -76,13 +77,13 @@ def test_broken_kernels_fail_as_they_do_alone(name: str, runner: Runner, broken:
     shorter = msgspec.structs.replace(case, seq_lens=(9, 0), values=Values(keys="normal"))
     cases = [case, shorter, case]
     alone = [without_timing(runner.judge(broken[name], case)) for case in cases]
-    together = [without_timing(verdict) for verdict in runner.judge_batch(broken[name], cases, timeout_s=120.0)]
+    together = [without_timing(verdict) for verdict in judge_each(runner, broken[name], cases, timeout_s=120.0)]
     assert [verdict.failure for verdict in together] == [verdict.failure for verdict in alone]
 
 
 def test_nondeterminism_is_seen(runner: Runner, broken: Broken) -> None:
     """Two runs of a batch would share their memory, and a kernel that counts its calls would pass."""
-    verdicts = runner.judge_batch(broken["counts_its_calls"], [DENSE, DENSE], timeout_s=120.0)
+    verdicts = judge_each(runner, broken["counts_its_calls"], [DENSE, DENSE], timeout_s=120.0)
     assert [verdict.failure.oracle if verdict.failure else None for verdict in verdicts] == ["determinism"] * 2
 
 
@@ -91,7 +92,7 @@ def test_lost_gpu_costs_no_verdicts(name: str, runner: Runner, broken: Broken) -
     """A sticky CUDA error would be blamed on the wrong case of the batch, or end the campaign."""
     alone = runner.judge(broken[name], DENSE).failure
     assert alone is not None
-    found = [verdict.failure for verdict in runner.judge_batch(broken[name], [DENSE, DENSE], timeout_s=120.0)]
+    found = [verdict.failure for verdict in judge_each(runner, broken[name], [DENSE, DENSE], timeout_s=120.0)]
     assert [(failure.oracle, failure.kind) if failure else None for failure in found] == [
         (alone.oracle, alone.kind)
     ] * 2
@@ -102,7 +103,7 @@ def test_compilation_is_told_apart(runner: Runner) -> None:
     """Statistics would show compilation as running time of a kernel."""
     (declaration,) = runner.declarations(["dense_naive"])
     cases = [msgspec.structs.replace(DENSE, options={"tile": 16}), msgspec.structs.replace(DENSE, options={"tile": 32})]
-    for verdict in runner.judge_batch(declaration, cases, timeout_s=120.0):
+    for verdict in judge_each(runner, declaration, cases, timeout_s=120.0):
         assert 0 <= verdict.timing.compile_s <= verdict.timing.total_s
 
 
@@ -225,7 +226,7 @@ def test_work_in_a_stream_that_nobody_waits_for(runner: Runner) -> None:
     case = fitted(declaration, CASES["paged_decode"])
     runner.judge(declaration, case)  # what a first call loads takes longer than the current stream is late
     for _ in range(10):  # on a GPU that others use the work may be done before the copies are made
-        failures = [verdict.failure for verdict in runner.judge_batch(declaration, [case, case], timeout_s=120.0)]
+        failures = [verdict.failure for verdict in judge_each(runner, declaration, [case, case], timeout_s=120.0)]
         if failures[0] is not None:
             break
     assert failures[0] is not None

@@ -11,6 +11,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies import cases
 from tests.families import cache_write_kernels, wide_kernels
+from tests.judged_batches import judge_each
 from tests.unit.drawing import drawn_from
 from tests.unit.test_own_problems import KERNELS, check_others_are_searched
 
@@ -33,7 +34,7 @@ def test_cases_are_judged_together_as_alone(name: str, runner: Runner) -> None:
     """What comes back in one copy would be another case's, or a stray write into a cache be lost in it."""
     (declaration,) = runner.declarations([f"attnfuzz.families.{name}_kernels:{name}"])
     drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=40)
-    assert [one.failure for one in runner.judge_batch(declaration, drawn, timeout_s=200)] == [None] * len(drawn)
+    assert [one.failure for one in judge_each(runner, declaration, drawn, timeout_s=200)] == [None] * len(drawn)
 
 
 @pytest.mark.parametrize("bug", ["padding", "token", "packed"])
@@ -41,7 +42,7 @@ def test_bugs_show_in_a_batch_as_alone(bug: str, runner: Runner) -> None:
     """A batch on a GPU would hide what a case by itself shows."""
     (declaration,) = runner.declarations([f"{cache_write_kernels.__file__}:{bug}"])
     drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=20)
-    together = [one.failure for one in runner.judge_batch(declaration, drawn, timeout_s=200)]
+    together = [one.failure for one in judge_each(runner, declaration, drawn, timeout_s=200)]
     alone = [runner.judge(declaration, case, relations=()).failure for case in drawn]
     pairs = [(one, other) for one, other in zip(together, alone, strict=True) if other is not None]
     assert pairs

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from attnfuzz.cli import replay
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool, find_executable
+from attnfuzz.sanitizer.running import TOOLS, SanitizerUnavailable, Tool, find_executable
 
 KERNELS = Path(__file__).with_name("broken_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(5, 0, 37), scale=0.25)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest
 from attnfuzz.bench.tuning import Tuning, ValuesToTry, tune
 from attnfuzz.bench.tuning_record import Tuned, decode_tuned, grown, python_source
 from attnfuzz.declaration import load_kernels

@@ -82,7 +82,7 @@ def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -
 
     Where it says nothing of how much that matters, a ratio of 200 to a bound would be taken for a wrong result.
     """
-    found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype, shapes=TWO)
+    found = failures(plant(dots=ROUNDED[mistake], numerics=Numerics(row_sum="float32")), dtype)
     of_scores = [failure for failure in found if "scores_rounded" in {one.mistake for one in failure.causes}]
     named = [failure for failure in found if failure in of_scores or "scores_rounded" in failure.maybe]
     assert len(of_scores) >= 0.8 * len(found)
@@ -425,13 +425,13 @@ def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str,
 def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     """A maintainer would look for a lost token where subnormal numbers are."""
     found = []
-    for case in cases("float16", (0,), shapes=TWO):
+    for case in cases("float16", (0,), shapes=slice(1)):
         case = msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, values="small"))
         failure = judge(
             plant(**flushed(**{part: True})), case, device="cpu", oracles=("accuracy",), relations=()
         ).failure
         found += [failure] if failure is not None else []
-    assert len(found) >= 7
+    assert len(found) >= 3
     named = [failure for failure in found if "flushed" in {one.mistake for one in failure.causes}]
     assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 

@@ -115,6 +115,7 @@ LISTS: dict[str, Any] = {"named": (3, 4, 2), "topk": 64, "num_heads": 1, "head_s
         ("whole_tiles", ""),
     ],
 )
+@pytest.mark.by_day("neighbour*", "first_length*", "right*")
 def test_another_rows_list_or_length_is_told(bug: str, words: str) -> None:
     """A reader of wrong numbers would look for what is wrong with a row, not for whose list it has."""
     (kernel,) = load_kernels(f"{FAMILIES / 'sparse_decode_kernels.py'}:{bug}")

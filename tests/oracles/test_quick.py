@@ -230,10 +230,11 @@ def test_small_and_large_cases_in_turn(
     bug: str, plant: Any, dense: DenseDecodeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verdicts would change places, or large cases be judged by other rules than small ones."""
-    small = plan_of(dense).nbytes
-    monkeypatch.setattr(judging, "_is_small", lambda plan: plan.nbytes == small)
+    small, smaller = (msgspec.structs.replace(dense, seq_lens=lengths) for lengths in ((9,), (4,)))
+    assert plan_of(smaller).nbytes <= plan_of(small).nbytes < plan_of(dense).nbytes
+    monkeypatch.setattr(judging, "_SMALL_BYTES", plan_of(small).nbytes)
     kernel = plant(**BUGS[bug])
-    cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
+    cases = [dense, small, dense, smaller]
     alone = [judge(kernel, case, device="cpu", inquire=False) for case in cases]
     assert without_timing(judge_batch(kernel, cases, device="cpu")) == without_timing(alone)
 

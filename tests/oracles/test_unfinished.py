@@ -13,7 +13,7 @@ import torch
 
 from attnfuzz.judging.judge import judge
 from attnfuzz.trials import observation
-from attnfuzz.trials.observation import ResultError, check_finished, living_threads
+from attnfuzz.trials.observation import ResultError, check_finished
 
 
 class Subclass(torch.Tensor):
@@ -63,7 +63,7 @@ def test_threads_from_before_the_call_are_not_waited_for() -> None:
     """Each case would take a quarter of a second for the pool of another one."""
     stop = threading.Event()
     waiting = in_a_thread(stop.wait)
-    check_finished({"out": torch.zeros(1, dtype=torch.float32)}, living_threads())
+    check_finished({"out": torch.zeros(1, dtype=torch.float32)}, threading.enumerate())
     assert waiting.is_alive()
     stop.set()
 

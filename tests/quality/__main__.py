@@ -30,26 +30,6 @@ WORKERS = 1
 """Of several, each may be at another symptom of the bug, and which of them the campaign ends with is up to chance."""
 BUDGET_S = {"cpu": 60, "cuda": 120}
 
-_HOW_TO_READ = """\
-Which bugs attnfuzz finds, how soon, and how small it makes the case. In a clone, to hunt two of them, and all:
-
-```sh
-python -m tests.quality --only v_not_masked lse_in_base_two
-make quality
-```
-
-| column | what it holds |
-|---|---|
-| mutant | the bug's name in `tests/quality/mutants.toml`, which has its source |
-| class | A empty states, B splits, C dead memory that leaks, D index overflow, E strides, F block tables, G tile and \
-page boundaries, H head size and GQA, I masks, J logits, K scales of an 8-bit cache, L log-sum-exp, \
-M dependence on the batch, N stale plans, O races and hangs, P specialisation, \
-Q limits and workspaces, R precision, S misplaced rows |
-| re-created from | the report of the bug in a released kernel; empty: another mistake of the same class |
-| oracle | the [check](oracles.md) that failed |
-| found, shrunk | seconds until it was first seen, and until its case was as small as it gets |
-"""
-
 Hunted = tuple[Mutant, Catch | None]
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -117,8 +97,6 @@ def _header(hunted: Sequence[Hunted], device: str, jobs: int, *, left: int) -> l
     return [
         "# Planted bugs: time to find, shrunk size",
         "",
-        *_HOW_TO_READ.splitlines(),
-        "",
         f"Measured {today} with `python -m tests.quality --device {device} --jobs {jobs}` on {where}: "
         f"Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__}{interpreter}. "
         f"Each bug is planted in a copy of the kernels and hunted by `attnfuzz explore --fail-fast --workers {WORKERS} "
@@ -138,8 +116,8 @@ def _header(hunted: Sequence[Hunted], device: str, jobs: int, *, left: int) -> l
         f"first failure to final case: median {_median(shrinking)}, longest {max(shrinking, default=0.0):.1f} s, "
         f"of crashes and hangs {max(fatal, default=0.0):.1f} s.",
         "",
-        "| mutant | bug | class | re-created from | oracle | found, s | shrunk, s | smallest case |",
-        "|---|---|---|---|---|---:|---:|---|",
+        "| mutant | class | oracle | found, s | shrunk, s | smallest case |",
+        "|---|---|---|---:|---:|---|",
     ]
 
 
@@ -160,7 +138,7 @@ def _median(seconds: Sequence[float]) -> str:
 
 
 def _row(mutant: Mutant, catch: Catch | None) -> str:
-    cells = [mutant.name, mutant.bug, mutant.classes, mutant.reference]
+    cells = [mutant.name, mutant.classes]
     if catch is None:
         cells += ["not found", "", "", ""]
     else:

@@ -19,7 +19,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunt, Hunter
-from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.mutation.mutants import Kill
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, DETERMINISM, HANG, OracleName, oracle_of
 from attnfuzz.overlay import VARIABLE
 from attnfuzz.problems.cases import decode_case

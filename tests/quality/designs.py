@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
 from attnfuzz.numerics import attention_bound, error_ratio
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies import cases
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 from attnfuzz.values import attention_values
+from tests.unit.drawing import drawn_cases
 from tests.unit.tensor_cores import HOPPER, VOLTA, Unit
 
 Result = tuple[Tensor, Tensor]
@@ -201,25 +200,11 @@ DESIGNS = (
 """Those without ``numerics`` are normal paths of engines."""
 
 
-def drawn_cases(dtype: str, count: int, device: str = "cpu") -> list[DenseDecodeCase]:
+def drawn_of(dtype: str, count: int, device: str = "cpu") -> list[DenseDecodeCase]:
     """The same at each call, as large as a campaign on ``device`` draws them."""
-    found: list[DenseDecodeCase] = []
     supports = Supports(dtypes=(dtype,))  # type: ignore[arg-type]  # any str
-
-    @seed(0)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(cases("dense_decode", supports=supports, sizes=GPU_SIZES if device == "cuda" else CPU_SIZES))
-    def draw(case: DenseDecodeCase) -> None:
-        found.append(case)
-
-    draw()
-    return found
+    sizes = GPU_SIZES if device == "cuda" else CPU_SIZES
+    return drawn_cases("dense_decode", count, supports=supports, sizes=sizes)
 
 
 def largest_ratios(design: Design, drawn: list[DenseDecodeCase], *declarations: Numerics) -> list[tuple[float, float]]:
@@ -273,7 +258,7 @@ def main() -> None:
     print(f"`python -m tests.quality.designs --cases {count}`, torch {torch.__version__}, {today}\n")
     print("| design | used by | out, undeclared | LSE, undeclared | declared as | out | LSE |")
     print("|---|---|---:|---:|---|---:|---:|")
-    drawn = [drawn_cases(dtype, count) for dtype in ("float16", "bfloat16")]
+    drawn = [drawn_of(dtype, count) for dtype in ("float16", "bfloat16")]
     reached: dict[str, float] = {}
     for design in DESIGNS:
         of_dtypes = [largest_ratios(design, of_dtype, _UNDECLARED, design.numerics) for of_dtype in drawn]

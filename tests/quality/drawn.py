@@ -14,16 +14,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, case_lists
+from attnfuzz.strategies import CPU_SIZES, GPU_SIZES
+from tests.unit.drawing import drawn_cases
 
 TILES = (16, 32, 64, 128)
 BLOCK = 16
 SEGMENTS = (2, 3, 4)
-_TOGETHER = 8
 _CACHES = Supports(variants=("window",), kv_dtypes=("float8_e4m3fn",), kv_scales=("tensor", "head"))
 _COLUMNS: dict[str, tuple[Problem, Supports]] = {
     "paged_decode": ("paged_decode", _CACHES),
@@ -33,26 +31,6 @@ _COLUMNS: dict[str, tuple[Problem, Supports]] = {
     **{f"mask of {kind}": ("masked_attention", Supports(masks=(kind,))) for kind in ("chunks", "pages", "tree")},
 }
 """Of masks, those of chunked local attention, of skipped blocks and of speculative decoding also alone."""
-
-
-def draw(problem: Problem, supports: Supports, count: int, *, sizes: Sizes = CPU_SIZES, first: int = 1) -> list[Any]:
-    """``count`` cases as a search draws them, the same each time for the same seed ``first``."""
-    found: list[Case] = []
-
-    @seed(first)
-    @settings(
-        max_examples=-(-count // _TOGETHER) + 100,
-        phases=(Phase.generate,),
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case_lists(problem, length=_TOGETHER, supports=supports, sizes=sizes))
-    def draw_some(cases: list[Case]) -> None:
-        found.extend(cases)
-
-    draw_some()
-    return found[:count]
 
 
 def of_case(case: Any) -> Iterator[str]:
@@ -140,7 +118,8 @@ def main() -> None:
     sizes = GPU_SIZES if options.sizes == "gpu" else CPU_SIZES
     shares: dict[str, dict[str, int]] = {}
     for column, (problem, supports) in _COLUMNS.items():
-        counted = Counter(one for case in draw(problem, supports, options.cases, sizes=sizes) for one in of_case(case))
+        drawn = drawn_cases(problem, options.cases, supports=supports, sizes=sizes)
+        counted = Counter(one for case in drawn for one in of_case(case))
         for name, count in counted.items():
             shares.setdefault(name, {})[column] = count
     print(f"`python -m tests.quality.drawn --cases {options.cases} --sizes {options.sizes}`\n")

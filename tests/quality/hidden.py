@@ -14,16 +14,15 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.strategies import case_lists
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 from attnfuzz.testing.loading import load_here
 from attnfuzz.trials.expectations import expectations
+from tests.unit.drawing import drawn_cases
 
 KERNELS = ("dense_naive", "paged_naive", "paged_split_k", "paged_grouped", "paged_attention_v2", "split_k_partials",
            "paged_attention_q_block", "paged_attention_segments")  # fmt: skip
@@ -53,23 +52,9 @@ def hidden(name: str, sizes: Sizes, count: int, *, declared: bool = False) -> It
 
 
 def _drawn(declaration: Declaration, sizes: Sizes, count: int) -> Sequence[Attention]:
-    found: list[Attention] = []
-    limits = {"supports": declaration.supports, "options": declaration.options, "sizes": sizes}
-
-    @seed(1)
-    @settings(
-        max_examples=-(-count // _AT_ONCE),
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(case_lists(declaration.problem, length=_AT_ONCE, **limits))  # type: ignore[arg-type]  # of any field
-    def draw(cases: list[Attention]) -> None:
-        found.extend(case for case in cases if case.variant.sinks is None)
-
-    draw()
-    return found[:count]
+    supports, options = declaration.supports, declaration.options
+    drawn = drawn_cases(declaration.problem, count, supports=supports, options=options, sizes=sizes)
+    return [case for case in drawn if case.variant.sinks is None]
 
 
 def _numbers(case: Attention) -> int:

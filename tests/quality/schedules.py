@@ -34,7 +34,7 @@ from attnfuzz.trials.trial import Trial
 from attnfuzz.triton_compat.compiling import CompileTimes
 from tests.gpu.bundled_cases import BUNDLED
 from tests.oracles.relations import racing_kernels
-from tests.quality.drawn import draw
+from tests.unit.drawing import drawn_cases
 
 RACES = Path(racing_kernels.__file__)
 _LEFT_OUT = {DELAYS.name, GUARD_PAGE.name, PAGE_RELOCATION.name}
@@ -84,7 +84,7 @@ class Seen:
 def cases_of(kernel: Kernel, count: int, seed: int) -> Iterator[Case]:
     """As a search on a GPU draws them."""
     declaration = kernel.declaration
-    drawn = draw(declaration.problem, declaration.supports, count, sizes=GPU_SIZES, first=seed)
+    drawn = drawn_cases(declaration.problem, count, seed=seed, supports=declaration.supports, sizes=GPU_SIZES)
     return (adapt_options(case, declaration.options) for case in drawn)
 
 

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Device, Runner
+from attnfuzz.isolation.devices import Device
+from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
 from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunted, Hunter
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.overlay import VARIABLE

@@ -8,7 +8,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.mutation.mutants import Kill
 from attnfuzz.oracles.registry import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import MergeStatesCase, encode_case
 from attnfuzz.verdict import Failure, Verdict

@@ -9,14 +9,14 @@ import torch
 
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
-from tests.quality.designs import DESIGNS, TARGET, Design, drawn_cases, largest_ratios
+from tests.quality.designs import DESIGNS, TARGET, Design, drawn_of, largest_ratios
 from tests.unit.tensor_cores import HOPPER, HOPPER_FP8, VOLTA
 
 CASES = 40
 SUMS_EXACT = Numerics(row_sum="float32")
 TIGHTEST = Numerics(row_sum="float32", partials="float32")
 DTYPES = ("float16", "bfloat16")
-drawn = functools.cache(drawn_cases)
+drawn = functools.cache(drawn_of)
 
 
 def ids(design: Design) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.judging.runner import Runner
+from tests.quality.catalogue import catalogue
 from tests.quality.hunting import NotFound, flaws, hunt
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import lay_over
@@ -71,6 +72,11 @@ def test_all_fit_the_kernels(tmp_path: Path) -> None:
         lay_over(mutant, folder)
         for path in folder.glob("*.py"):
             compile(path.read_text(), str(path), "exec")
+
+
+def test_the_page_has_all_of_them() -> None:
+    """A reader would be shown bugs that are planted no longer, or not be shown those that are."""
+    assert (Path(__file__).parents[2] / "docs" / "quality.md").read_text(encoding="utf-8") == catalogue()
 
 
 def test_mutants_differ_from_the_kernels_and_from_each_other() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
-from tests.quality.designs import Design, Result, drawn_cases, ratios
+from tests.quality.designs import Design, Result, drawn_of, ratios
 from tests.unit.tensor_cores import HOPPER_FP8
 
 DECLARED = (Numerics(), Numerics(row_sum="float32", partials="float32"))
@@ -129,7 +129,7 @@ def main() -> None:
     needed = "cases for 90 %, by either"
     print(f"| mistake | out, undeclared | LSE, undeclared | {needed} | out, sums in float32 | LSE | {needed} |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    drawn = [drawn_cases(dtype, count, device) for dtype in ("float16", "bfloat16")]
+    drawn = [drawn_of(dtype, count, device) for dtype in ("float16", "bfloat16")]
     for mistake in MISTAKES:
         columns = []
         for numerics in DECLARED:

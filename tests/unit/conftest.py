@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnfuzz.isolation import Executor, Zygote
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.execution_clients import SERVICES
 
 

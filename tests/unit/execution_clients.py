@@ -5,7 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.isolation import Died, Executor, Reply, TimedOut
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.outcomes import Died, Reply, TimedOut
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 

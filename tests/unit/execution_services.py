@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.isolation import ExitAfterReply
 from attnfuzz.isolation.progress import run_is_over
+from attnfuzz.isolation.serve import ExitAfterReply
 
 _MEBIBYTE = 1 << 20
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.triage.confirmation import Retries
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
@@ -18,7 +18,7 @@ from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations, Verdict
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 
 KERNEL = Declaration(
     name="pretended",
@@ -64,17 +64,9 @@ class PretendedProcess:
     bug: Callable[[DenseDecodeCase, Sequence[Case]], Failure | None]
     processes: list[list[Case]] = field(default_factory=lambda: [[]])
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
-        if afresh:
+        if how["afresh"]:
             self.processes.append([])
         failure = self.bug(case, tuple(self.processes[-1]))
         self.processes[-1].append(case)
@@ -83,7 +75,7 @@ class PretendedProcess:
         return Verdict(failure=failure)
 
     def timed(self, deadline: float = 1e12) -> CaseJudge:
-        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
+        return judging(scripted(self.judge), deadline=deadline)
 
     def retries(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Retries:
         return Retries(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)

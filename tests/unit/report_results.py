@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.statistics import ProgressMeter
+from attnfuzz.campaign.statistics import ProgressMeter, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
@@ -68,19 +68,24 @@ def a_finding(declaration: Declaration = PAGED, **fields: Any) -> Finding:
     return Finding("0-1", declaration, CASES[declaration.target], **(base | fields))
 
 
-def a_result(*findings: Finding, devices: tuple[str, ...] = ("",), **fields: Any) -> CampaignResult:
-    """A minute of three kernels, ten cases of each on each of ``devices``, all of them the same; none of MERGE."""
+def statistics_of(kernels: Sequence[Declaration], *findings: Finding, seconds: int = 60, left: int = 0) -> Statistics:
+    """Of a campaign that has run for so many ``seconds``, without any case yet."""
     now = time.monotonic()
-    statistics = Statistics(
-        kernels=Statistics.of_kernels([PAGED, DENSE, MERGE]),
-        started=now - 60,
-        deadline=now,
+    return Statistics(
+        kernels=Statistics.of_kernels(kernels),
+        started=now - seconds,
+        deadline=now + left,
         device="cpu",
         device_name="a processor",
         workers=2,
         seed=7,
         findings=list(findings),
     )
+
+
+def a_result(*findings: Finding, devices: tuple[str, ...] = ("",), **fields: Any) -> CampaignResult:
+    """A minute of three kernels, ten cases of each on each of ``devices``, all of them the same; none of MERGE."""
+    statistics = statistics_of([PAGED, DENSE, MERGE], *findings)
     timing = Timing(compile_s=0.01, kernel_s=0.05, reference_s=0.02, build_s=0.01)
     for device in devices:
         reports: list[WorkerProgress] = []

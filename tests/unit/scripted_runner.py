@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, cast
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
 
+from attnfuzz.campaign.judge.case_judge import CaseJudge
+from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case
@@ -12,15 +15,7 @@ from attnfuzz.verdict import Failure, Relations, Verdict
 
 
 class Judge(Protocol):
-    def __call__(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict: ...
+    def __call__(self, declaration: Declaration, case: Case, **how: Any) -> Verdict: ...
 
 
 def scripted(
@@ -37,6 +32,11 @@ def scripted(
     ``lost``: how batches that are lost lose their processes.
     """
     return cast(Runner, _ScriptedRunner(judge, together, find_leak, pid, lost, is_ready))
+
+
+def judging(runner: Runner, *, deadline: float = 1e12, journal: Path | None = None, **how: Any) -> CaseJudge:
+    """What has cases judged by ``runner``, of which none takes 10 s."""
+    return CaseJudge(runner, deadline=deadline, longest_s=10.0, journal=Journal(journal), **how)
 
 
 class _ScriptedRunner:
@@ -80,10 +80,8 @@ class _ScriptedRunner:
         afresh, self._is_fresh = self._is_fresh, False
         return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
 
-    def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
-    ) -> list[Verdict] | None:
-        verdicts = self._together(declaration, cases, timeout_s=timeout_s, relations=relations)
+    def judge_together(self, declaration: Declaration, cases: Sequence[Case], **how: Any) -> list[Verdict] | None:
+        verdicts = self._together(declaration, cases, **how)
         return None if verdicts is None else list(verdicts)
 
     def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:

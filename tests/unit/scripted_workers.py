@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -25,7 +26,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics
-from attnfuzz.campaign.workers import LastWords
+from attnfuzz.campaign.workers import LastWords, StartWorker
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
@@ -127,7 +128,7 @@ def campaign(
     coordinator = Coordinator(
         request,
         statistics,
-        launch=launch,
+        launch=cast(StartWorker, launch),
         reporter=reporter or Reporter(),
         readiness=readiness,
         device_ids=device_ids,

@@ -17,7 +17,6 @@ from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import (
     Channel,
     Confirmed,
@@ -39,8 +38,8 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import case_lists
-from attnfuzz.verdict import Failure, Relations, Verdict
-from tests.unit.scripted_runner import scripted
+from attnfuzz.verdict import Failure, Verdict
+from tests.unit.scripted_runner import judging, scripted
 
 KERNEL = Declaration(
     name="pretended",
@@ -110,19 +109,11 @@ class Bench:
         return None
 
     def timed(self, deadline: float) -> CaseJudge:
-        return CaseJudge(scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None))
+        return judging(scripted(self.judge), deadline=deadline)
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         self.note([case])
-        self.afresh += afresh
+        self.afresh += how["afresh"]
         return Verdict(failure=self.bug(case), error_ratio=0.5)
 
     def note(self, cases: Sequence[Case]) -> None:

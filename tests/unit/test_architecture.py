@@ -91,7 +91,7 @@ STRANGERS = {"attnfuzz.values": "attnfuzz.cases", "attnfuzz.inputs": "attnfuzz.c
 STATIONS = ("draw", "counts", "messages", "judge", "triage", "inference", "result", "saved")
 LIGHT = [
     "attnfuzz.problems.own",
-    "attnfuzz.cases.input_space",
+    "attnfuzz.cases.features",
     "attnfuzz.cases.supported",
     "attnfuzz.declaration",
     "attnfuzz.testing",

@@ -17,8 +17,7 @@ from attnfuzz.bench.kernels.contender import (
     prepare_kernel,
     sets_for_cold_l2,
 )
-from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
-from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.bench.kernels.shapes import MeasureReply, MeasureRequest, Shape
 from attnfuzz.bench.kernels.timing import HostStopwatch
 from attnfuzz.inputs.layouts import split_interleaved, token_views
 from attnfuzz.problems.declared_numerics import Numerics

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, encode_report
 from attnfuzz.bench.kernels.run import (
     Crashed,
     KernelBench,
@@ -18,7 +17,16 @@ from attnfuzz.bench.kernels.run import (
     choose_shapes,
     measure_kernels,
 )
-from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, smoke_suite
+from attnfuzz.bench.kernels.shapes import (
+    SUITES,
+    MeasureReply,
+    MeasureRequest,
+    Report,
+    Shape,
+    bytes_to_move,
+    encode_report,
+    smoke_suite,
+)
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.problems.attention import MAX_SEQ_LEN
 from attnfuzz.problems.supports import OptionValue

@@ -11,9 +11,8 @@ import torch
 
 from attnfuzz.bench.kernels import contender as checks
 from attnfuzz.bench.kernels import service as service_module
-from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.service import TimingService
-from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest, Shape
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 

@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.run import Crashed
-from attnfuzz.bench.kernels.shapes import bytes_to_move
+from attnfuzz.bench.kernels.shapes import MeasureReply, MeasureRequest, bytes_to_move
 from attnfuzz.bench.tuning import Tuning, configurations, measure_batches, tune, tuning_batches
 from attnfuzz.bench.tuning_record import (
     FEATURES,
+    Leaf,
     Record,
+    Split,
     decode_tuned,
     encode_tuned,
     features_of,
     grown,
     python_source,
 )
-from attnfuzz.bench.tuning_tree import Leaf, Split
 from tests.unit.timing_stand_ins import Pretended, declared, times
 
 SPLIT = declared("file.py:split", num_splits=(1, 8, 32), tile=(16, 64))

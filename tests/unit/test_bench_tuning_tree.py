@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from attnfuzz.bench.tuning_tree import (
+from attnfuzz.bench.tuning_record import (
     Configuration,
     Leaf,
     Sample,

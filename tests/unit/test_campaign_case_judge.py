@@ -13,7 +13,6 @@ import pytest
 
 from attnfuzz.campaign.judge import case_judge as module
 from attnfuzz.campaign.judge.case_judge import AdaptiveTimeout, CaseJudge, OutOfTime, Pipeline, Unjudged
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
@@ -21,8 +20,8 @@ from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, Ser
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.verdict import Failure, Relations, Timing, Verdict
-from tests.unit.scripted_runner import scripted
+from attnfuzz.verdict import Failure, Timing, Verdict
+from tests.unit.scripted_runner import judging, scripted
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
 
@@ -43,38 +42,17 @@ class FakeRunner:
         self.afresh: list[bool] = []
         self.verdict = Verdict()
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        self.limits.append(timeout_s)
-        self.afresh.append(afresh)
-        self.now += min(self.case_s, timeout_s)
-        return HANG if self.case_s > timeout_s else self.verdict
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        self.limits.append(how["timeout_s"])
+        self.afresh.append(how["afresh"])
+        self.now += min(self.case_s, how["timeout_s"])
+        return HANG if self.case_s > how["timeout_s"] else self.verdict
 
     def clock(self) -> float:
         return self.now
 
     def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> CaseJudge:
-        return CaseJudge(
-            scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock
-        )
-
-
-def test_the_limit_shrinks_once_cases_have_passed() -> None:
-    """With ten seconds for every hanging case, few of them fit into a minute."""
-    runner = FakeRunner(case_s=0.25)
-    judge = runner.timed()
-    for _ in range(11):
-        judge(DECLARATION, CASE)
-    judge(DECLARATION, CASE, patience="longest")
-    assert runner.limits[:10] == [10.0] * 10
-    assert runner.limits[10:] == [5.0, 10.0]
+        return judging(scripted(self.judge), deadline=deadline, journal=journal, clock=self.clock)
 
 
 def test_a_hang_teaches_nothing() -> None:
@@ -111,12 +89,10 @@ def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
     """One case that an oracle stumbles over must not end an hour's search, nor pass for a case that passed."""
     complaints: list[str] = []
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         raise ServiceError("an oracle divided by zero")
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
+    timed = judging(scripted(judge), complain=complaints.append)
     for _ in range(5):
         with pytest.raises(Unjudged):
             timed(DECLARATION, CASE)
@@ -132,26 +108,18 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "journal.json"
     seen: list[Case] = []
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         seen.append(load_regression(path).case)
         return Verdict()
 
-    CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
+    judging(scripted(judge), journal=path)(DECLARATION, CASE, afresh=True)
     assert seen == [CASE]
 
 
 def test_the_first_case_of_a_format_in_a_process_may_compile() -> None:
     """A kernel whose compiler runs in its own process would be killed in it, once it has run anything else."""
     runner, process = FakeRunner(case_s=0.01), [1]
-    judge = CaseJudge(
-        scripted(runner.judge, pid=lambda: process[0]),
-        deadline=1e9,
-        longest_s=10.0,
-        journal=Journal(None),
-        clock=runner.clock,
-    )
+    judge = judging(scripted(runner.judge, pid=lambda: process[0]), clock=runner.clock)
     for _ in range(12):
         judge(DECLARATION, CASE)
     assert runner.limits[-1] == 2.0
@@ -174,18 +142,6 @@ def test_builds_teach_nothing_about_hangs() -> None:
     assert runner.limits[-1] == 2.0
 
 
-def test_a_build_that_the_deadline_ends_is_no_hang() -> None:
-    """The last case of a campaign would be accused for being compiled too late."""
-
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
-        raise DeadlinePassed
-
-    with pytest.raises(OutOfTime):
-        CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))(DECLARATION, CASE)
-
-
 class FakeBatches:
     """Judges batches as ``outcome`` says, which takes ``batch_s`` on its own clock."""
 
@@ -195,14 +151,12 @@ class FakeBatches:
         self.batch_s = batch_s
         self.limits: list[float] = []
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, **how: Any) -> Verdict:
-        self.limits.append(timeout_s)
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        self.limits.append(how["timeout_s"])
         return Verdict()
 
-    def together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float, relations: Relations = None
-    ) -> Sequence[Verdict] | None:
-        self.limits.append(timeout_s)
+    def together(self, declaration: Declaration, cases: Sequence[Case], **how: Any) -> Sequence[Verdict] | None:
+        self.limits.append(how["timeout_s"])
         self.now += self.batch_s
         return self.outcome()
 
@@ -213,11 +167,10 @@ class FakeBatches:
         journal: Path | None = None,
         complain: Callable[[str], None] = lambda text: None,
     ) -> CaseJudge:
-        return CaseJudge(
+        return judging(
             scripted(self.judge, together=self.together),
             deadline=deadline,
-            longest_s=10.0,
-            journal=Journal(journal),
+            journal=journal,
             complain=complain,
             clock=lambda: self.now,
         )
@@ -277,70 +230,41 @@ def test_limits_are_learned_from_batches() -> None:
     assert batches.limits == pytest.approx([2.5, 20 * 0.3])
 
 
-def test_the_first_cases_have_the_longest_time() -> None:
-    """The first case of a kernel may compile it; calling that a hang would be a false alarm."""
-    timeout = AdaptiveTimeout(60.0)
-    for _ in range(9):
-        timeout.record(0.01)
-    assert timeout.limit_s() == 60.0
+SLOW_AMONG_FAST = ((0.5, 1, False), (0.01, 9, False))
+LIMITS: dict[str, tuple[float, tuple[tuple[float, int, bool], ...], dict[str, float]]] = {
+    "the first cases of a kernel may compile it": (60.0, ((0.01, 9, False),), {"limit": 60.0, "certain": 60.0}),
+    "later ones have twenty times the slowest": (60.0, SLOW_AMONG_FAST, {"limit": 10.0, "short": 3.0}),
+    "any hiccup of the machine would be a hang": (10.0, ((0.001, 10, False),), {"limit": 2.0, "short": 0.5}),
+    "one beyond the longest is no limit": (10.0, ((3.0, 10, False),), {"limit": 10.0}),
+    "a hang is certain well before a minute": (60.0, ((0.1, 10, False),), {"certain": 10.0}),
+    "unless cases take long": (60.0, ((2.0, 10, False),), {"certain": 40.0}),
+    "a batch has the time of all its cases": (10.0, ((0.25, 10, False),), {"limit": 5.0, "batch": 7.0}),
+    "and is suspected of nothing when it is late": (10.0, ((0.01, 1, False),), {"limit": 10.0, "batch": 2.58}),
+    "a format that is new may compile for as long": (60.0, ((0.01, 100, False),), {"limit": 2.0, "first": 60.0}),
+    "until ten have shown how long that takes": (
+        60.0,
+        ((0.01, 100, False), (1.5, 10, True)),
+        {"limit": 2.0, "first": 30.0, "certain": 30.0},  # in a fresh process every format is new
+    ),
+}
+"""By why: the longest time; seconds of so many cases, and whether they were the first of a format; what follows."""
 
 
-def test_later_cases_have_twenty_times_the_slowest() -> None:
-    """With the full time for each of many hanging cases, a kernel that hangs would use up the budget."""
-    timeout = AdaptiveTimeout(60.0)
-    for seconds in (0.5, *[0.01] * 9):
-        timeout.record(seconds)
-    assert timeout.limit_s() == 10.0
-    assert timeout.limit_s(short=True) == 3.0
-
-
-def test_the_limit_stays_within_its_ends() -> None:
-    """A limit of milliseconds would take any hiccup of the machine for a hang; one beyond the longest is no limit."""
-    fast, slow = AdaptiveTimeout(10.0), AdaptiveTimeout(10.0)
-    for _ in range(10):
-        fast.record(0.001)
-        slow.record(3.0)
-    assert fast.limit_s() == 2.0
-    assert fast.limit_s(short=True) == 0.5
-    assert slow.limit_s() == 10.0
-
-
-def test_a_hang_is_certain_well_before_the_longest_time() -> None:
-    """On a GPU, where the first case may compile for a minute, each hang would take minutes to look into."""
-    gpu, cpu = AdaptiveTimeout(60.0), AdaptiveTimeout(10.0)
-    assert gpu.certain_s == 60.0
-    for timeout in (gpu, cpu):
-        timeout.record(0.1, cases=10)
-    assert gpu.certain_s == cpu.certain_s == 10.0
-    gpu.record(2.0)
-    assert gpu.certain_s == 40.0
-
-
-def test_a_batch_may_take_as_long_as_all_of_its_cases_may() -> None:
-    """The limit of a single case would call every large batch a hang."""
-    timeout = AdaptiveTimeout(longest_s=10.0)
-    timeout.record(0.25, cases=10)
-    assert timeout.limit_s() == 5.0
-    assert timeout.batch_limit_s(9) == 7.0
-
-
-def test_a_batch_does_not_wait_for_what_hangs_in_it_as_long_as_a_case() -> None:
-    """It is suspected of nothing: each of its cases is judged alone then, and waited for once more."""
-    timeout = AdaptiveTimeout(longest_s=10.0)
-    timeout.record(0.01)
-    assert timeout.limit_s() == 10.0
-    assert timeout.batch_limit_s(11) == 2.6
-
-
-def test_the_first_case_of_a_format_has_a_patience_of_its_own() -> None:
-    """A kernel that compiles within its own process would be killed half way, and accused of a hang."""
-    timeout = AdaptiveTimeout(60.0)
-    timeout.record(0.01, cases=100)
-    assert (timeout.limit_s(), timeout.limit_s(first=True)) == (2.0, 60.0)
-    for _ in range(10):
-        timeout.record(1.5, first=True)
-    assert (timeout.limit_s(), timeout.limit_s(first=True)) == (2.0, 30.0)
-    assert timeout.certain_s == 30.0  # in a fresh process, where every format is new
+@pytest.mark.parametrize("why", LIMITS)
+def test_limits_are_learned_from_what_cases_take(why: str) -> None:
+    """A slow kernel would be accused of a hang, or one that hangs use up the budget."""
+    longest_s, seen, expected = LIMITS[why]
+    timeout = AdaptiveTimeout(longest_s)
+    for seconds, cases, first in seen:
+        timeout.record(seconds, cases=cases, first=first)
+    told = {
+        "limit": timeout.limit_s(),
+        "short": timeout.limit_s(short=True),
+        "first": timeout.limit_s(first=True),
+        "batch": timeout.batch_limit_s(9),
+        "certain": timeout.certain_s,
+    }
+    assert {name: told[name] for name in expected} == pytest.approx(expected)
 
 
 BATCHED = Declaration(name="k", problem="dense_decode", target="k")
@@ -386,14 +310,6 @@ def test_a_batch_is_sent_off_before_the_submitter_goes_on(monkeypatch: pytest.Mo
     assert sent.is_set()
 
 
-def test_a_batch_that_was_not_collected_is_not_overwritten() -> None:
-    """Its verdicts, findings among them, would be lost without a trace."""
-    pipeline = Pipeline(content)
-    pipeline.submit(BATCHED, CASES)
-    with pytest.raises(RuntimeError, match="collect"):
-        pipeline.submit(BATCHED, CASES)
-
-
 @pytest.mark.parametrize("error", [ValueError("bug"), SystemExit(3)])
 def test_an_error_in_the_background_is_raised_where_it_is_collected(error: BaseException) -> None:
     """An error that dies with its thread leaves a worker that searches on and judges nothing."""
@@ -427,10 +343,7 @@ def test_an_explanation_that_the_deadline_cuts_short_is_none() -> None:
     def explain(*_: object) -> Explanation:
         raise DeadlinePassed
 
-    judge = CaseJudge(
-        scripted(FakeRunner(case_s=0.1).judge), deadline=1e9, longest_s=10.0, journal=Journal(None), explain=explain,
-        clock=lambda: 0.0,
-    )  # fmt: skip
+    judge = judging(scripted(FakeRunner(case_s=0.1).judge), explain=explain, clock=lambda: 0.0)
     assert judge.explain(DECLARATION, CASE, Failure(oracle="accuracy", kind="out:value", message="")) == Explanation()
 
 
@@ -444,14 +357,7 @@ def test_an_interpreter_that_cannot_be_started_is_told_and_done_without(starts: 
             raise ExecutorUnavailable("no memory")
         return scripted(FakeRunner(case_s=0.1).judge)
 
-    judge = CaseJudge(
-        scripted(FakeRunner(case_s=0.1).judge),
-        deadline=1e12,
-        longest_s=10.0,
-        journal=Journal(None),
-        interpret=interpret,
-        complain=complaints.append,
-    )
+    judge = judging(scripted(FakeRunner(case_s=0.1).judge), interpret=interpret, complain=complaints.append)
     assert judge.start_interpreter(DECLARATION) is None  # it does not compile for long
     assert (judge.start_interpreter() is not None) is starts
     assert bool(judge.start_interpreter()) is starts

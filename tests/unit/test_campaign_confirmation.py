@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,9 +24,8 @@ from attnfuzz.campaign.triage.confirmation import (
 )
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
-from attnfuzz.identity.bug import Symptom
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import Failure, Relations, Verdict
+from attnfuzz.verdict import Failure, Verdict
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
@@ -65,17 +65,9 @@ def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() ->
 class DiesInOneRelation(PretendedProcess):
     """The kernel dies where ``value_affinity`` judges the case, which is what each case draws."""
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        dies = relations in (None, ("value_affinity",))
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        dies = how["relations"] in (None, ("value_affinity",))
         return Verdict(failure=CRASH) if dies else verdict
 
 
@@ -86,14 +78,6 @@ def test_a_death_in_a_relation_is_looked_for_there_from_then_on() -> None:
     found = confirm(process.suspect(a_case()), retries)
     assert (len(found.failures), found.is_flaky) == (2, False)
     assert retries.relations == ("value_affinity",)
-
-
-def test_a_death_that_does_not_come_back_is_not_looked_for_in_relations() -> None:
-    """Each further run would take all relations along."""
-    process = PretendedProcess(lambda case, earlier: None)
-    retries = process.retries()
-    assert not confirm(process.suspect(a_case()), retries).failures
-    assert retries.relations == ()
 
 
 DIFFERS = Failure(oracle="determinism", kind="out", message="out differs between two runs")
@@ -107,17 +91,9 @@ class Remembers(PretendedProcess):
 
     objections: float = math.inf
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        if relations != ("call_sequence",) or self.objections <= 0:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        if how["relations"] != ("call_sequence",) or self.objections <= 0:
             return verdict
         self.objections -= 1
         return Verdict(failure=REMEMBERED)
@@ -193,18 +169,15 @@ def test_the_rate_is_that_of_twenty_runs() -> None:
     assert 1 <= len(rate.failures) <= 10
 
 
-def test_what_never_comes_back_is_not_confirmed() -> None:
-    """A disturbance of the machine is no bug of the kernel."""
+@pytest.mark.parametrize(
+    ("failure", "runs"), [(CRASH, 20), (Failure(oracle="hang", kind="timeout", message="still running"), 1)]
+)
+def test_what_never_comes_back_is_not_confirmed(failure: Failure, runs: int) -> None:
+    """A disturbance of the machine is no bug of the kernel; of a hang it is so likely that it is not waited for."""
     process = PretendedProcess(lambda case, earlier: None)
-    found = confirm(process.suspect(a_case(), *OTHERS), process.retries())
-    assert (found.failures, found.runs) == ([], 20)
-
-
-def test_a_hang_that_does_not_come_back_is_not_waited_for() -> None:
-    """A slow machine is the likeliest reason for it."""
-    process = PretendedProcess(lambda case, earlier: None)
-    hang = Failure(oracle="hang", kind="timeout", message="still running")
-    assert confirm(process.suspect(a_case(), failure=hang), process.retries()).runs == 1
+    retries = process.retries()
+    found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), retries)
+    assert (found.failures, found.runs, retries.relations) == ([], runs, ())
 
 
 def test_what_is_left_of_a_case_has_to_fail_in_a_fresh_process() -> None:
@@ -232,13 +205,6 @@ def test_a_case_before_that_ends_the_process_ends_the_sequence() -> None:
     process = PretendedProcess(lambda case, earlier: CRASH)
     assert process.retries().after([A, B], C) is None
     assert sum(map(len, process.processes)) == 1
-
-
-def test_the_first_that_shows_the_symptom_is_found() -> None:
-    """Later ones tell nothing: the process is damaged then."""
-    process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
-    assert process.retries().first_alike([A, B, C], Symptom.of(KERNEL.target, WRONG)) == (1, WRONG)
-    assert process.retries().first_alike([A, B, C], Symptom.of(KERNEL.target, CRASH)) is None
 
 
 def test_a_result_that_depends_on_other_calls_is_looked_for_in_fresh_processes() -> None:

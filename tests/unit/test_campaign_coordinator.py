@@ -13,19 +13,10 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign import coordinator
-from attnfuzz.campaign.messages import (
-    Begin,
-    Busy,
-    Duplicate,
-    Join,
-    Ready,
-    Smaller,
-    Stop,
-    Trouble,
-    WorkerProgress,
-)
+from attnfuzz.campaign.messages import Begin, Busy, Duplicate, Join, Ready, Smaller, Stop, Trouble
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug

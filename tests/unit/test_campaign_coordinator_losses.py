@@ -14,10 +14,11 @@ import pytest
 
 from attnfuzz.campaign.coordinator import Coordinator
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
+from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import FindingEvent, Reporter, Statistics
-from attnfuzz.campaign.workers import WorkerProcess
+from attnfuzz.campaign.statistics import WorkerProgress
+from attnfuzz.campaign.workers import StartWorker, WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
 
@@ -110,7 +111,7 @@ def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: 
         workers=2, seed=7,
     )  # fmt: skip
     request = CampaignRequest(kernels=(KERNEL.target,), started=now, budget_s=60.0, save_folder=tmp_path)
-    result = Coordinator(request, statistics, launch=refused, reporter=Reporter()).run()
+    result = Coordinator(request, statistics, launch=cast(StartWorker, refused), reporter=Reporter()).run()
     assert result.stop_reason == "environment"
     assert "Resource temporarily unavailable" in result.troubles[0]
 

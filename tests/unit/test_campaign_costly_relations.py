@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from attnfuzz.campaign.draw.costly_relations import CostlyRelations
-from attnfuzz.campaign.messages import Found, Join, ToWorker, WorkerProgress
+from attnfuzz.campaign.messages import Found, Join, ToWorker
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import DEFAULT_ORACLES
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
-from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
+from attnfuzz.verdict import Drawn, Failure, Verdict
 from tests.unit.search_bench import KERNEL, after
 from tests.unit.test_campaign_search_batches import BatchBench
 
@@ -75,6 +76,14 @@ def test_there_is_no_turn_where_none_is_costly_or_no_case_has_passed() -> None:
     assert costly.due("kernel") is None
 
 
+def test_who_asks_for_these_alone_has_them_drawn_as_any_other() -> None:
+    """9,220 cases on a GPU, searched for narrow offsets alone, met them in 5 % of the time."""
+    asked_alone = CostlyRelations(("accuracy", "page_relocation"), device="cuda")
+    assert asked_alone.usual is None
+    asked_alone.judged("kernel", CASE, 100.0, passed=True)
+    assert asked_alone.due("kernel") is None
+
+
 def test_a_kernel_that_compiles_for_seconds_is_not_compiled_for_them_by_all_workers_at_once() -> None:
     """Fourteen workers would each compile it for as long as judging a hundred cases takes, to ask the same three."""
 
@@ -117,36 +126,21 @@ class NarrowBench(BatchBench):
 
     asked: int = 0
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         time.sleep(0.001)
-        if isinstance(relations, Drawn) and relations.turn is not None:
+        if isinstance(how["relations"], Drawn) and how["relations"].turn is not None:
             self.asked += 1
             assert cast(DenseDecodeCase, case).seq_lens
             return Verdict(failure=NARROW)
-        if relations == ("page_relocation",):
+        if how["relations"] == ("page_relocation",):
             return Verdict(failure=NARROW)
-        return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+        return super().judge(declaration, case, **how)
 
-    def together(
-        self,
-        declaration: Declaration,
-        cases: Sequence[DenseDecodeCase],
-        *,
-        timeout_s: float,
-        relations: Relations = None,
-    ) -> list[Verdict] | None:
+    def together(self, declaration: Declaration, cases: Sequence[DenseDecodeCase], **how: Any) -> list[Verdict] | None:
         time.sleep(0.001 * len(cases))
-        assert isinstance(relations, Drawn)
-        assert "page_relocation" in relations.without  # or it would be drawn by chance, whatever it takes
-        return super().together(declaration, cases, timeout_s=timeout_s, relations=relations)
+        assert isinstance(how["relations"], Drawn)
+        assert "page_relocation" in how["relations"].without  # or it would be drawn by chance, whatever it takes
+        return super().together(declaration, cases, **how)
 
 
 def test_what_only_a_turn_shows_is_found() -> None:
@@ -157,28 +151,40 @@ def test_what_only_a_turn_shows_is_found() -> None:
     assert sum(progress.cases for progress in bench.of(WorkerProgress)) < 3500  # 1 ms or more each
 
 
+def _related(sent: Sequence[msgspec.Struct]) -> set[str]:
+    """The relations of which a worker has reported that they had a word on a case."""
+    return {name for progress in sent if isinstance(progress, WorkerProgress) for name in progress.related}
+
+
+class ContentBench(NarrowBench):
+    """A kernel that the costly relations have nothing to say against."""
+
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        return verdict if verdict.failure is None else Verdict(related=("page_relocation",))
+
+
+def test_what_had_a_turn_is_known_to_have_looked() -> None:
+    """A search would end with "page_relocation applies to none of 9220 cases", though it looked at some."""
+    bench = ContentBench(lambda case: None, device="cuda", budget_s=30.0, most_together=8)
+    bench.enough = lambda sent: bench.asked > 0 and bool(_related(sent))
+    assert _related(bench.run().sent) == {"page_relocation"}
+
+
 @dataclass
 class EarlyBench(NarrowBench):
     """One case draws the relation before it is known what the kernel takes; later none does."""
 
     drew: Case | None = None
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         if self.drew is None:
             self.drew = case
             return Verdict(failure=NARROW)
         if len(self.judged) == 3:
             self.mail.append(Join(kernel=KERNEL))
-        asked = relations if isinstance(relations, tuple) else ()
-        return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=asked)
+        asked = how["relations"] if isinstance(how["relations"], tuple) else ()
+        return super().judge(declaration, case, **how | {"relations": asked})
 
 
 def test_what_a_relation_has_shown_early_is_asked_for_again() -> None:

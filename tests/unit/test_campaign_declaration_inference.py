@@ -6,7 +6,8 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -160,6 +161,31 @@ def test_what_is_wrong_in_float32_alone_is_no_tf32(runner: Runner, kernel: str) 
     """Whatever loses fewer bits than TF32 does would be let off on a GPU, as if matrix units had lost them."""
     (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
     assert infer(OnGpu(runner), declaration).numerics == Numerics()  # type: ignore[arg-type]  # judges alike
+
+
+@pytest.mark.parametrize(
+    ("problem", "supports", "left_out"),
+    [
+        ("paged_attention", Supports(), {"padding_tokens": "limit"}),
+        ("paged_decode", Supports(variants=("window",)), {"freed_pages": "question"}),
+        ("merge_states", Supports(), {"empty_state_lse": "question"}),
+    ],
+)
+def test_what_there_may_be_none_of_is_asked_for(problem: Any, supports: Supports, left_out: dict[str, str]) -> None:
+    """Padding that is refused, freed pages that are read and an LSE of +inf would be findings of a right kernel."""
+
+    def judge(declaration: Declaration, case: Any, **how: Any) -> Verdict:
+        if getattr(case, "padding_tokens", 0):
+            return Verdict(failure=Failure(oracle="exception", kind="ValueError in k", message="no padding"))
+        is_freed = problem == "paged_decode" and case.variant.freed_pages
+        if is_freed or any("+inf" in pair for pair in getattr(case, "lse_pairs", ())):
+            return Verdict(failure=Failure(oracle="dead_memory", kind="out", message="changes"))
+        return Verdict()
+
+    runner = SimpleNamespace(device="cpu", judge=judge, restart=lambda: None)
+    kernel = Declaration(name="k", problem=problem, target="k.py:k", supports=supports)
+    found = infer(cast(Runner, runner), kernel)
+    assert {one.name: one.disposition for one in found.left_out} == left_out
 
 
 SUM = {"row_sum": "float32"}

@@ -12,8 +12,8 @@ import pytest
 
 from attnfuzz.campaign.declaration_inference import with_declared
 from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.messages import Adopted, Found, Join, Minimised, WorkerProgress
+from attnfuzz.campaign.messages import Adopted, Found, Join, Minimised
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.runner import Runner
@@ -21,7 +21,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Cause, Failure, Verdict
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 from tests.unit.scripted_workers import KERNEL as CAMPAIGNS
 from tests.unit.scripted_workers import Worker, campaign, finds, waits
 from tests.unit.search_bench import KERNEL, Bench, after
@@ -103,9 +103,7 @@ class ToldByOtherRuns(RoundsQueries):
         def explain(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
             return Explanation(told=msgspec.structs.replace(failure, causes=self.left))
 
-        return CaseJudge(
-            scripted(self.judge), deadline=deadline, longest_s=10.0, journal=Journal(None), explain=explain
-        )
+        return judging(scripted(self.judge), deadline=deadline, explain=explain)
 
 
 @pytest.mark.parametrize(

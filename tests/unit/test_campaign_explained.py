@@ -39,6 +39,16 @@ def explained(runner: Runner, name: str, *, total_s: float = 20.0) -> Explanatio
     return explain_failure(runner, declaration, CASE, failure, weighing_s=20.0, total_s=total_s)
 
 
+KERNEL = Declaration(name="k", problem="dense_decode", target="k")
+
+
+def pretending(monkeypatch: pytest.MonkeyPatch, runner: Runner, **answers: object) -> Runner:
+    """``runner``, of which these methods answer so, whatever they are asked."""
+    for name, answer in answers.items():
+        monkeypatch.setattr(runner, name, lambda *_, answer=answer, **__: answer)
+    return runner
+
+
 def test_weights_and_changes_come_together(runner: Runner) -> None:
     """A finding would lack one half of its explanation."""
     found = explained(runner, "wrong_from_seven")
@@ -69,16 +79,14 @@ def test_an_access_outside_has_the_cause_that_wrong_numbers_of_a_similar_case_sh
         oracle="accuracy", kind="out:value", message="wrong; head 1 is read", tensor="out", causes=(cause,)
     )
     outside = Failure(oracle="guard_page", kind="read past k", message="a read past k", tensor="k")
-    monkeypatch.setattr(runner, "judge", lambda *_, **__: Verdict(failure=beside))
-    monkeypatch.setattr(runner, "access_lines", lambda *_, **__: Explanation())
-    declaration = Declaration(name="k", problem="dense_decode", target="k")
-    found = explain_in_short(runner, declaration, CASE, outside)
+    pretending(monkeypatch, runner, judge=Verdict(failure=beside), access_lines=Explanation())
+    found = explain_in_short(runner, KERNEL, CASE, outside)
     assert found.told is not None
     assert found.told.message == "a read past k; in a similar case, head 1 is read"
     assert "in a similar case, head 1 is read" not in found.lines
-    known = KnownBugs([Bug.seen_in(FailingCase(declaration, CASE, beside))])
-    assert known.predicting(FailingCase(declaration, CASE, found.told)) is not None
-    assert known.predicting(FailingCase(declaration, CASE, outside)) is None
+    known = KnownBugs([Bug.seen_in(FailingCase(KERNEL, CASE, beside))])
+    assert known.predicting(FailingCase(KERNEL, CASE, found.told)) is not None
+    assert known.predicting(FailingCase(KERNEL, CASE, outside)) is None
 
 
 def test_candidates_are_not_told_beside_what_runs_have_left_of_them(
@@ -91,10 +99,8 @@ def test_candidates_are_not_told_beside_what_runs_have_left_of_them(
     )
     bug = Failure(oracle="accuracy", kind="out:value", message="wrong; head 1 is read", causes=(left,))
     measured = Explanation(lines=("head 1 is read, or row 1 is read", "token 0 has weight 0"), causes=(left, other))
-    monkeypatch.setattr(runner, "judge", lambda *_, **__: Verdict(failure=bug))
-    monkeypatch.setattr(runner, "explain", lambda *_, **__: measured)
-    declaration = Declaration(name="k", problem="dense_decode", target="k")
-    found = explain_failure(runner, declaration, CASE, bug, weighing_s=1.0, total_s=0.0)
+    pretending(monkeypatch, runner, judge=Verdict(failure=bug), explain=measured)
+    found = explain_failure(runner, KERNEL, CASE, bug, weighing_s=1.0, total_s=0.0)
     assert found.lines == ("token 0 has weight 0",)
 
 
@@ -109,10 +115,8 @@ def test_the_line_of_a_crash_is_part_of_its_explanation(runner: Runner, monkeypa
     """`attnfuzz explain` would leave the text of the line out, which only the stack of the dead process tells."""
     line = SourceLine(file="kernels.py", line=31, text="tl.load(table + page)")
     crash = Failure(oracle="crash", kind="SIGSEGV", message="died", sources=(line,))
-    monkeypatch.setattr(runner, "judge", lambda *_, **__: Verdict(failure=crash))
-    monkeypatch.setattr(runner, "explain", lambda *_, **__: Explanation(lines=("it died again",)))
-    declaration = Declaration(name="k", problem="dense_decode", target="k")
-    found = explain_failure(runner, declaration, CASE, crash, weighing_s=1.0, total_s=0.0)
+    pretending(monkeypatch, runner, judge=Verdict(failure=crash), explain=Explanation(lines=("it died again",)))
+    found = explain_failure(runner, KERNEL, CASE, crash, weighing_s=1.0, total_s=0.0)
     assert (found.lines, found.sources) == ((), (line,))
 
 
@@ -128,10 +132,8 @@ def test_a_change_that_shows_another_bug_is_not_told(runner: Runner, monkeypatch
         unnamed = Failure(oracle="accuracy", kind="out:value", message="wrong")
         return Verdict(failure=others.get(case.seq_lens[0]) or (unnamed if case.dtype == "float16" else None))
 
-    monkeypatch.setattr(runner, "judge", judge)
-    monkeypatch.setattr(runner, "explain", lambda *_, **__: Explanation())
-    declaration = Declaration(name="k", problem="dense_decode", target="k")
-    (passes,) = explain_failure(runner, declaration, CASE, bug, weighing_s=1.0, total_s=20.0).changes
+    monkeypatch.setattr(pretending(monkeypatch, runner, explain=Explanation()), "judge", judge)
+    (passes,) = explain_failure(runner, KERNEL, CASE, bug, weighing_s=1.0, total_s=20.0).changes
     assert "seq_len" not in passes
     assert "bfloat16 instead of float32" in passes
 

@@ -49,6 +49,14 @@ class Story:
         needed = named(*features)
         self.book.minimised(Minimised(finding=name, features=needed, bugs=(), complete=complete, same_as=same_as))
 
+    def told(self, name: str, seq_len: int, *features: str, failure: Failure = WRONG, **fields: Any) -> None:
+        """A finding from its first case to its last."""
+        closed = {name: fields.pop(name) for name in ("complete", "same_as") if name in fields}
+        failed = fields.pop("failed", 3)
+        self.found(name, seq_len, failure, **fields)
+        self.confirmed(name, failed)
+        self.minimised(name, *features, **closed)
+
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*.json"))
 
@@ -110,14 +118,6 @@ def test_the_smallest_case_is_kept(story: Story) -> None:
     assert str(finding.signature) == "accuracy/out:value [seq_len>1]"
 
 
-def test_shrinking_cut_off_is_told_from_shrinking_done(story: Story) -> None:
-    """A large case that was cut off is no statement about how small the bug can be shown."""
-    story.found("0-1", 50)
-    story.confirmed("0-1")
-    story.minimised("0-1", "seq_len>1", complete=False)
-    assert story.book.findings[0].shrunk_s is None
-
-
 @pytest.mark.parametrize("order", [(2, 9), (9, 2)])
 def test_the_same_signature_twice_is_one_finding_in_its_smaller_case(story: Story, order: tuple[int, int]) -> None:
     """Two workers find the same bug at the same time; which of them is done first must not matter."""
@@ -129,16 +129,6 @@ def test_the_same_signature_twice_is_one_finding_in_its_smaller_case(story: Stor
     (finding,) = story.book.findings
     assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(2,))
     assert len(story.files()) == 1
-
-
-def test_a_bug_that_needs_less_takes_in_one_that_seemed_to_need_more(story: Story) -> None:
-    """Found in the other order, the second would have passed for known; the result must not depend on luck."""
-    for name, features in (("0-1", ("seq_len>1", "ragged")), ("1-1", ("seq_len>1",))):
-        story.found(name, 5 if name == "0-1" else 7)
-        story.confirmed(name)
-        story.minimised(name, *features)
-    (finding,) = story.book.findings
-    assert words(finding.features) == {"seq_len>1"}
 
 
 @pytest.mark.parametrize("shrunk_first", [True, False])
@@ -161,57 +151,57 @@ def test_the_case_that_is_done_with_stands_for_a_bug(story: Story, shrunk_first:
     assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(2,))
 
 
-def test_what_a_campaign_had_no_time_to_tell_apart_is_one_finding(story: Story) -> None:
-    """Ctrl-C while two workers shrink what the same kernel does would give two findings for one bug."""
-    for worker, needed in enumerate(("gqa_ratio>1", "strides:q")):
-        story.found(f"{worker}-1", worker + 5)
-        story.confirmed(f"{worker}-1")
-        story.minimised(f"{worker}-1", needed, "seq_len>1", complete=False)
-    (finding,) = story.book.findings
-    assert finding.shrunk_s is None
-    assert finding.also == ()
-    assert len(story.files()) == 1
+DEAD = Failure(oracle="dead_memory", kind="out:value", message="wrong, too")
+DIES = Failure(oracle="crash", kind="SIGSEGV", message="dead")
+DIFFERS = Failure(oracle="determinism", kind="out", message="differs")
+RAISES = Failure(oracle="exception", kind="ValueError", message="wrong, too")
+Told = tuple[tuple[str, ...], dict[str, Any]]
+TWO: dict[str, tuple[Told, Told, int]] = {
+    "found in the other order the second would have passed for known": (
+        (("seq_len>1", "ragged"), {}), (("seq_len>1",), {}), 1,
+    ),
+    "merging too much hides bugs": ((("seq_len>1",), {}), (("ragged",), {}), 2),
+    "nothing tells two apart that a campaign had no time for": (
+        (("gqa_ratio>1", "seq_len>1"), {"complete": False}), (("strides:q", "seq_len>1"), {"complete": False}), 1,
+    ),
+    "another symptom that was not shrunk is the bug that its case has room for": (
+        (("seq_len>1",), {}), (("seq_len>1", "strides:q"), {"failure": DEAD, "complete": False}), 1,
+    ),
+    "it has not what the first one needs": (
+        (("seq_len>1",), {}), (("strides:q",), {"failure": DEAD, "complete": False}), 2,
+    ),
+    "an exception is no number": (
+        (("seq_len>1",), {}), (("seq_len>1", "strides:q"), {"failure": RAISES, "complete": False}), 2,
+    ),
+    "nor is a hang": ((("seq_len>1",), {}), (("seq_len>1",), {"failure": HANG, "complete": False}), 2),
+    "a race shows as chance has it": (
+        (("num_seqs>1",), {"failure": DIFFERS, "failed": 1}), (("num_seqs>1",), {"failure": DEAD, "failed": 1}), 1,
+    ),
+    "and shrinking it ends anywhere": (
+        (("gqa_ratio>1",), {"failed": 1}), (("num_kv_heads>1",), {"failed": 1}), 1,
+    ),
+    "a flaky crash is not lost in flaky numbers": (
+        (("gqa_ratio>1",), {"failed": 1}), (("num_kv_heads>1",), {"failure": DIES, "failed": 1}), 2,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("oracle", "kind", "needed", "findings"),
-    [
-        ("dead_memory", "out:value", ("seq_len>1", "strides:q"), 1),
-        ("dead_memory", "out:value", ("strides:q",), 2),  # has not what the first one needs
-        ("exception", "ValueError", ("seq_len>1", "strides:q"), 2),
-        ("hang", "timeout", ("seq_len>1",), 2),
-    ],
-)
-def test_another_symptom_that_was_not_shrunk_is_the_bug_that_its_case_has_room_for(
-    story: Story, oracle: Any, kind: str, needed: tuple[str, ...], findings: int
-) -> None:
-    """`--fail-fast` ends a search while the second symptom of the first bug is still a large case."""
-    story.found("0-1", 5)
-    story.confirmed("0-1")
-    story.minimised("0-1", "seq_len>1")
-    story.found("1-1", 6, Failure(oracle=oracle, kind=kind, message="wrong, too"))
-    story.confirmed("1-1")
-    story.minimised("1-1", *needed, complete=False)
-    assert len(story.book.findings) == findings
-    assert len(story.files()) == findings
-
-
-def test_different_features_are_different_bugs(story: Story) -> None:
-    """Merging too much hides bugs."""
-    for name, feature in (("0-1", "seq_len>1"), ("1-1", "ragged")):
-        story.found(name, 5 if name == "0-1" else 7)
-        story.confirmed(name)
-        story.minimised(name, feature)
-    assert len(story.book.findings) == 2
+@pytest.mark.parametrize("why", TWO)
+def test_two_that_are_told_are_one_finding_or_two(why: str, story: Story) -> None:
+    """One bug would be read once for each case that it was seen in, or of two bugs only one."""
+    first, second, findings = TWO[why]
+    for name, seq_len, (features, fields) in (("0-1", 5, first), ("1-1", 7, second)):
+        story.told(name, seq_len, *features, **fields)
+    assert len(story.book.findings) == len(story.files()) == findings
+    shortest = min(first[0], second[0], key=len)
+    assert findings == 2 or len(story.book.findings[0].features) == len(shortest)
 
 
 def test_other_symptoms_of_a_bug_are_named_with_it_in_one_file(story: Story) -> None:
     """Whoever mends the bug should see all that it does, once, and still have everything that was looked into."""
     stride = Failure(oracle="unwritten", kind="out", message="never written")
     for name, seq_len, failure, more in (("0-1", 5, WRONG, ()), ("0-2", 7, stride, ("num_seqs>1",))):
-        story.found(name, seq_len, failure)
-        story.confirmed(name)
-        story.minimised(name, "strides:k", *more)
+        story.told(name, seq_len, "strides:k", *more, failure=failure)
     (finding,) = story.book.findings
     (path,) = story.files()
     line = "also shows as: unwritten/out [num_seqs>1, strides:k]: never written"
@@ -224,13 +214,9 @@ def test_other_symptoms_of_a_bug_are_named_with_it_in_one_file(story: Story) -> 
 def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) -> None:
     """Eight lines that differ only in how the pages lie would bury what the bug is."""
     nobody = Failure(oracle="unwritten", kind="out", message="never written")
-    story.found("0-0", 4)
-    story.confirmed("0-0")
-    story.minimised("0-0", "strides:k")
+    story.told("0-0", 4, "strides:k")
     for name, seq_len, features in (("0-1", 5, ("num_seqs>1", "ragged")), ("0-2", 7, ("num_seqs>1",))):
-        story.found(name, seq_len, nobody)
-        story.confirmed(name)
-        story.minimised(name, "strides:k", *features)
+        story.told(name, seq_len, "strides:k", *features, failure=nobody)
     (finding,) = story.book.findings
     assert said_of(finding) == ("also shows as: unwritten/out [num_seqs>1, strides:k]: never written",)
 
@@ -238,12 +224,15 @@ def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) 
 def test_what_may_be_any_of_several_bugs_is_told_of_none(story: Story) -> None:
     """Of two bugs one would be said to read memory that holds no token, which the other does."""
     for name, needed in (("0-1", "window"), ("0-2", "soft_cap")):
-        story.found(name, 5)
-        story.confirmed(name)
-        story.minimised(name, needed)
-    story.found("0-3", 9, Failure(oracle="dead_memory", kind="out", message="changes"))
-    story.confirmed("0-3")
-    story.minimised("0-3", "window", "soft_cap", complete=False)
+        story.told(name, 5, needed)
+    story.told(
+        "0-3",
+        9,
+        "window",
+        "soft_cap",
+        complete=False,
+        failure=Failure(oracle="dead_memory", kind="out", message="changes"),
+    )
     *told, undecided = story.book.findings
     assert [one.also for one in told] == [(), ()]
     assert undecided.is_unfinished
@@ -252,9 +241,13 @@ def test_what_may_be_any_of_several_bugs_is_told_of_none(story: Story) -> None:
 def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: Story) -> None:
     """A third symptom, needing less, must not lose the first two."""
     for name, oracle, more in (("0-1", "accuracy", 2), ("0-2", "unwritten", 1), ("0-3", "dead_memory", 0)):
-        story.found(name, 5 + more, Failure(oracle=oracle, kind="out", message=oracle))
-        story.confirmed(name)
-        story.minimised(name, "strides:k", *("num_seqs>1", "seq_len>1")[:more])
+        story.told(
+            name,
+            5 + more,
+            "strides:k",
+            *("num_seqs>1", "seq_len>1")[:more],
+            failure=Failure(oracle=oracle, kind="out", message=oracle),
+        )
     (finding,) = story.book.findings
     assert finding.symptom.oracle == "dead_memory"
     assert [sight.oracle for sight in finding.also] == ["unwritten", "accuracy"]
@@ -263,9 +256,14 @@ def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: S
 def test_a_finding_that_stands_for_two_says_what_ends_both(story: Story) -> None:
     """What a user declares would leave him with the symptom that was merged."""
     for name, seq_len, kind in (("0-1", 1, "every_other"), ("0-2", 2, "padded_rows")):
-        story.found(name, seq_len, strides={"k": kind})
-        story.confirmed(name)
-        story.minimised(name, "strides:k", f"strides:k={kind}", *(["seq_len>1"] if seq_len > 1 else []))
+        story.told(
+            name,
+            seq_len,
+            "strides:k",
+            f"strides:k={kind}",
+            *(["seq_len>1"] if seq_len > 1 else []),
+            strides={"k": kind},
+        )
     (finding,) = story.book.findings
     (path,) = story.files()
     line = 'if the kernel is only meant for contiguous tensors, declare Supports(strides="contiguous")'
@@ -285,9 +283,7 @@ def test_a_missing_lse_is_one_finding_whatever_shows_it(story: Story) -> None:
         ("0-2", 16, missing, "seq_len>1"),
         ("0-3", 16, of_one_row, "num_q_heads>1"),
     ):
-        story.found(name, seq_len, failure)
-        story.confirmed(name)
-        story.minimised(name, feature)
+        story.told(name, seq_len, feature, failure=failure)
     assert [words(finding.features) for finding in story.book.findings] == [{"seq_len>1"}, {"num_q_heads>1"}]
     assert any("also shows as: unwritten/lse [empty sequence]" in one for one in said_of(story.book.findings[0]))
 
@@ -302,19 +298,8 @@ def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> No
     )
     bare = Failure(oracle="dead_memory", kind="out", message="out depends on dead memory")
     for name, seq_len, failure in (("0-1", 5, bare), ("0-2", 7, told)):
-        story.found(name, seq_len, failure)
-        story.confirmed(name)
-        story.minimised(name, "strides:k")
+        story.told(name, seq_len, "strides:k", failure=failure)
     assert [finding.failure.message for finding in story.book.findings] == [told.message]
-
-
-def test_flaky_findings_of_one_kernel_are_one_bug_whatever_the_oracle(story: Story) -> None:
-    """A race shows as nondeterminism, dead memory or a wrong value, as chance has it."""
-    for name, oracle in (("0-1", "determinism"), ("1-1", "dead_memory")):
-        story.found(name, 5, Failure(oracle=oracle, kind="out", message="differs"))
-        story.confirmed(name, failed=1)
-        story.minimised(name, "num_seqs>1")
-    assert len(story.book.findings) == 1
 
 
 def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Story) -> None:
@@ -341,12 +326,8 @@ def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Sto
 
 def test_what_relatives_tell_to_be_one_bug_is_one_finding_as_it_is_seen_in_one_run(story: Story) -> None:
     """What a case needs does not always show that; and of the two a relation's word says less."""
-    story.found("0-1", 5, Failure(oracle="containment", kind="nan in K", message="nan"))
-    story.confirmed("0-1")
-    story.minimised("0-1", "gqa_ratio>1")
-    story.found("0-2", 7)
-    story.confirmed("0-2")
-    story.minimised("0-2", "num_kv_heads>1", same_as=story.book.findings[0].tag)
+    story.told("0-1", 5, "gqa_ratio>1", failure=Failure(oracle="containment", kind="nan in K", message="nan"))
+    story.told("0-2", 7, "num_kv_heads>1", same_as=story.book.findings[0].tag)
     (finding,) = story.book.findings
     assert finding.failure == WRONG
     assert [sight.oracle for sight in finding.also] == ["containment"]
@@ -359,25 +340,6 @@ def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:
     story.book.duplicate(Duplicate(finding="0-1", bugs=()))
     assert story.book.findings == []
     assert story.files() == []
-
-
-def test_flaky_findings_that_seem_to_need_other_things_are_one_bug_too(story: Story) -> None:
-    """Shrinking what fails now and then ends anywhere: a race would be read once for each case that it was seen in."""
-    for name, feature in (("0-1", "gqa_ratio>1"), ("1-1", "num_kv_heads>1")):
-        story.found(name, 5)
-        story.confirmed(name, failed=1)
-        story.minimised(name, feature)
-    (finding,) = story.book.findings
-    assert any("also shows as" in line for line in said_of(finding))
-
-
-def test_a_flaky_crash_is_not_lost_in_flaky_numbers(story: Story) -> None:
-    """What takes servers down would be a line among the details of a wrong digit."""
-    for name, failure in (("0-1", WRONG), ("1-1", Failure(oracle="crash", kind="SIGSEGV", message="dead"))):
-        story.found(name, 5, failure)
-        story.confirmed(name, failed=1)
-        story.minimised(name, "gqa_ratio>1" if name == "0-1" else "num_kv_heads>1")
-    assert len(story.book.findings) == 2
 
 
 def test_a_wrong_number_that_did_not_come_back_is_a_flaky_finding(story: Story) -> None:
@@ -393,42 +355,28 @@ def test_a_wrong_number_that_did_not_come_back_is_a_flaky_finding(story: Story) 
     assert (saved.finding.failed, saved.finding.runs) == (1, 21)
 
 
+GONE = [("crash", "memory"), ("crash", "leak"), ("crash", "SIGKILL"), ("exception", "OutOfMemoryError in decode")]
+KILLED = Failure(oracle="crash", kind="SIGXCPU", message="killed by SIGXCPU")
+
+
 @pytest.mark.parametrize(
-    ("oracle", "kind"),
-    [("crash", "memory"), ("crash", "leak"), ("crash", "SIGKILL"), ("exception", "OutOfMemoryError in decode")],
+    ("failure", "times", "lost_together", "doubts"),
+    [
+        *((Failure(oracle=oracle, kind=kind, message="gone"), 2, False, 1) for oracle, kind in GONE),
+        (HANG, 1, False, 0),  # a slow case
+        (HANG, 2, True, 0),
+        (HANG, 3, True, 1),  # one that stops itself in its third call hangs every batch, and no case alone
+        (KILLED, 1, True, 1),
+    ],
 )
-def test_what_a_full_machine_may_have_done_goes_to_the_side_list_once(story: Story, oracle: Any, kind: str) -> None:
-    """A kernel would be accused of what its neighbours on the machine did; it is worth a line, but not each time."""
-    for name in ("0-1", "0-2"):
-        story.found(name, 5, Failure(oracle=oracle, kind=kind, message="gone"))
-        story.book.unconfirmed_by(Unconfirmed(finding=name, runs=3))
-    assert len(story.book.unconfirmed) == 1
-    assert story.book.findings == []
-
-
-def test_a_hang_that_did_not_come_back_was_a_slow_case(story: Story) -> None:
-    """The first limit for a hang is a guess from other cases; a busy machine must not fill the report."""
-    story.found("0-1", 5, HANG)
-    story.book.unconfirmed_by(Unconfirmed(finding="0-1", runs=1))
-    assert story.book.unconfirmed == []
-
-
-def test_a_kernel_that_hangs_again_and_again_is_doubted(story: Story) -> None:
-    """One that stops itself in its third call hangs every batch, and no case alone: it would pass for right."""
-    for number in range(3):
-        assert story.book.unconfirmed == []
-        story.found(f"0-{number}", 5, HANG)
-        story.book.unconfirmed_by(Unconfirmed(finding=f"0-{number}", runs=1, lost_together=True))
-    assert [finding.failure for finding in story.book.unconfirmed] == [HANG]
-    assert story.book.findings == []
-
-
-def test_a_process_that_was_lost_with_many_cases_is_doubted_at_once_and_no_finding(story: Story) -> None:
-    """A file would be saved with a case that fails in no way, or nobody would hear that a process has died."""
-    killed = Failure(oracle="crash", kind="SIGXCPU", message="killed by SIGXCPU")
-    story.found("0-1", 5, killed)
-    story.book.unconfirmed_by(Unconfirmed(finding="0-1", runs=1, lost_together=True))
-    assert [finding.failure for finding in story.book.unconfirmed] == [killed]
+def test_what_the_machine_may_have_done_goes_to_the_side_list_once(
+    failure: Failure, times: int, lost_together: bool, doubts: int, story: Story
+) -> None:
+    """A kernel would be accused of what its neighbours on the machine did, or nobody hear that a process has died."""
+    for number in range(times):
+        story.found(f"0-{number}", 5, failure)
+        story.book.unconfirmed_by(Unconfirmed(finding=f"0-{number}", runs=3, lost_together=lost_together))
+    assert [finding.failure for finding in story.book.unconfirmed] == [failure] * doubts
     assert (story.book.findings, story.files()) == ([], [])
 
 

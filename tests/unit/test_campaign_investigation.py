@@ -14,8 +14,6 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import pytest
 
-from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.campaign.triage import investigation
 from attnfuzz.corpus import Regression, load_regression
@@ -28,11 +26,11 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, Page
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind, Pages
 from attnfuzz.problems.supports import Supports
-from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, Relations, SourceLine, Verdict
+from attnfuzz.verdict import WITHOUT_WEIGHT, Cause, Failure, SourceLine, Verdict
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.named_features import named, words
 from tests.unit.pretended_process import KERNEL, WRONG, PretendedProcess, a_case, looked_into
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -80,15 +78,13 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
 ) -> None:
     """One mistake about empty states would be a finding for each pair of LSEs, and another be taken for it."""
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, MergeStatesCase)
         return Verdict(failure=NAN if any(fails_with(*pair) for pair in case.lse_pairs) else None)
 
     pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert words(last(sent, Minimised).features) == features
@@ -99,15 +95,11 @@ def test_the_line_of_a_stray_write_is_known_once_it_is_explained() -> None:
     stray = Failure(oracle="red_zone", kind="write after out", message="written behind out")
     line = SourceLine(file="kernels.py", line=31)
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         return Verdict(failure=stray)
 
     explained = Explanation(sources=(line,))
-    timed = CaseJudge(
-        scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None), explain=lambda *_: explained
-    )
+    timed = judging(scripted(judge), explain=lambda *_: explained)
     suspect = PretendedProcess(lambda case, earlier: stray).suspect(a_case(), failure=stray)
     is_bug, sent = looked_into(suspect, timed)
     assert is_bug
@@ -124,12 +116,10 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
     """Whoever copies it would see the finding again."""
     missing = Failure(oracle="unwritten", kind="lse", message="lse was never written", remedy={"lse": "none"})
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     is_bug, sent = looked_into(
         PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed
     )
@@ -141,15 +131,13 @@ def test_numbers_that_are_plainly_wrong_in_a_relation_are_told_of_a_case_that_ha
     """The case would say nothing of what the relation's batch needs, and the bug be told again of batches as drawn."""
     residuals = Failure(oracle="residuals", kind="out:value", message="with other numbers, wrong")
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         if len(case.seq_lens) > 1:
             return Verdict(failure=WRONG)
-        return Verdict(failure=residuals if relations == ("residuals",) and case.seq_lens[0] >= 5 else None)
+        return Verdict(failure=residuals if how["relations"] == ("residuals",) and case.seq_lens[0] >= 5 else None)
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(17,), scale=default_scale(16))
     is_bug, sent = looked_into(PretendedProcess(lambda case, earlier: None).suspect(case, failure=residuals), timed)
     assert is_bug
@@ -276,16 +264,14 @@ def _looked_into_on_a_shared_page(
 ) -> tuple[bool, list[msgspec.Struct], KnownBugs]:
     """Of a case that shows ``shown``, and ``behind`` where no page is shared if that comes of a read past the end."""
 
-    def judge(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         assert isinstance(case, PagedDecodeCase)
         if case.num_seqs == 1:
             return Verdict(failure=behind if reads_past_its_end else None)
         is_shared = case.pages.shared_blocks or not reads_past_its_end
         return Verdict(failure=shown if is_shared else behind)
 
-    timed = CaseJudge(scripted(judge), deadline=1e12, longest_s=10.0, journal=Journal(None))
+    timed = judging(scripted(judge))
     known = KnownBugs()
     if is_known:
         known.add(Bug.shown_by(PAGED.target, behind, frozenset()))

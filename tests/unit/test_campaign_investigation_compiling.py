@@ -11,8 +11,6 @@ import msgspec
 import pytest
 
 from attnfuzz import minimise
-from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Minimised, Smaller
 from attnfuzz.campaign.triage import investigation
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -26,7 +24,7 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Timing, Verdict
 from tests.unit import pretended_process
 from tests.unit.pretended_process import WRONG, looked_into
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 
 KERNEL = Declaration(
     name="compiling",
@@ -93,14 +91,7 @@ class Machine:
 
     def shrunk(self) -> tuple[DenseDecodeCase, Minimised]:
         """The case that is left of a large one, and how that is told."""
-        judge = CaseJudge(
-            scripted(self._judge_on_gpu),
-            deadline=1e12,
-            longest_s=10.0,
-            journal=Journal(None),
-            interpret=self._interpreter,
-            complain=self.complaints.append,
-        )
+        judge = judging(scripted(self._judge_on_gpu), interpret=self._interpreter, complain=self.complaints.append)
         assert judge(KERNEL, LARGE).failure == WRONG
         is_bug, sent = looked_into(FailingCase(KERNEL, LARGE, WRONG), judge)
         assert is_bug

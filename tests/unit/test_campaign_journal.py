@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.judge.journal import Journal, JournalFolder, forget, was_running
-from attnfuzz.corpus import FindingRecord, Regression, encode_regression, load_regression
+from attnfuzz.corpus import encode_regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.own_files import LinkError
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -75,21 +75,16 @@ def test_a_full_disk_ends_the_journal_and_not_the_search(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only working directory must not keep anyone from searching."""
-    monkeypatch.chdir(tmp_path)
-    journal = Journal(None)
-    journal.write(DECLARATION, [a_case(1)])
-    journal.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_is_removed_when_all_went_well(tmp_path: Path) -> None:
-    """Leftovers would be taken for a campaign that was cut off."""
+@pytest.mark.parametrize("end", ["well", "vanished", "lost"])
+def test_the_folder_is_removed_when_all_went_well(end: str, tmp_path: Path) -> None:
+    """Leftovers would be taken for a campaign that was cut off; or the case be lost with which a GPU was."""
     with JournalFolder(tmp_path / "state") as folder:
         assert folder.path is not None
         (folder.path / "worker-0.json").touch()
-    assert not folder.path.exists()
+        folder.keep = end == "lost"
+        if end == "vanished":  # the checkout was removed
+            shutil.rmtree(tmp_path / "state")
+    assert folder.path.exists() == (end == "lost")
     assert folder.left_over == []
 
 
@@ -100,18 +95,11 @@ def test_what_a_dead_campaign_left_is_named(tmp_path: Path) -> None:
     with JournalFolder(tmp_path) as alive, JournalFolder(tmp_path) as folder:
         assert folder.left_over == [dead]
         assert folder.path != alive.path
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {dead.name, "journal-1"}
-
-
-def test_what_a_dead_campaign_left_is_named_once(tmp_path: Path) -> None:
-    """Said at each start, it is read at none."""
-    dead = left_over(tmp_path, "journal-1")
-    with JournalFolder(tmp_path) as folder:
-        assert folder.left_over == [dead]
         folder.announced()
     with JournalFolder(tmp_path) as folder:
-        assert folder.left_over == []
+        assert folder.left_over == []  # said at each start, it is read at none
     assert load_regression(dead / "worker-0.json").case == a_case(3)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {dead.name, "journal-1"}
 
 
 def test_cases_that_are_cleared_are_forgotten_and_at_last_the_folder(tmp_path: Path) -> None:
@@ -210,30 +198,9 @@ def test_the_journal_of_a_live_campaign_is_not_taken_from_it(tmp_path: Path) -> 
         assert len(list(folder.path.glob("*.json"))) == 1
 
 
-def test_only_cases_that_were_running_are_forgotten_for_passing(tmp_path: Path) -> None:
-    """A finding that passes is repaired, and its file is what keeps it so."""
-    record = FindingRecord(oracle="crash", kind="SIGSEGV", message="dead")
-    assert not was_running(Regression(problem="dense_decode", kernel="k", case=a_case(1), finding=record))
-
-
 def test_a_dead_campaign_with_the_same_process_id_keeps_its_journal(tmp_path: Path) -> None:
     """In a container process IDs are the same each time: the case that took the last one down would be overwritten."""
     dead = left_over(tmp_path, f"journal-{os.getpid()}")
     with JournalFolder(tmp_path) as folder:
         assert folder.left_over == [dead]
     assert dead.exists()
-
-
-def test_a_folder_that_vanished_is_no_error(tmp_path: Path) -> None:
-    """A campaign whose checkout was removed would end with a traceback instead of its result."""
-    with JournalFolder(tmp_path / "state") as folder:
-        shutil.rmtree(tmp_path / "state")
-    assert folder.path is not None
-
-
-def test_a_journal_that_is_needed_is_kept(tmp_path: Path) -> None:
-    """It holds the case with which the GPU stopped answering."""
-    with JournalFolder(tmp_path / "state") as folder:
-        folder.keep = True
-    assert folder.path is not None
-    assert folder.path.is_dir()

@@ -8,22 +8,16 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.draw.larger_cases import (
-    RUNGS,
-    LargerCases,
-    asked_sizes,
-    longest_sequence,
-    roomy_sizes,
-)
+from attnfuzz.campaign.draw.larger_cases import RUNGS, LargerCases, asked_sizes, longest_sequence, roomy_sizes
 from attnfuzz.campaign.draw.sampling import CaseSource
-from attnfuzz.campaign.messages import Found, WorkerProgress
-from attnfuzz.campaign.statistics import CaseCounts
+from attnfuzz.campaign.messages import Found
+from attnfuzz.campaign.statistics import CaseCounts, WorkerProgress
 from attnfuzz.campaign.worker import _strategy
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from tests.quality.drawn import draw
+from tests.unit.drawing import drawn_cases
 from tests.unit.search_bench import WRONG, Bench, after
 
 USUAL = CPU_SIZES.max_seq_len
@@ -111,7 +105,7 @@ def test_a_round_has_as_many_long_cases_as_fill_their_share() -> None:
 
 def test_roomy_cases_have_more_tokens_in_all() -> None:
     """What is wrong from 128 tokens on was drawn once in hundred cases."""
-    usual, roomy = (draw("paged_attention", Supports(), 600, sizes=one) for one in (CPU_SIZES, roomy_sizes(CPU_SIZES)))
+    usual, roomy = (drawn_cases("paged_attention", 600, sizes=one) for one in (CPU_SIZES, roomy_sizes(CPU_SIZES)))
     long = [sum(longest_sequence(case) >= 128 for case in cases) / 600 for cases in (usual, roomy)]
     assert long[1] > 2 * long[0]
     assert long[1] > 0.15
@@ -126,8 +120,10 @@ def test_limits_in_the_source_are_met_from_both_sides() -> None:
             met.update(getattr(case, "seq_lens", ()))
             long.judged(kernel, longest_sequence(case), 0.001, passed=True)
         long.round_over(kernel, roomy=False, cases=100, seconds=0.1)
-    assert met >= {699, 700, 701}
-    assert max(met) > RUNGS[0]
+        if met >= {699, 700, 701} and max(met) > RUNGS[0]:
+            break
+    else:
+        pytest.fail(f"{sorted(met)} leave something out")
     far = a_kernel("paged_decode", lengths=(9000,), head_sizes=(16,))
     long = after_usual(far, 0.001)
     for tokens in RUNGS:
@@ -147,7 +143,7 @@ def test_a_user_says_how_long_sequences_are_and_how_many() -> None:
     """Who knows the lengths that are served could not have them tried on a CPU, or others left out."""
     kernel = a_kernel("paged_decode", head_sizes=(16,))
     short = asked_sizes(CPU_SIZES, max_seq_len=40, max_seqs=20)
-    cases: list[Case] = draw("paged_decode", Supports(), 400, sizes=short)
+    cases: list[Case] = drawn_cases("paged_decode", sizes=short)
     assert max(map(longest_sequence, cases)) == 40
     assert max(len(getattr(case, "seq_lens", ())) for case in cases) > 2 * CPU_SIZES.max_seqs
     assert after_usual(kernel, 0.01, usual=short, max_seq_len=40).due(kernel, until=FAR) == []

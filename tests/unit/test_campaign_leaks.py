@@ -6,23 +6,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase, KnownBugs
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
-from attnfuzz.verdict import Failure, Relations, Verdict
+from attnfuzz.verdict import Failure, Verdict
 from tests.faults.campaigns import Campaign
 from tests.unit.named_features import words
 from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case, looked_into
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 from tests.unit.test_campaign_investigation import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
@@ -31,21 +30,17 @@ OUT_OF_MEMORY = Failure(oracle="crash", kind="memory", message="the kernel's pro
 OUT_OF_GPU_MEMORY = Failure(oracle="exception", kind="OutOfMemoryError in kernel", message="CUDA out of memory")
 
 
-def judge(
-    declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-) -> Verdict:
+def judge(declaration: Declaration, case: Case, **how: Any) -> Verdict:
     return Verdict()
 
 
-def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None:
+def leaks_with_groups(declaration: Declaration, case: Case, **how: Any) -> Failure | None:
     assert isinstance(case, DenseDecodeCase)
     return LEAK if case.gqa_ratio > 1 else None
 
 
 def investigated(failure: Failure, known: KnownBugs, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
-    timed = CaseJudge(
-        scripted(judge, find_leak=leaks_with_groups), deadline=1e12, longest_s=10.0, journal=Journal(None)
-    )
+    timed = judging(scripted(judge, find_leak=leaks_with_groups))
     suspect = FailingCase(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
     return looked_into(suspect, timed, known)
 

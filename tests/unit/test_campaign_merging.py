@@ -100,19 +100,13 @@ def test_the_same_case_is_one_and_a_fixed_one_stays_fixed() -> None:
     """The promise that a case passes must not be lost because another machine found it anew."""
     (bug,) = tell_apart(saved(a_finding(2), a_finding(2, note="see #12"), a_finding(2, status="fixed")))
     assert [file.regression.status for file in bug.files] == ["fixed", "open", "open"]
-    assert represent(bug, bug.files[0]).note == "see #12"
+    assert represent(bug, bug.files[0], remark="passed").note == "see #12; passed"
 
 
 def test_order_of_the_folders_does_not_matter() -> None:
     """Two people who merge the same folders would get different files."""
     files = saved(*(a_finding(n, *needs) for n in (2, 3, 7) for needs in ((), ("seq_len>1",), ("strides:q",))))
     assert [lengths(bug) for bug in tell_apart(files)] == [lengths(bug) for bug in tell_apart(files[::-1])]
-
-
-def test_a_remark_is_added_to_what_people_wrote() -> None:
-    """Why a case was put aside belongs to it, and so does what was known of it."""
-    (bug,) = tell_apart(saved(a_finding(2, note="see #12")))
-    assert represent(bug, bug.files[0], remark="passed").note == "see #12; passed"
 
 
 def keep(folder: Path, bug: SavedBug, outcome: Outcome, file: int = 0) -> Kept:
@@ -139,12 +133,8 @@ def test_a_case_that_passes_is_put_aside_with_a_remark(tmp_path: Path) -> None:
     assert kept.path.parent == tmp_path / "out" / PASSING
     assert "passed on a CPU when it was merged" in load_regression(kept.path).note
     assert names(tmp_path / "out") == []
-
-
-def test_a_fixed_case_that_passes_stays(tmp_path: Path) -> None:
-    """It is meant to pass."""
-    source = save(tmp_path / "node", a_finding(2, status="fixed"))
-    assert keep(tmp_path / "out", SavedBug((source,)), "passes").path.parent == tmp_path / "out"
+    fixed = save(tmp_path / "node", a_finding(2, status="fixed"))  # which is meant to pass
+    assert keep(tmp_path / "out", SavedBug((fixed,)), "passes").path.parent == tmp_path / "out"
 
 
 def test_a_larger_case_in_the_folder_is_replaced_and_hands_its_note_on(tmp_path: Path) -> None:
@@ -213,46 +203,35 @@ def bug(*regressions: Regression) -> SavedBug:
     return SavedBug(tuple(save(Path(f"node{i}"), regression) for i, regression in enumerate(regressions)))
 
 
-def test_the_first_case_that_fails_is_chosen(runner: Runner) -> None:
-    """The smallest may have been one machine's hiccup; what fails is what can be looked into."""
-    checked = check_again(bug(a_finding(2), a_finding(5), a_finding(9)), runner)
-    assert (checked.outcome, checked.saved.path.parent.name) == ("fails", "node1")
-
-
-def test_a_bug_none_of_whose_cases_fails_passes(runner: Runner) -> None:
-    """It would be reported for ever after it was repaired."""
-    checked = check_again(bug(a_finding(2), a_finding(3)), runner)
-    assert (checked.outcome, checked.saved.path.parent.name) == ("passes", "node0")
-
-
-def test_a_fixed_case_is_itself_checked(runner: Runner) -> None:
-    """A fixed case that fails again is the worst news that there is."""
-    assert check_again(bug(a_finding(9, status="fixed")), runner).outcome == "fails"
-    assert check_again(bug(a_finding(2, status="fixed"), a_finding(2)), runner).outcome == "passes"
+ELSEWHERE = "NVIDIA H100"
 
 
 @pytest.mark.parametrize(
-    ("regression", "reason"),
+    ("regressions", "outcome", "chosen", "reason"),
     [
-        (a_finding(9, kernel="gone.py:gone"), "no file 'gone.py'"),
-        (a_finding(9, kernel="mine.py:yours"), "no kernel 'yours'"),
-        (a_finding(9, kernel="merge_states_eager"), "does not compute dense_decode"),
-        (a_finding(9, dtype="float16"), "float16"),
-        (a_finding(2, device="NVIDIA H100"), "was found on NVIDIA H100"),
+        ((a_finding(2), a_finding(5), a_finding(9)), "fails", 1, ""),  # the smallest may have been a hiccup
+        ((a_finding(2), a_finding(3)), "passes", 0, ""),
+        ((a_finding(9, status="fixed"),), "fails", 0, ""),
+        ((a_finding(2, status="fixed"), a_finding(2)), "passes", 0, ""),
+        ((a_finding(2, device=ELSEWHERE), a_finding(9)), "fails", 1, ""),  # what was verified is worth more
+        ((a_finding(2, device=ELSEWHERE),), "unverified", 0, f"was found on {ELSEWHERE}"),
+        ((a_finding(9, kernel="gone.py:gone"),), "unverified", 0, "no file 'gone.py'"),
+        ((a_finding(9, kernel="mine.py:yours"),), "unverified", 0, "no kernel 'yours'"),
+        ((a_finding(9, kernel="merge_states_eager"),), "unverified", 0, "does not compute dense_decode"),
+        ((a_finding(9, dtype="float16"),), "unverified", 0, "float16"),
     ],
-    ids=["no file", "no kernel", "other problem", "not supported", "other device"],
-)
-def test_what_cannot_be_told_here_is_unverified(runner: Runner, regression: Regression, reason: str) -> None:
-    """A bug that only shows on a GPU, or in a kernel that is not here, would be put aside as repaired."""
-    checked = check_again(bug(regression), runner)
-    assert checked.outcome == "unverified"
+    ids=[
+        "the first that fails", "none fails", "fixed and fails", "fixed and passes", "verified", "other device",
+        "no file", "no kernel", "other problem", "not supported",
+    ],
+)  # fmt: skip
+def test_one_case_of_a_bug_is_chosen_by_what_becomes_of_it_here(
+    runner: Runner, regressions: tuple[Regression, ...], outcome: Outcome, chosen: int, reason: str
+) -> None:
+    """A bug that only shows on a GPU would be put aside as repaired, or one that is repaired be told for ever."""
+    checked = check_again(bug(*regressions), runner)
+    assert (checked.outcome, checked.saved.path.parent.name) == (outcome, f"node{chosen}")
     assert reason in checked.reason
-
-
-def test_a_case_that_fails_is_preferred_to_one_that_cannot_be_told(runner: Runner) -> None:
-    """What was verified is worth more than what is smaller."""
-    checked = check_again(bug(a_finding(2, device="NVIDIA H100"), a_finding(9)), runner)
-    assert (checked.outcome, checked.saved.path.parent.name) == ("fails", "node1")
 
 
 def test_one_case_found_by_many_machines_is_run_once(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

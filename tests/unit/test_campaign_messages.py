@@ -9,15 +9,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from attnfuzz.campaign.messages import (
-    Begin,
-    Channel,
-    ChannelClosed,
-    FromWorker,
-    ToWorker,
-    Trouble,
-    WorkerProgress,
-)
+from attnfuzz.campaign.messages import Begin, Channel, ChannelClosed, FromWorker, ToWorker, Trouble
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.campaign.worker import _await_begin
 from attnfuzz.identity.bug import Bug
 

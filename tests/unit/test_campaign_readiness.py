@@ -66,15 +66,20 @@ class OnGpu:
         return Verdict()
 
 
+def readiness_of(runner: object, *kernels: Declaration, infers: bool = False) -> Readiness:
+    """Of what builds nothing."""
+    return Readiness(
+        cast(Runner, runner), kernels, make_runner=lambda: pytest.fail("nothing is built"), note=print, infers=infers
+    )
+
+
 def test_half_of_the_cores_ask_until_a_kernel_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilers of sixteen kernels would share all cores, and the first case of any would wait for those of all."""
     monkeypatch.setattr(readiness, "cores", lambda: 4)
     runner = OnGpu()
     kernels = [Declaration(name=one, problem="dense_decode", target=f"mine.py:{one}") for one in "abcd"]
     runner.answers = {kernel.target: threading.Event() for kernel in kernels}
-    asking = Readiness(
-        cast(Runner, runner), kernels, make_runner=lambda: pytest.fail("nothing is built"), note=print, infers=False
-    )
+    asking = readiness_of(runner, *kernels)
     asking.start()
     first = {runner.asked.get(timeout=_SOON_S) for _ in range(2)}
     assert first == {"mine.py:a", "mine.py:b"}
@@ -96,9 +101,7 @@ def test_a_kernel_is_searched_before_the_process_has_ended_that_looked_at_it() -
     runner.answers = {kernel.target: threading.Event()}
     runner.answers[kernel.target].set()
     runner.may_end.clear()
-    asking = Readiness(
-        cast(Runner, runner), [kernel], make_runner=lambda: pytest.fail("nothing is built"), note=print, infers=False
-    )
+    asking = readiness_of(runner, kernel)
     asking.start()
     asking.wait_for_first()
     assert [join.kernel for join in asking.take()] == [kernel]
@@ -127,7 +130,7 @@ def test_what_is_known_when_time_is_up_is_told() -> None:
     runner = RefusesFloat32()
     kernel = Declaration(name="a", problem="dense_decode", target="mine.py:a")
     runner.answers = {kernel.target: threading.Event()}
-    asking = Readiness(cast(Runner, runner), [kernel], make_runner=lambda: pytest.fail("nothing is built"), note=print)
+    asking = readiness_of(runner, kernel, infers=True)
     with asking:
         asking.start()
         assert runner.asked.get(timeout=_SOON_S) == kernel.target

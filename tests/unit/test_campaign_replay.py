@@ -135,13 +135,6 @@ def test_kernels_that_compile_themselves_come_after_all_others() -> None:
     assert [result.kernel.target for result in results] == ["naive", "naive", "mine", "paged", "mine", "paged"]
 
 
-def test_other_kernels_are_asked_only_where_that_is_wanted() -> None:
-    """Whoever replays a case of their own would wait for kernels of attnfuzz, and read about them."""
-    runner = PretendedRunner("naive")
-    results = run(runner, saved())
-    assert [(result.kernel.target, result.failed) for result in results] == [("mine", False)]
-
-
 def test_a_bundled_kernel_that_does_not_take_a_case_is_passed_over_and_another_says_why() -> None:
     """There are two dozen bundled ones; of an engine's kernel silence would look like a pass."""
     runner = PretendedRunner()
@@ -152,7 +145,8 @@ def test_a_bundled_kernel_that_does_not_take_a_case_is_passed_over_and_another_s
 
 def test_another_kernel_says_nothing_of_the_one_that_is_accused() -> None:
     """A bug would be marked fixed because a kernel that never had it passes, or called open because another fails."""
-    case, now_passing = saved(), "now passing; once repaired: attnfuzz triage --fixed FILE"
+    case = saved()
+    now_passing = f"now passing; once repaired: attnfuzz triage --fixed {case.path}"
     for kernel, failing, said in (
         ("naive", (), "1 saved case, 1 run: 0 failed"),
         ("naive", ("naive",), "1 saved case, 1 run: 1 failed"),
@@ -187,37 +181,21 @@ def test_options_are_adapted_to_each_kernel() -> None:
 
 
 def test_chosen_kernels_run_instead() -> None:
-    """--kernel is how a repaired copy, or a kernel whose file has moved, is tried on old cases."""
+    """--kernel is how a repaired copy is tried on old cases; of one that does not take them silence would be a pass."""
+    results = run(PretendedRunner(), saved("gone.py:gone"), kernels=["naive", "big"])
+    assert [result.kernel.target for result in results] == ["naive", "big"]
+    assert results[1].verdict is None
+    assert "head_size=16" in (results[1].objection or "")
+
+
+def test_all_files_whose_kernels_cannot_run_are_named_before_any_runs() -> None:
+    """One would repair a folder file by file, or meet a typo in the last file after minutes of replaying."""
     runner = PretendedRunner()
-    results = run(runner, saved("gone.py:gone"), kernels=["naive"])
-    assert [result.kernel.target for result in results] == ["naive"]
-
-
-def test_a_named_kernel_that_does_not_support_the_case_says_why() -> None:
-    """Silence would look like a pass."""
-    runner = PretendedRunner()
-    (result,) = run(runner, saved(), kernels=["big"])
-    assert result.verdict is None
-    assert "head_size=16" in (result.objection or "")
-
-
-def test_a_kernel_that_is_gone_is_named_with_its_file() -> None:
-    """Of a hundred regressions, one has to know which one to repair."""
-    with pytest.raises(KernelLoadError, match=r"regressions/a\.json: no kernel 'gone'; name another kernel"):
-        run(PretendedRunner(), saved("gone"))
-
-
-def test_a_kernel_of_another_problem_is_refused() -> None:
-    """Its inputs are not those of the case."""
-    with pytest.raises(KernelLoadError, match="computes paged_decode"):
-        run(PretendedRunner(), saved("paged"))
-
-
-def test_nothing_runs_before_all_kernels_are_found() -> None:
-    """After minutes of replaying, a typo in the last file would be a poor surprise."""
-    runner = PretendedRunner()
-    with pytest.raises(KernelLoadError):
-        run(runner, saved(), saved("gone"))
+    with pytest.raises(KernelLoadError) as refused:
+        run(runner, saved("gone"), saved(), saved("paged"))
+    gone, other = str(refused.value).splitlines()
+    assert gone.startswith("regressions/a.json: no kernel 'gone'; name another kernel")
+    assert "computes paged_decode" in other
     assert runner.judged == []
 
 
@@ -259,15 +237,6 @@ def test_the_command_shown_can_be_typed_as_it_stands(tmp_path: Path, monkeypatch
     assert replay_command(Path("a b.json"), "mine.py:mine") == "attnfuzz replay 'a b.json'"
     assert replay_command(Path("a.json"), "dense_eager") == "attnfuzz replay a.json"
     assert replay_command(Path("a.json"), "../m.py:mine") == "attnfuzz replay a.json --kernel ../m.py:mine"
-
-
-def test_all_files_whose_kernels_cannot_run_are_named() -> None:
-    """One would repair a folder file by file."""
-    with pytest.raises(KernelLoadError) as refused:
-        run(PretendedRunner(), saved("gone"), saved(), saved("lost"))
-    assert [line.partition("; name")[0] for line in str(refused.value).splitlines()] == [
-        "regressions/a.json: no kernel 'gone'", "regressions/a.json: no kernel 'lost'"
-    ]  # fmt: skip
 
 
 def test_cases_that_were_running_are_cleared_if_they_pass_everywhere(tmp_path: Path) -> None:
@@ -359,13 +328,13 @@ def test_what_is_remembered_of_one_run_does_not_hide_it_in_the_next(runner: Runn
         assert [run_saved(again, declaration, asking).failed for _ in range(2)] == [1, 1]
 
 
-def test_a_flaky_case_is_run_until_it_should_have_shown(runner: Runner) -> None:
-    """One run of a kernel that is wrong one time in four passes more often than not."""
+def test_a_flaky_case_is_run_until_it_should_have_shown_and_its_rate_told(runner: Runner) -> None:
+    """One run of a kernel that is wrong one time in four passes more often than not, and so does who tries it."""
     flaky = saved_case("wrong_one_time_in_four", a_case(2), failed=4, runs=20)
-    ran = run_saved(flaky, the("wrong_one_time_in_four", runner), runner)
-    assert ran.runs == 14
-    assert 0 < ran.failed < ran.runs
-    assert ran.verdict.failure is not None
+    (result,) = replay([SavedCase(Path("a.json"), flaky)], runner, kernels=[flaky.kernel])
+    assert result.failed
+    assert result.runs == 14
+    assert 0 < result.failed_runs < result.runs
 
 
 def test_the_number_of_runs_follows_from_the_rate() -> None:
@@ -373,14 +342,6 @@ def test_the_number_of_runs_follows_from_the_rate() -> None:
     assert runs_to_see(0, 0) == runs_to_see(3, 3) == 1
     assert runs_to_see(1, 2) == 5
     assert runs_to_see(1, 1000) == 60
-
-
-def test_replay_tells_how_often_a_flaky_case_failed(runner: Runner) -> None:
-    """FAIL alone would send somebody after a case that passes when they try it."""
-    flaky = saved_case("wrong_one_time_in_four", a_case(2), failed=4, runs=20)
-    (result,) = replay([SavedCase(Path("a.json"), flaky)], runner, kernels=[flaky.kernel])
-    assert result.failed
-    assert (result.runs, result.failed_runs > 0) == (14, True)
 
 
 def test_check_runs_the_sequence_of_a_file(tmp_path: Path) -> None:

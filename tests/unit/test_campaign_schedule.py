@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from attnfuzz.campaign.draw.sampling import BatchSize, Schedule
 
 
@@ -74,58 +76,34 @@ def test_a_kernel_that_takes_its_process_down_gets_half_the_time() -> None:
     assert order.count("other") == 2 * order.count("fatal")
 
 
-def test_the_size_doubles_while_all_goes_well_up_to_the_most() -> None:
-    """One wait for the device per batch is what makes a GPU fast; an endless batch would answer to nobody."""
+FAST, FIRST = [0.001] * 7, [0.35, 0.05, *[0.005] * 4]
+SIZES: dict[str, tuple[list[float], float, list[int]]] = {
+    "an endless batch would answer to nobody": (FAST, 0.0, [1, 2, 4, 8, 16, 32, 32, 32]),
+    "a worker that judges for seconds overruns budgets": ([0.06] * 7, 0.0, [1, 2, 4, 5, 5, 5, 5, 5]),
+    "and lets go of large ones": ([0.005, 0.005, *[1.0] * 6], 0.0, [1, 2, 4, 1, 1, 1, 1, 1, 1]),
+    "code is loaded for the first case of a process": (FIRST, 0.0, [1, 1, 2, 4, 8, 16, 32]),
+    "a batch takes more than its cases": ([0.005] * 6, 0.05, [1, 2, 4, 8, 16, 32, 32]),
+}
+"""By why: seconds of each case of the batches, of each batch besides, and the sizes of those and the next."""
+
+
+@pytest.mark.parametrize("why", SIZES)
+def test_batches_grow_while_all_goes_well_and_take_no_seconds(why: str) -> None:
+    """One wait for the device per batch is what makes a GPU fast; but results and mail are looked at between them."""
+    cases, besides, expected = SIZES[why]
     size = BatchSize(32)
-    seen = []
-    for _ in range(7):
+    seen = [size.size]
+    for case_s in cases:
+        size.went_well(besides + case_s * size.size, size.size)
         seen.append(size.size)
-        size.went_well(0.001 * size.size, size.size)
-    assert seen == [1, 2, 4, 8, 16, 32, 32]
+    assert seen == expected
 
 
-def test_slow_cases_make_small_batches() -> None:
-    """A worker that judges for seconds without a look at the clock or its mail overruns budgets and stops."""
+def test_batches_begin_again_after_a_failure_and_do_not_grow_by_what_is_left_over() -> None:
+    """A batch that dies is judged twice; and one that was not full proves nothing about larger ones."""
     size = BatchSize(32)
-    for _ in range(8):
-        size.went_well(0.06 * size.size, size.size)
-    assert size.size == 5
-    for _ in range(20):
-        size.went_well(1.0, 1)
-    assert size.size == 1
-
-
-def test_the_first_case_of_a_process_is_no_reason_for_small_batches() -> None:
-    """Code is loaded for it: on a GPU it took 0.35 s, and the next ten batches were of one or two cases."""
-    size = BatchSize(32)
-    seen = []
-    for seconds in (0.35, 0.05, *(0.005 * 2**i for i in range(1, 5))):
-        seen.append(size.size)
-        size.went_well(seconds, size.size)
-    assert seen == [1, 1, 2, 4, 8, 16]
-
-
-def test_what_a_batch_takes_besides_its_cases_is_no_reason_for_small_ones() -> None:
-    """A batch of a case takes ten times as long as each of thirty: on a GPU the first ten batches would be small."""
-    size = BatchSize(32)
-    for _ in range(5):
-        size.went_well(0.05 + 0.005 * size.size, size.size)
-    assert size.size == 32
-
-
-def test_after_a_failure_cases_are_judged_alone_again() -> None:
-    """A batch that dies is judged twice: where deaths are frequent, batches do not pay."""
-    size = BatchSize(32)
-    for _ in range(5):
-        size.went_well(0.001, size.size)
+    for cases in (1, 2, 1):
+        size.went_well(0.001 * cases, cases)
+    assert size.size == 4
     size.went_wrong()
     assert size.size == 1
-
-
-def test_a_batch_that_was_not_full_proves_nothing_about_larger_ones() -> None:
-    """What is left over at the end of a round must not let the size grow."""
-    size = BatchSize(32)
-    size.went_well(0.001, 1)
-    size.went_well(0.002, 2)
-    size.went_well(0.001, 1)
-    assert size.size == 4

@@ -14,25 +14,26 @@ import msgspec
 
 from attnfuzz.campaign.draw.sampling import WorkingSets
 from attnfuzz.campaign.judge.case_judge import CaseJudge
-from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.messages import (
+    Confirmed,
     FormatCompiled,
     Found,
     Minimised,
+    Smaller,
     Stop,
     ToWorker,
     Trouble,
     Unconfirmed,
-    WorkerProgress,
 )
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import Bug
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
-from attnfuzz.verdict import Failure, Relations, Verdict, ends_process
+from attnfuzz.verdict import Drawn, Failure, Verdict, ends_process
 from tests.unit.named_features import named
-from tests.unit.scripted_runner import scripted
+from tests.unit.scripted_runner import judging, scripted
 from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
 GROUPED = named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads")
@@ -50,37 +51,20 @@ class BatchBench(Bench):
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def timed(self, deadline: float) -> CaseJudge:
-        return CaseJudge(
+        return judging(
             scripted(self.judge, together=self.together),
             deadline=deadline,
-            longest_s=10.0,
-            journal=Journal(None),
             complain=lambda text: self.send(Trouble(message=text)),
         )
 
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
         self.overlaps += not self.lock.acquire(blocking=False)
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        verdict = super().judge(declaration, case, **how)
         self.verdicts[msgspec.json.encode(case)] += 1
         self.lock.release()
         return verdict
 
-    def together(
-        self,
-        declaration: Declaration,
-        cases: Sequence[DenseDecodeCase],
-        *,
-        timeout_s: float,
-        relations: Relations = None,
-    ) -> list[Verdict] | None:
+    def together(self, declaration: Declaration, cases: Sequence[DenseDecodeCase], **how: Any) -> list[Verdict] | None:
         self.overlaps += not self.lock.acquire(blocking=False)
         try:
             self.batches.append(list(cases))
@@ -151,8 +135,8 @@ def test_runner_is_never_used_by_two_threads_at_once() -> None:
     assert len(bench.of(Minimised)) == 1
 
 
-def test_bugs_are_found_in_batches_as_they_are_in_single_cases() -> None:
-    """A failing case in the middle of a batch must be confirmed, shrunk and told from others all the same."""
+def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
+    """One bug per campaign would be useless; and a failing case in a batch must be told from others all the same."""
     bench = BatchBench(lambda case: grouped(case) or long(case), enough=after(Minimised, 2)).run()
     features = [message.features for message in bench.of(Minimised)]
     assert GROUPED in features
@@ -197,7 +181,7 @@ def test_a_batch_that_dies_of_no_case_alone_is_told() -> None:
     class Dying(BatchBench):
         def timed(self, deadline: float) -> CaseJudge:
             runner = scripted(self.judge, together=self.together, lost=CRASH)
-            return CaseJudge(runner, deadline=deadline, longest_s=10.0, journal=Journal(None))
+            return judging(runner, deadline=deadline)
 
         def together(self, *asked: Any, **how: Any) -> None:
             return None
@@ -240,24 +224,16 @@ def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() ->
     cursed: list[Case] = []
     together, judge = bench.together, bench.judge
 
-    def fails_together(
-        declaration: Declaration,
-        cases: Sequence[DenseDecodeCase],
-        *,
-        timeout_s: float,
-        relations: Relations = None,
-    ) -> list[Verdict] | None:
+    def fails_together(declaration: Declaration, cases: Sequence[DenseDecodeCase], **how: Any) -> list[Verdict] | None:
         if len(cases) == 8 and not cursed:
             cursed.append(cases[3])
             raise ServiceError("an oracle divided by zero")
-        return together(declaration, cases, timeout_s=timeout_s, relations=relations)
+        return together(declaration, cases, **how)
 
-    def fails_alone(
-        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
-    ) -> Verdict:
+    def fails_alone(declaration: Declaration, case: Case, **how: Any) -> Verdict:
         if case in cursed:
             raise ServiceError("an oracle divided by zero")
-        return judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        return judge(declaration, case, **how)
 
     bench.together = fails_together  # type: ignore[method-assign]  # an instance that stumbles once
     bench.judge = fails_alone  # type: ignore[method-assign]  # as above
@@ -379,3 +355,86 @@ def test_what_is_known_is_passed_over_in_batches() -> None:
     assert bench.of(Found) == []
     assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
     assert 16 < max(len(batch) for batch in bench.batches) <= 64
+
+
+FAULT = Failure(oracle="guard_page", kind="read past k", message="the kernel read past k")
+
+
+@dataclass
+class FaultyBench(BatchBench):
+    """Each case draws the oracle guard_page, unless it is left out; ``spared`` are those that it was left out for."""
+
+    spared: list[Case] = field(default_factory=list)
+    deaths: int = 0
+
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        verdict = super().judge(declaration, case, **how)
+        if isinstance(how["relations"], Drawn):
+            assert how["relations"].without == ("guard_page",)
+            self.spared.append(case)
+            return Verdict(error_ratio=0.5)
+        self.deaths += verdict.failure is not None
+        return verdict
+
+
+def reaches_in_groups(case: DenseDecodeCase) -> Failure | None:
+    return FAULT if case.gqa_ratio == 3 else None
+
+
+def test_cases_that_reach_outside_are_searched_without_guarded_memory() -> None:
+    """Each of them would cost a process, or none of them would be judged by any other oracle."""
+    bench = FaultyBench(reaches_in_groups, budget_s=3.0).run()
+    (found,), (minimised,) = bench.of(Found), bench.of(Minimised)
+    assert found.failure == FAULT
+    assert minimised.complete
+    assert len(bench.spared) > 20
+    assert bench.deaths < 40  # confirming and shrinking take some
+    assert sum(progress.skipped for progress in bench.of(WorkerProgress)) == 0
+    assert bench.lost < 5
+    assert len(bench.spared) < bench.count() / 2  # others are judged as ever
+
+
+@dataclass
+class HangingBench(Bench):
+    """Here ``bug`` says which cases take ``takes_s``."""
+
+    takes_s: float = 1e9
+    limits: list[float] = field(default_factory=list)
+
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        slow = super().judge(declaration, case, **how).failure is not None
+        self.limits.append(how["timeout_s"])
+        return Verdict(failure=HANG if slow and self.takes_s > how["timeout_s"] else None)
+
+
+def test_a_hang_is_shrunk_with_short_waits_and_confirmed_with_the_longest() -> None:
+    """With ten seconds for each of a dozen hanging cases, a minute is over before anything has shrunk."""
+    bench = HangingBench(grouped, enough=after(Minimised)).run()
+    assert bench.of(Minimised)[0].features == named("gqa_ratio>1", "gqa_ratio not pow2", "several query heads")
+    assert bench.of(Confirmed)[0].runs == 1
+    assert bench.limits[-1] == 10.0
+    assert 0.5 in bench.limits
+
+
+def test_a_slow_case_is_not_a_hang() -> None:
+    """What ends within the longest time has not hung, however slow it is compared with others."""
+    bench = HangingBench(grouped, takes_s=5.0, enough=after(Unconfirmed)).run()
+    assert bench.of(Confirmed) == []
+    assert len(bench.of(Unconfirmed)) == 1
+
+
+def test_a_case_shrunk_to_one_that_is_only_slow_is_given_up_for_the_first() -> None:
+    """The short limits of shrinking can mistake a slow case for a hang; what is saved must hang."""
+
+    class SlowWhenShort(HangingBench):
+        def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+            assert isinstance(case, DenseDecodeCase)
+            self.takes_s = 1e9 if max(case.seq_lens) > 8 else 5.0
+            return super().judge(declaration, case, **how)
+
+    bench = SlowWhenShort(lambda case: WRONG if max(case.seq_lens) > 4 else None, enough=after(Minimised)).run()
+    (confirmed,) = bench.of(Confirmed)
+    (found,) = (message for message in bench.of(Found) if message.finding == confirmed.finding)
+    smaller = [bytes(message.case) for message in bench.of(Smaller)]
+    assert smaller[-1] == bytes(found.case)
+    assert smaller[-2] != bytes(found.case)

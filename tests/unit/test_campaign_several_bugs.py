@@ -15,7 +15,7 @@ from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, SourceLine
 from tests.unit.named_features import words
-from tests.unit.search_bench import findings
+from tests.unit.search_bench import Bug, findings
 
 KERNEL = Declaration(
     name="pretended",
@@ -40,12 +40,24 @@ def strides_of_k_for_v(case: DenseDecodeCase) -> Failure | None:
     return as_address(case) if KV_STRIDES_DIFFER in general_features(case) else None
 
 
+def has_gaps(case: DenseDecodeCase, tensor: str) -> bool:
+    return case.strides.get(tensor, "contiguous") not in ("contiguous", "offset")
+
+
 def strides_of_k_ignored(case: DenseDecodeCase) -> Failure | None:
-    return as_address(case) if case.strides.get("k", "contiguous") not in ("contiguous", "offset") else None
+    return as_address(case) if has_gaps(case, "k") else None
 
 
 def strides_of_v_ignored(case: DenseDecodeCase) -> Failure | None:
-    return as_address(case) if case.strides.get("v", "contiguous") not in ("contiguous", "offset") else None
+    return as_address(case) if has_gaps(case, "v") else None
+
+
+def strides_of_q_ignored(case: DenseDecodeCase) -> Failure | None:
+    return failure("accuracy", "out:value") if has_gaps(case, "q") else None
+
+
+def strides_of_out_ignored(case: DenseDecodeCase) -> Failure | None:
+    return failure("red_zone", "write between out") if has_gaps(case, "out") else None
 
 
 def odd_group(case: DenseDecodeCase) -> Failure | None:
@@ -112,24 +124,27 @@ def test_strides_of_k_taken_for_v_are_one_finding_that_says_so(tmp_path: Path) -
     assert not any("=" in word for word in words(finding.features))
 
 
-def test_strides_ignored_in_k_and_in_v_are_two_findings(tmp_path: Path) -> None:
-    """They are two places in the code; the second would stay when the first is mended."""
-    found = findings(KERNEL, tmp_path, strides_of_k_ignored, strides_of_v_ignored)
-    assert len(found) == 2, signatures(found)
-    assert {"k", "v"} == {name for finding in found for name in finding.case.strides}
-
-
-def test_a_bug_behind_another_symptom_is_seen_when_that_is_taken_away(tmp_path: Path) -> None:
-    """A bug that shows only in cases which another one spoils as well would be closed with that one."""
-    found = findings(KERNEL, tmp_path, strides_of_k_for_v, empty_sequence)
-    assert signatures(found) >= {"accuracy/out:nan [empty sequence]"}
-    assert len(found) == 2, signatures(found)
-
-
-def test_a_bug_of_one_tensor_is_found_beside_one_of_both(tmp_path: Path) -> None:
-    """Whatever passes for the bug that was found first must not take all bugs of strides with it."""
-    found = findings(KERNEL, tmp_path, strides_of_k_for_v, strides_of_v_ignored)
-    assert len(found) == 2, signatures(found)
+@pytest.mark.parametrize(
+    ("bugs", "told"),
+    [
+        ((strides_of_k_ignored, strides_of_v_ignored), 2),  # two places in the code
+        ((strides_of_k_for_v, strides_of_v_ignored), 2),  # of both tensors, and of one
+        ((strides_of_k_for_v, empty_sequence), 2),  # the one spoils cases that show the other
+        ((strides_of_out_ignored, strides_of_q_ignored), 2),
+        ((out_with_strides_of_q,), 1),  # which is about both
+    ],
+    ids=["k and v", "k for v and v", "k for v and empty", "out and q", "out like q"],
+)
+@pytest.mark.by_day("k and v", "k for v and empty", "out like q")
+def test_bugs_of_addresses_are_as_many_findings_as_places_in_the_code(
+    bugs: tuple[Bug, ...], told: int, tmp_path: Path
+) -> None:
+    """The second would be taken for the first and stay when that is mended; or one be told once for each tensor."""
+    found = findings(KERNEL, tmp_path, *bugs, cases=600)
+    assert len(found) == told, signatures(found)
+    if strides_of_k_ignored in bugs:
+        assert {"k", "v"} == {name for finding in found for name in finding.case.strides}
+    assert empty_sequence not in bugs or "accuracy/out:nan [empty sequence]" in signatures(found)
 
 
 def test_query_heads_on_one_kv_head_or_on_several_are_one_finding(tmp_path: Path) -> None:
@@ -160,26 +175,8 @@ def test_numbers_that_matter_do_not_tell_of_a_head_size(tmp_path: Path) -> None:
     assert not any(feature.role == "other" for feature in finding.features)
 
 
-def test_strides_that_have_to_be_alike_are_one_bug(tmp_path: Path) -> None:
-    """A kernel that stores the output with the strides of q was two findings: one for q, and one for the output."""
-    assert len(findings(KERNEL, tmp_path, out_with_strides_of_q, cases=600)) == 1
-
-
-def test_strides_of_two_tensors_that_are_ignored_are_two_bugs(tmp_path: Path) -> None:
-    """The second would be taken for the first, which it is not: with both strides as they are the kernel fails too."""
-
-    def out_ignored(case: DenseDecodeCase) -> Failure | None:
-        is_strided = case.strides.get("out", "contiguous") not in ("contiguous", "offset")
-        return failure("red_zone", "write between out") if is_strided else None
-
-    def q_ignored(case: DenseDecodeCase) -> Failure | None:
-        is_strided = case.strides.get("q", "contiguous") not in ("contiguous", "offset")
-        return failure("accuracy", "out:value") if is_strided else None
-
-    assert len(findings(KERNEL, tmp_path, out_ignored, q_ignored, cases=600)) == 2
-
-
-@pytest.mark.parametrize(("lines", "bugs"), [((31, 31), 1), ((31, 47), 2)])
+@pytest.mark.parametrize(("lines", "bugs"), [((31, 31), 1), ((31, 47), 2)], ids=["one line", "two lines"])
+@pytest.mark.by_day("one line")
 def test_accesses_astray_are_as_many_bugs_as_lines(lines: tuple[int, int], bugs: int, tmp_path: Path) -> None:
     """One load without a mask was a read past a tensor and a crash; two loads must not be told as one."""
     past, far = (SourceLine(file="kernels.py", line=line) for line in lines)

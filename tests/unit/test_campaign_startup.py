@@ -14,10 +14,10 @@ from typing import cast
 import pytest
 
 from attnfuzz.campaign import startup
+from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import Reporter
-from attnfuzz.campaign.startup import CampaignRequest, choose_workers, load_searchable
+from attnfuzz.campaign.startup import load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.isolation.devices import Gpu
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.supports import Supports
 from tests.unit import pretended_gpu
@@ -51,12 +51,6 @@ def test_a_declaration_that_no_case_fits_is_refused_by_name() -> None:
     kernel = Declaration(name="k", problem="paged_decode", supports=supports, target="mine.py:k")
     with pytest.raises(KernelLoadError, match=r"no case fits what mine\.py:k declares: .*packed"):
         load_searchable(cast(Runner, PretendedRunner(kernel)), ("mine.py",))
-
-
-def test_as_many_workers_as_were_asked_for() -> None:
-    """The user's word would not count, or cost a calibration first."""
-    request = CampaignRequest(kernels=("*",), started=0.0, budget_s=1e6, save_folder=Path(), workers=3)
-    assert choose_workers(request, cast(Runner, PretendedRunner()), [Gpu("0")]).workers == 3
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnfuzz.cases.facets import Domain, changed, facets_of
-from attnfuzz.cases.features import features
-from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.features import InputSpace, features
 from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.minimise import simplifications
 from attnfuzz.problems.cases import PROBLEMS, PagedDecodeCase, Problem, case_type_of

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.bench.kernels.measurements import Report
+from attnfuzz.bench.kernels.shapes import Report
 from attnfuzz.cli.bench import command, option_values
 from tests.unit.in_process import attnfuzz
 

@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from attnfuzz.cli.explore import command as explore
-from attnfuzz.cli.options import DEVICE, TOLERANCE, configured, duration, number_of_workers, profile_option
 from attnfuzz.cli.output import Refusal
 from attnfuzz.cli.replay import command as replay
 from attnfuzz.config import PROFILE_VARIABLE, RULES
@@ -41,80 +39,52 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("pyproject.toml").write_text(PROJECT)
 
 
-@click.command()
-@click.argument("kernels", nargs=-1)
-@click.option("--budget", callback=duration, default="60s")
-@click.option("--workers", callback=number_of_workers, default="auto")
-@click.option("--device", type=DEVICE, default="auto")
-@click.option("--save-dir", type=click.Path(path_type=Path))
-@click.option("--fail-fast/--no-fail-fast")
-@TOLERANCE
-@profile_option(*RULES)
-def show(**values: Any) -> dict[str, Any]:
-    return values | {"profile": configured().profile}
-
-
 def run(*arguments: str) -> dict[str, Any]:
-    values: dict[str, Any] = show.main(list(arguments), standalone_mode=False)
-    return values
-
-
-def refused(*arguments: str) -> Result:
-    result = CliRunner().invoke(show, arguments)
-    assert result.exit_code == 2
-    return result
+    context = explore.make_context("explore", list(arguments))
+    return context.params | {"profile": context.obj.profile}
 
 
 def test_settings_are_the_defaults() -> None:
     """A project would have to repeat its settings in every command."""
-    assert run() == {
+    assert {
         "kernels": ("mine.py",),
-        "budget": 600.0,
+        "budget_s": 600.0,
         "workers": 3,
         "device": "cpu",
-        "save_dir": Path("saved"),
+        "save_folder": Path("saved"),
         "fail_fast": True,
         "tolerance": FixedTolerance(atol=0.01, rtol=0.0),
         "profile": None,
-    }
+    }.items() <= run().items()
 
 
 def test_the_command_line_wins() -> None:
     """What was asked for in so many words would not be done."""
     given = ["--budget", "5s", "--workers", "auto", "--device", "auto", "--save-dir", "x", "--no-fail-fast"]
-    values = run("paged_*", *given, "--tolerance", "bound")
-    assert values == {
+    assert {
         "kernels": ("paged_*",),
-        "budget": 5.0,
+        "budget_s": 5.0,
         "workers": None,
         "device": "auto",
-        "save_dir": Path("x"),
+        "save_folder": Path("x"),
         "fail_fast": False,
         "tolerance": "bound",
-        "profile": None,
-    }
+    }.items() <= run("paged_*", *given, "--tolerance", "bound").items()
 
 
 def test_a_profile_changes_what_it_sets_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile that forgot the table would need to repeat it."""
     values = run("--profile", "quick")
-    assert (values["budget"], values["fail_fast"], values["workers"], values["profile"]) == (30.0, False, 3, "quick")
+    assert (values["budget_s"], values["fail_fast"], values["workers"], values["profile"]) == (30.0, False, 3, "quick")
     monkeypatch.setenv(PROFILE_VARIABLE, "quick")
-    assert run("--budget", "7s")["budget"] == 7.0
-    assert run()["budget"] == 30.0
+    assert run("--budget", "7s")["budget_s"] == 7.0
+    assert run()["budget_s"] == 30.0
 
 
 def test_a_command_takes_only_what_it_names() -> None:
     """The kernels to search are not those to replay a case on."""
-
-    @click.command()
-    @click.option("--kernel", "kernels", multiple=True)
-    @click.option("--device", default="auto")
-    @profile_option("device")
-    def replay(**values: Any) -> dict[str, Any]:
-        return values
-
-    assert replay.main([], standalone_mode=False) == {"kernels": (), "device": "cpu"}
+    context = replay.make_context("replay", [])
+    assert (context.params["kernels"], context.params["device"]) == ((), "cpu")
 
 
 def test_a_broken_project_is_refused_but_help_is_given() -> None:
@@ -128,7 +98,9 @@ def test_a_broken_project_is_refused_but_help_is_given() -> None:
 @pytest.mark.parametrize("text", ["tight", "1", "1,2,3", "-1,0", "nan,0", ""])
 def test_a_tolerance_that_is_none_is_refused(text: str) -> None:
     """A NaN for a tolerance accepts nothing, or everything."""
-    assert "two finite numbers >= 0 such as 1e-2,1e-2" in refused("--tolerance", text).output
+    refused = CliRunner().invoke(explore, ["--tolerance", text])
+    assert refused.exit_code == 2
+    assert "two finite numbers >= 0 such as 1e-2,1e-2" in refused.output
 
 
 def test_a_tolerance_is_read() -> None:
@@ -138,7 +110,7 @@ def test_a_tolerance_is_read() -> None:
 
 def test_every_setting_has_an_option() -> None:
     """A setting that its command has no option for would be ignored by it."""
-    names = {"regressions": "save_dir", "on": "others"}
+    names = {"budget": "budget_s", "regressions": "save_folder", "on": "others"}
     of_replay = {"others"}
     assert {names.get(key, key) for key in RULES} - of_replay <= {parameter.name for parameter in explore.params}
     assert of_replay <= {parameter.name for parameter in replay.params}

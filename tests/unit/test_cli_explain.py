@@ -1,8 +1,9 @@
-"""attnfuzz.cli.explain: `attnfuzz explain` from the command line."""
+"""`attnfuzz explain` and `attnfuzz repro`: what is wrong with a case, where, and how others see it."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase
 from tests.unit.in_process import attnfuzz
+from tests.unit.saved_findings import a_finding, save
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, dtype="float32")
@@ -72,3 +74,53 @@ def test_wrong_usage_is_refused_in_one_sentence(saved: Path, arguments: tuple[st
     assert run.returncode == 2
     assert sentence in run.stderr
     assert run.stderr.count("\n") == 1, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("oracle", "kind", "said"),
+    [
+        ("value_affinity", "bits", "was found by value_affinity: "),
+        ("value_affinity", "bits", "use attnfuzz replay"),
+        ("sanitizer", "memcheck: Invalid __global__ read of size 2 bytes", "replay it with --sanitizer"),
+    ],
+)
+def test_a_finding_that_takes_more_than_its_case_is_no_script(
+    oracle: str, kind: str, said: str, tmp_path: Path
+) -> None:
+    """The script would run the case alone, which passes, and say so to whoever reads the issue."""
+    path = save(tmp_path, a_finding(3, oracle=oracle, kind=kind)).path
+    told = attnfuzz("repro", path, cwd=tmp_path)
+    assert told.returncode == 2
+    assert said in told.stderr
+
+
+KERNELS = Path(__file__).with_name("rounding_kernels.py")
+
+
+@pytest.mark.night
+def test_reports_name_the_line_of_a_rounding(tmp_path: Path) -> None:
+    """A maintainer would be told what is rounded, and have to find out where."""
+    shutil.copy(KERNELS, tmp_path / "mine.py")
+    command = [str(COMMAND), "explore", "mine.py:rounded_products", "--budget", "20s", "--workers", "1", "--seed", "1"]
+    command += ["--save-dir", "saved", "--json", "found.json", "--html", "found.html", "--device", "cpu"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 1, run.stderr
+    lines = (tmp_path / "mine.py").read_text(encoding="utf-8").splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if line.endswith("  # products"))
+    look = f"look at mine.py:{number}: `{lines[number - 1].strip()}`"
+    assert look in run.stdout
+    (kernel,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["kernels"]
+    rounded = [finding for finding in kernel["findings"] if finding["cause"].startswith("scores_rounded")]
+    assert [finding["sources"] for finding in rounded] == [
+        [{"file": "mine.py", "line": number, "text": lines[number - 1].strip()}]
+    ]
+    saved = json.loads((tmp_path / rounded[0]["path"]).read_text(encoding="utf-8"))
+    assert saved["finding"]["sources"] == rounded[0]["sources"]
+    assert f"mine.py:{number}" in (tmp_path / "found.html").read_text(encoding="utf-8")
+    shown = subprocess.run(
+        [str(COMMAND), "explain", rounded[0]["path"], "--device", "cpu", "--json", "explained.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert look in shown.stdout
+    explained = json.loads((tmp_path / "explained.json").read_text(encoding="utf-8"))
+    assert explained["explanation"]["sources"] == rounded[0]["sources"]

@@ -30,36 +30,43 @@ def merge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return attnfuzz("merge", *arguments, cwd=cwd)
 
 
+def nodes_in(folder: Path) -> Path:
+    """Two machines that found one bug each, and both a third, which has been repaired since."""
+    (folder / "mine.py").write_text(KERNEL)
+    save(folder / "node0", a_finding(9, "seq_len>1"))
+    save(folder / "node1", a_finding(5, "seq_len>1"))
+    for node in ("node0", "node1"):
+        save(folder / node, a_finding(3, "dtype=float32", kind="lse:value"))
+    return folder
+
+
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """Two machines that found one bug each, and both a third, which has been repaired since."""
-    (tmp_path / "mine.py").write_text(KERNEL)
-    save(tmp_path / "node0", a_finding(9, "seq_len>1"))
-    save(tmp_path / "node1", a_finding(5, "seq_len>1"))
-    for node in ("node0", "node1"):
-        save(tmp_path / node, a_finding(3, "dtype=float32", kind="lse:value"))
-    return tmp_path
+    return nodes_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """What comes of these, of a fixed case that fails again, and of one whose kernel is elsewhere."""
+    folder = nodes_in(tmp_path_factory.mktemp("merged"))
+    save(folder / "node1", a_finding(6, "strides:q", status="fixed", note="#3"))
+    save(folder / "node1", a_finding(7, "strides:k", kernel="theirs.py:theirs"))
+    return folder, merge("node0", "node1", "-o", "all", cwd=folder)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.json"))}
 
 
-def test_folders_are_merged_and_verified(nodes: Path) -> None:
+def test_folders_are_merged_and_verified(merged: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     """The result of a night on a cluster: one file for each bug that is there, the repaired ones put aside."""
-    before = [contents(nodes / name) for name in ("node0", "node1")]
-    run = merge("node0", "node1", "-o", "all", cwd=nodes)
+    nodes, run = merged
     assert run.returncode == 1, run.stdout + run.stderr
-    assert "4 files from 2 places: 1 bug in all; 1 fails; put aside in all/passing, passing now: 1" in run.stdout
-    assert [contents(nodes / name) for name in ("node0", "node1")] == before
-    (kept,) = (nodes / "all").glob("*.json")
-    assert b'"seq_lens": [\n      5\n    ]' in kept.read_bytes()
-    assert len(list((nodes / "all" / "passing").iterdir())) == 1
-
-    after = contents(nodes / "all")
-    again = merge("node0", "node1", "-o", "all", cwd=nodes)
-    assert again.returncode == 1
-    assert contents(nodes / "all") == after
+    total = "6 files from 2 places: 3 bugs in all; 1 fails; 1 fails again; 1 not verified; put aside in all/passing, "
+    assert run.stdout.splitlines()[-1].startswith(total + "passing now: 1")
+    assert [len(contents(nodes / name)) for name in ("node0", "node1", "all/passing")] == [2, 4, 1]
+    kept = {b'"seq_lens": [\n      5\n    ]' in data for data in contents(nodes / "all").values()}
+    assert kept == {True, False}
 
 
 @pytest.mark.night
@@ -107,18 +114,12 @@ def test_wrong_usage_is_one_sentence_and_changes_nothing(nodes: Path, arguments:
     assert contents(nodes) == before
 
 
-def test_the_table_names_what_was_merged(nodes: Path) -> None:
+def test_the_table_names_what_was_merged(merged: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     """A maintainer reads the table before any file."""
-    save(nodes / "node1", a_finding(6, "strides:q", status="fixed", note="#3"))
-    elsewhere = a_finding(7, "strides:k", kernel="theirs.py:theirs")
-    save(nodes / "node1", elsewhere)
-    run = merge("node0", "node1", "-o", "all", cwd=nodes)
+    _, run = merged
     lines = run.stdout.splitlines()
     assert lines[0].split() == ["kernel", "finding", "files", "run", "here", "kept", "as"]
     assert any("accuracy/out:value [seq_len>1]" in line and " 2  fails " in line for line in lines)
     assert any("[strides:q] (fixed)" in line and "fails again" in line for line in lines)
     assert any("theirs.py:theirs" in line and "not verified" in line for line in lines)
     assert "no file 'theirs.py' here or above" in run.stdout
-    assert lines[-1].startswith(
-        "6 files from 2 places: 3 bugs in all; 1 fails; 1 fails again; 1 not verified; put aside"
-    )

@@ -28,7 +28,7 @@ from attnfuzz.own_files import OwnFolder
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.untrusted_text import printable
-from attnfuzz.verdict import Cause, Failure, SourceLine
+from attnfuzz.verdict import Failure, SourceLine
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 
@@ -62,11 +62,34 @@ def set_at(document: dict[str, Any], path: str, value: object) -> dict[str, Any]
     return document
 
 
-def test_a_regression_survives_a_round_trip(tmp_path: Path) -> None:
-    """A saved case that reads back differently would replay another bug."""
-    regression = a_regression(note="see the tracker", status="fixed")
+SOURCES = (SourceLine(file="k.py", line=41, text="qk = tl.sum(q * k, 1)"), SourceLine(file="other.py", line=2))
+CASES = tuple(DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(n,), scale=0.25) for n in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "rare"),
+    [
+        ({"note": "see the tracker", "status": "fixed"}, "status", ()),
+        (
+            {"finding": FindingRecord.of(msgspec.structs.replace(FAILURE, sources=SOURCES))},
+            "finding",
+            ("sources", "cause"),
+        ),
+        ({"finding": FindingRecord.of(FAILURE, failed=3, runs=20)}, "finding", ("failed", "runs")),
+        ({"preceding": CASES}, "", ("preceding",)),
+        ({"issue": "https://example.org/issues/12#comment"}, "", ("issue",)),
+    ],
+    ids=["plain", "lines of a cause", "the rate of a flaky one", "cases before it", "its issue"],
+)
+def test_a_regression_survives_a_round_trip(
+    changes: dict[str, Any], place: str, rare: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A saved case would replay another bug, or pass alone; and older versions could read no new file."""
+    regression = a_regression(**changes)
     path = write_regression(regression, tmp_path / "deep" / "folder")
     assert load_regression(path) == regression
+    plain = as_document(a_regression())
+    assert not set(rare) & set(plain[place] if place else plain), "left out where there is nothing to say"
 
 
 def test_the_file_has_the_documented_fields_in_order() -> None:
@@ -77,85 +100,6 @@ def test_the_file_has_the_documented_fields_in_order() -> None:
     assert document["status"] == "open"
     assert document["finding"]["features"] == ["gqa_ratio>1", "ragged"]
     assert set(document["environment"]) == {"versions", "device", "date"}
-
-
-def test_the_lines_of_a_cause_survive_a_round_trip(tmp_path: Path) -> None:
-    """A saved finding would not tell any more which line of the kernel to look at."""
-    sources = (SourceLine(file="k.py", line=41, text="qk = tl.sum(q * k, 1)"), SourceLine(file="other.py", line=2))
-    failure = msgspec.structs.replace(FAILURE, causes=(Cause(mistake="scores_rounded"),), sources=sources)
-    regression = a_regression(finding=FindingRecord.of(failure))
-    assert load_regression(write_regression(regression, tmp_path)) == regression
-    assert as_document(regression)["finding"]["sources"][0] == {
-        "file": "k.py",
-        "line": 41,
-        "text": "qk = tl.sum(q * k, 1)",
-    }
-    assert "sources" not in as_document(a_regression())["finding"]
-
-
-def test_a_line_before_the_first_is_refused() -> None:
-    """A stranger's file would send a reader to a line that there is not."""
-    document = as_document(a_regression())
-    with pytest.raises(RegressionError, match=r"`\$\.finding\.sources\[0\]\.line`"):
-        read_document(set_at(document, "finding.sources", [{"file": "k.py", "line": 0}]))
-
-
-def a_sequence() -> Regression:
-    cases = [DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(n,), scale=0.25) for n in (1, 2)]
-    return a_regression(preceding=tuple(cases))
-
-
-def test_cases_that_must_run_before_survive_a_round_trip(tmp_path: Path) -> None:
-    """A crash that needs what an earlier case left behind would be saved as a case that passes."""
-    regression = a_sequence()
-    assert load_regression(write_regression(regression, tmp_path)) == regression
-    assert list(as_document(regression))[3:6] == ["case", "preceding", "finding"]
-    assert regression_name(regression) != regression_name(a_regression())
-
-
-def test_the_rate_of_a_flaky_finding_survives_a_round_trip(tmp_path: Path) -> None:
-    """Replay would take one lucky run for a repaired kernel."""
-    regression = a_regression(finding=FindingRecord.of(FAILURE, failed=3, runs=20))
-    assert load_regression(write_regression(regression, tmp_path)) == regression
-    assert regression.finding.is_flaky
-    assert "runs" not in as_document(a_regression())["finding"]
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        ("preceding", [{"num_q_heads": 1}], ["missing required field", "$.preceding[0]"]),
-        ("preceding", 3, ["Expected `array`", "found 3", "$.preceding"]),
-        ("preceding", [{}] * 65, ["65 cases", "at most 64", "$.preceding"]),
-        ("finding.failed", 2, ["failed=2", "runs=0", "$.finding"]),
-        ("finding.runs", "many", ["Expected `int`", '"many"', "$.finding.runs"]),
-    ],
-)
-def test_what_is_wrong_with_a_sequence_or_a_rate_is_named(path: str, value: object, words: list[str]) -> None:
-    """These fields are as easy to get wrong by hand as the others."""
-    with pytest.raises(RegressionError) as caught:
-        read_document(set_at(as_document(a_regression()), path, value))
-    assert all(word in str(caught.value) for word in ["file.json", *words])
-
-
-def test_a_preceding_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
-    """A limit that holds for the last case alone is none."""
-    document = as_document(a_sequence())
-    document["preceding"][1] |= {"seq_lens": [1 << 24], "num_q_heads": 1024, "num_kv_heads": 1024, "head_size": 1024}
-    with pytest.raises(RegressionError, match=r"TiB.*\$\.preceding\[1\]"):
-        read_document(document)
-
-
-def test_the_issue_survives_a_round_trip_and_is_left_out_where_there_is_none(tmp_path: Path) -> None:
-    """A known bug would lose its issue, and older versions could read no new file."""
-    regression = load_regression(write_regression(a_regression(), tmp_path))
-    assert b'"issue"' not in encode_regression(regression)
-    named = msgspec.structs.replace(regression, issue="https://example.org/issues/12#comment")
-    assert load_regression(write_regression(named, tmp_path)) == named
-    document = json.loads(encode_regression(named))
-    for hostile in ("javascript:alert(1)", "https://a b", "https://a\x1b[2J", "https://a\n", "12"):
-        with pytest.raises(RegressionError, match=r"at `\$\.issue`; give the address of the issue"):
-            decode_regression(json.dumps(document | {"issue": hostile}).encode(), "a.json")
 
 
 def test_encoding_is_indented_and_deterministic() -> None:
@@ -198,6 +142,16 @@ def test_the_name_depends_on_case_and_kernel_only() -> None:
         ("format", "attnfuzz.regression/2", ["attnfuzz.regression/2", "newer attnfuzz", "upgrade"]),
         ("format", "something", ['"something"', "$.format", "attnfuzz.regression/1"]),
         ("format", None, ["null", "$.format"]),
+        ("preceding", [{"num_q_heads": 1}], ["missing required field", "$.preceding[0]"]),
+        ("preceding", 3, ["Expected `array`", "found 3", "$.preceding"]),
+        ("preceding", [{}] * 65, ["65 cases", "at most 64", "$.preceding"]),
+        ("finding.failed", 2, ["failed=2", "runs=0", "$.finding"]),
+        ("finding.runs", "many", ["Expected `int`", '"many"', "$.finding.runs"]),
+        ("finding.sources", [{"file": "k.py", "line": 0}], ["$.finding.sources[0].line"]),
+        *(
+            ("issue", hostile, ["at `$.issue`; give the address of the issue"])
+            for hostile in ("javascript:alert(1)", "https://a b", "https://a\x1b[2J", "https://a\n", "12")
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_file_path_and_value(path: str, value: object, words: list[str]) -> None:
@@ -244,13 +198,13 @@ def test_a_kernel_of_any_place_is_read(kernel: str) -> None:
     assert read_document({**as_document(a_regression()), "kernel": kernel}).kernel == kernel
 
 
-def test_a_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
-    """Loading a file from a stranger must not fill the machine."""
-    case = PagedDecodeCase(
-        num_q_heads=1024, head_size=1024, num_kv_heads=1024, seq_lens=(1 << 23,), scale=1.0, block_size=16
-    )
-    document = as_document(a_regression(problem="paged_decode", case=case))
-    with pytest.raises(RegressionError, match=r"TiB.*limit is 1 GiB.*\$\.case"):
+@pytest.mark.parametrize("place", ["case", "preceding"])
+def test_a_case_of_ten_terabytes_is_refused_before_it_is_built(place: str) -> None:
+    """Loading a file from a stranger must not fill the machine, whichever of its cases that takes."""
+    document = as_document(a_regression(preceding=CASES))
+    case = document["case"] if place == "case" else document["preceding"][1]
+    case |= {"seq_lens": [1 << 24], "num_q_heads": 1024, "num_kv_heads": 1024, "head_size": 1024}
+    with pytest.raises(RegressionError, match=rf"TiB.*limit is 1 GiB.*\$\.{place}"):
         read_document(document)
 
 
@@ -280,22 +234,6 @@ def test_more_entries_than_anybody_reads_are_refused(path: str, value: object) -
     """Each becomes a line of a table, and 100,000 of them took minutes to show."""
     with pytest.raises(RegressionError, match=rf"257 entries, of at most 256 - at `\$\.{path}`; shorten the list"):
         read_document(set_at(as_document(a_regression()), path, value))
-
-
-def test_a_file_too_large_to_be_a_regression_is_not_read(tmp_path: Path) -> None:
-    """A wrong path to a large file must not be parsed as JSON."""
-    path = tmp_path / "large.json"
-    path.write_bytes(b" " * (MAX_FILE_BYTES + 1))
-    with pytest.raises(RegressionError, match="larger than"):
-        load_regression(path)
-
-
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    """A typo in a path must be said as such."""
-    with pytest.raises(RegressionError, match="does not exist"):
-        load_regression(tmp_path / "none.json")
-    with pytest.raises(RegressionError, match="cannot be read"):
-        load_regression(tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -333,6 +271,8 @@ def test_folders_stand_for_their_json_files(tmp_path: Path) -> None:
         ("folder.json", "cannot be read (it is a folder, no file); give a regression file"),
         ("loop.json", "cannot be read (Too many levels of symbolic links); give a regression file"),
         ("a" * 300, "cannot be read (File name too long); give a regression file"),
+        ("none.json", "does not exist; give the path of a regression file or of a folder of them"),
+        ("large.json", f"cannot be read (larger than {MAX_FILE_BYTES} bytes); give a regression file"),
         ("nul\0.json", "does not exist; give the path of a regression file or of a folder of them"),
     ],
 )
@@ -342,5 +282,6 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, reason: 
     (tmp_path / "device.json").symlink_to("/dev/zero")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "large.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     with pytest.raises(RegressionError, match=re.escape(f"{printable(str(tmp_path / name))} {reason}")):
         load_regression(tmp_path / name)

@@ -147,6 +147,7 @@ def test_the_workflow_runs_what_it_promises() -> None:
         (step,) = [step for step in job["steps"] if "OWNER" in step.get("uses", "")]
         assert step["uses"] == f"OWNER/attnfuzz/{place}@main"
         assert set(step["with"]) <= set(action["inputs"])
+        assert any("pip install --editable ." in step.get("run", "") for step in job["steps"])  # kernels import it
 
 
 def steps_of(name: str) -> list[str]:

@@ -76,6 +76,7 @@ no_cap = altered(soft_cap=lambda inputs: None)
 no_bias = altered(alibi_slopes=lambda inputs: None)
 slopes_of_kv_heads = altered(alibi_slopes=lambda inputs: inputs.alibi_slopes[[0, 0, 1, 1]])
 slopes_by_group = altered(alibi_slopes=lambda inputs: inputs.alibi_slopes.view(3, 2).T.flatten())
+slopes_in_reverse = altered(alibi_slopes=lambda inputs: inputs.alibi_slopes.flip(0))
 no_sinks = altered(sinks=lambda inputs: None)
 heads_exchanged = altered(k_cache=lambda inputs: inputs.k_cache.flip(2), v_cache=lambda inputs: inputs.v_cache.flip(2))
 entry_before = altered(block_table=before_own_entries)
@@ -144,6 +145,7 @@ def explained(kernel: Callable[[Any], State], case: Case, variant: Variant) -> t
         (no_bias, DECODE, Variant(alibi="scattered"), r"ALiBi is left out$"),
         (slopes_of_kv_heads, DECODE, Variant(alibi="scattered"), r"slope is that of query head \d \(the KV head"),
         (slopes_by_group, WIDE, Variant(alibi="scattered"), r"slope is that of query head \d \(numbered by group\)"),
+        (slopes_in_reverse, DECODE, Variant(alibi="scattered"), r"that of query head \d \(in reverse order\)"),
         (no_sinks, DECODE, Variant(sinks="level"), r"the sink is left out$"),
         (no_sinks, DECODE, Variant(sinks="level"), r"sequence 1, .*: the sequence is empty: got .* lse = -inf"),
         (no_window, QUERIES, Variant(window=3), r"query 0 of sequence 0, query head 0: tokens 0-3 \(page 0\) have"),

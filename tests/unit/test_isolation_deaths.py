@@ -14,16 +14,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.isolation import Died, Executor, Reply, TimedOut, Zygote, zygote_client
 from attnfuzz.isolation import executor as executor_module
+from attnfuzz.isolation import zygote_client
+from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.link import Link
+from attnfuzz.isolation.outcomes import Died, Reply, TimedOut
 from attnfuzz.isolation.process import child_pids, is_stopped
+from attnfuzz.isolation.zygote_client import Zygote
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 
 DRIVER = """
 import json, sys
-from attnfuzz.isolation import (Executor, Zygote)
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.zygote_client import Zygote
 
 def call(executor, method, argument, timeout_s=60):
     return json.loads(executor.call(method, json.dumps(argument).encode(), timeout_s=timeout_s).body)
@@ -42,7 +46,8 @@ if __name__ == "__main__":
 
 DRIVER_OF_A_STOPPED_ZYGOTE = """
 import json, os, signal, sys, threading
-from attnfuzz.isolation import Executor, Zygote
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.zygote_client import Zygote
 
 if __name__ == "__main__":
     started = []

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.isolation import Died, Executor, Reply, Zygote
+from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.memory_faults import FaultMap, GuardedRegion, new_record, read_record, read_regions
+from attnfuzz.isolation.outcomes import Died, Reply
+from attnfuzz.isolation.zygote_client import Zygote
 
 SERVICES = Path(__file__).with_name("fault_services.py")
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from attnfuzz.isolation import Executor, ExecutorUnavailable, Reply, Zygote
+from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.memory_faults import new_record
 from attnfuzz.isolation.messages import (
     MAX_CONTROL_BYTES,
@@ -24,7 +24,9 @@ from attnfuzz.isolation.messages import (
     encode_fork_request,
     receive_frame,
 )
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, Reply
 from attnfuzz.isolation.process import child_pids
+from attnfuzz.isolation.zygote_client import Zygote
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.isolation import Executor, ExecutorUnavailable, Reply, Zygote, process, zygote_client
-from attnfuzz.isolation.zygote_client import ZygoteProcess
+from attnfuzz.isolation import process, zygote_client
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, Reply
+from attnfuzz.isolation.zygote_client import Zygote, ZygoteProcess
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from attnfuzz.campaign.triage.explanation import explain_failure
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.explaining.operations import Operations, places_of
+from attnfuzz.judging import special_runs
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values
@@ -32,43 +33,23 @@ MISTAKES = (
     "weights in float8_e4m3fn", "K to float8_e5m2", "V to float8_e5m2", "no maximum", "partial LSE",
 )  # fmt: skip
 
-SEARCH = """
-import json, os, sys
-os.environ["TRITON_INTERPRET"] = "1"
-import msgspec
-from attnfuzz.triton_compat.interpreter import set_up_interpreter
-set_up_interpreter()
-from attnfuzz.declaration import load_kernels
-from attnfuzz.judging.special_runs import cause_lines
-from attnfuzz.problems.cases import decode_case
-path, case = sys.argv[1:]
-kernel = next(one for one in load_kernels(path) if one.declaration.name == "decode")
-mistakes = kernel.declaration.options["mistake"]
-case = decode_case("dense_decode", case.encode())
-
-
-def found(mistake, name):
-    made = msgspec.structs.replace(case, options={"mistake": mistake})
-    return [msgspec.to_builtins(one) for one in cause_lines(kernel, made, (name,), device="cpu").sources]
-
-
-print(json.dumps({
-    "made": {name: found(name, name) for name in mistakes},
-    "not made": {name: found("none", name) for name in mistakes},
-}))
-"""
+DECODE = next(one for one in load_kernels(str(KERNELS)) if one.declaration.name == "decode")
+Lines = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, list[dict[str, object]]]]:
-    """What is told of each mistake, of a kernel that makes it and of one that makes none."""
-    from attnfuzz.problems.cases import encode_case
-
-    command = [sys.executable, "-c", SEARCH, str(KERNELS), encode_case(CASE).decode()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stderr
-    answer: dict[str, dict[str, list[dict[str, object]]]] = json.loads(run.stdout)
-    return answer
+def found() -> dict[str, Lines]:
+    """What is told of each mistake of a kernel that makes it, and found of any in one that makes none."""
+    made = (msgspec.structs.replace(CASE, options={"mistake": name}) for name in ("none", *MISTAKES))
+    plain, *cases = made
+    seen = Operations(special_runs._recorded(DECODE, plain, "cpu"))
+    return {
+        "made": {
+            name: special_runs.cause_lines(DECODE, case, (name,), device="cpu").sources
+            for name, case in zip(MISTAKES, cases, strict=True)
+        },
+        "not made": {name: places_of((name,), seen) for name in MISTAKES},
+    }
 
 
 def marked(name: str) -> list[int]:
@@ -78,18 +59,18 @@ def marked(name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_line_of_each_rounding_is_found(name: str, found: dict[str, dict[str, list[dict[str, object]]]]) -> None:
+def test_the_line_of_each_rounding_is_found(name: str, found: dict[str, Lines]) -> None:
     """A reader would look for the mistake in the whole kernel, or at a line that is right."""
     told = found["made"][name]
-    assert [one["line"] for one in told] == marked(name)
+    assert [one.line for one in told] == marked(name)
     text = KERNELS.read_text(encoding="utf-8").splitlines()[marked(name)[0] - 1].strip()
-    assert told[0]["text"] == text
-    assert str(told[0]["file"]).endswith("rounding_kernels.py")
+    assert told[0].text == text
+    assert str(told[0].file).endswith("rounding_kernels.py")
 
 
-def test_a_kernel_without_a_rounding_has_no_line_for_it(found: dict[str, dict[str, list[dict[str, object]]]]) -> None:
+def test_a_kernel_without_a_rounding_has_no_line_for_it(found: dict[str, Lines]) -> None:
     """Lines that are right would be blamed for what some other part of a kernel does."""
-    assert set(found["not made"]) == {"none", *MISTAKES}
+    assert DECODE.declaration.options["mistake"] == ("none", *MISTAKES)
     assert not any(found["not made"].values())
 
 
@@ -99,11 +80,11 @@ def runner() -> Iterator[Runner]:
         yield runner
 
 
-def explained(runner: Runner, name: str) -> tuple[Declaration, Explanation]:
+def explained(runner: Runner, name: str, weighing_s: float = 0.0) -> tuple[Declaration, Explanation]:
     declarations = {one.name: one for one in runner.declarations([str(KERNELS)])}
     failure = runner.judge(declarations[name], CASE, relations=()).failure
     assert failure is not None
-    found = explain_failure(runner, declarations[name], CASE, failure, weighing_s=5.0, total_s=0.0)
+    found = explain_failure(runner, declarations[name], CASE, failure, weighing_s=weighing_s, total_s=0.0)
     return declarations[name], found
 
 
@@ -119,7 +100,7 @@ def test_an_explanation_names_the_line_of_its_cause(name: str, mark: str, runner
 
 def test_a_cause_that_no_rounding_makes_names_no_line(runner: Runner) -> None:
     """Whatever is rounded in a kernel would be taken for the reason of every other mistake."""
-    _, explanation = explained(runner, "scaled_by_hand")
+    _, explanation = explained(runner, "scaled_by_hand", weighing_s=5.0)
     assert explanation.lines
     assert explanation.sources == ()
 

@@ -1,21 +1,57 @@
-"""attnfuzz.judging.leaks: steady growth is a leak, whatever fills up once is none."""
+"""Kernels that keep memory with each call: what is measured, and when it is a failure."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.judging import special_runs as growth_module
 from attnfuzz.judging.leaks import LEAK, MemoryUse, find_leak
 from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.special_runs import GrowthTrial
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.verdict import Failure
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
+
+
+class Cycle:
+    """Freed by the collector alone."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python frees cycles later, and would have freed these."""
+    alive: weakref.WeakSet[Cycle] = weakref.WeakSet()
+    (correct,) = load_kernels("dense_eager")
+
+    def makes_cycles(inputs: Any) -> Any:
+        alive.add(Cycle())
+        return correct(inputs)
+
+    # Of a process only the collector's part can be foretold: what is freed, malloc may keep, and tests before this one
+    # have a say in that.
+    monkeypatch.setattr(growth_module, "resident_bytes", lambda pid: len(alive))
+    monkeypatch.setattr(growth_module, "descendant_bytes", lambda pid: 0)
+    trial = GrowthTrial(Kernel(makes_cycles, correct.declaration), CASE, device="cpu")
+    gc.disable()
+    try:
+        assert trial.use_after(20).host_bytes == 0
+    finally:
+        gc.enable()
+
+
 MEBIBYTE = 1 << 20
 LIMIT = 1500 * MEBIBYTE
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.isolation import Zygote
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging import loaded_kernels
 from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -78,7 +78,7 @@ def test_a_batch_with_which_the_gpu_stops_answering_is_not_judged_case_by_case(h
         Runner(device="cuda", zygote=zygote) as dead,
         pytest.raises(DeviceLost),
     ):
-        dead.judge_batch(KERNEL, [CASE, CASE], timeout_s=0.3)
+        dead.judge_together(KERNEL, [CASE, CASE], timeout_s=0.3)
     assert hung.exists()
 
 

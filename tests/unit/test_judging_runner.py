@@ -234,7 +234,7 @@ def test_batch_is_judged_in_one_call(
     """Batches would be no faster than single cases, or lose verdicts on the way."""
     runner.judge(declared["wrong_from_seven"], CASE)
     monkeypatch.setattr(runner, "judge", None)
-    verdicts = runner.judge_batch(declared["wrong_from_seven"], BATCH, timeout_s=30.0)
+    verdicts = runner.judge_together(declared["wrong_from_seven"], BATCH, timeout_s=30.0) or []
     assert [verdict.failure is None for verdict in verdicts] == [True, False, True]
     assert all(verdict.timing.total_s > 0 for verdict in verdicts)
 
@@ -251,29 +251,18 @@ def test_death_of_a_batch_is_blamed_on_one_case(
     kernel: str, oracle: str, kind: str, runner: Runner, declared: dict[str, Declaration]
 ) -> None:
     """A deadly case would take its neighbours in the batch with it."""
-    verdicts = runner.judge_batch(declared[kernel], BATCH, timeout_s=2.0, single_timeout_s=1.0)
+    assert runner.judge_together(declared[kernel], BATCH, timeout_s=2.0) is None
+    verdicts = [runner.judge(declared[kernel], case, timeout_s=1.0) for case in BATCH]
     passed, failed, passed_too = (verdict.failure for verdict in verdicts)
     assert failed is not None
     assert (failed.oracle, failed.kind) == (oracle, kind)
     assert passed is passed_too is None
 
 
-def test_batch_of_one_has_the_time_of_one_case(runner: Runner, declared: dict[str, Declaration]) -> None:
-    """A hanging case would be waited for twice."""
-    (verdict,) = runner.judge_batch(declared["never_returns"], [CASE], timeout_s=600.0, single_timeout_s=1.0)
-    assert verdict.failure is not None
-    assert "did not finish within 1 s" in verdict.failure.message
-
-
-def test_empty_batch_has_no_verdicts(runner: Runner, declared: dict[str, Declaration]) -> None:
-    """Nothing to judge would be an error."""
-    assert runner.judge_batch(declared["correct"], [], timeout_s=1.0) == []
-
-
 def test_too_large_a_case_of_a_batch_is_refused_here(runner: Runner, declared: dict[str, Declaration]) -> None:
     """A case of ten terabytes would reach an executor among others."""
     with pytest.raises(CaseTooLarge):
-        runner.judge_batch(
+        runner.judge_together(
             declared["correct"], [CASE, msgspec.structs.replace(CASE, seq_lens=(1 << 24,) * 64)], timeout_s=1.0
         )
 

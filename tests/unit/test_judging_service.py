@@ -106,7 +106,10 @@ def growths(*calls: int) -> list[int]:
 
 
 def test_growth_is_that_of_calls_which_add_up() -> None:
-    """Each answer would be about another process's memory, or about no calls at all."""
+    """Each answer would be about another process's memory, or about no calls at all.
+
+    Red zones around what a kernel allocates, and the inputs of attnfuzz, are not its leak.
+    """
     # In a process of its own, as executors are: from this one goes what earlier tests have left.
     script = f"import runpy; print(runpy.run_path({__file__!r})['growths'](1, 6, 3))"
     uses = json.loads(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)

@@ -16,13 +16,13 @@ import torch
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging import service as judging_service
 from attnfuzz.judging.messages import (
-    CauseLinesRequest,
     DeclarationsReply,
     DeclarationsRequest,
     ExplainReply,
     ExplainRequest,
     JudgeReply,
     JudgeRequest,
+    LinesRequest,
 )
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
@@ -166,7 +166,7 @@ def test_what_breaks_attnfuzz_is_told_as_the_kernels_own(breaking: str) -> None:
     assert "has replaced torch.where" in str(reply.environment)
 
 
-@pytest.mark.parametrize("method", ["explain", "cause_lines"])
+@pytest.mark.parametrize("method", ["explain", "lines"])
 def test_what_breaks_an_explanation_is_told_in_it(breaking: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The finding would be told together with an error of attnfuzz's own."""
 
@@ -176,9 +176,9 @@ def test_what_breaks_an_explanation_is_told_in_it(breaking: str, method: str, mo
 
     case = msgspec.Raw(encode_case(CASE))
     request: msgspec.Struct = ExplainRequest(breaking, case, "accuracy", 5.0)
-    if method == "cause_lines":
-        request = CauseLinesRequest(breaking, case, ("kv_scale",))
-    monkeypatch.setattr(judging_service, "explain_case" if method == "explain" else method, fails)
+    if method == "lines":
+        request = LinesRequest(breaking, case, ("kv_scale",))
+    monkeypatch.setattr(judging_service, "explain_case" if method == "explain" else "cause_lines", fails)
     reply = msgspec.json.decode(handle(JudgingService(), method, request), type=ExplainReply)
     assert "has replaced torch.where" in " ".join(reply.explanation.lines)
     assert reply.last

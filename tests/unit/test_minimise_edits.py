@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -40,50 +42,33 @@ def test_needles_follow_their_sequence() -> None:
     assert needles_of(keep_sequences(CASE, [2, 0])) == [(0, 3, 0), (0, 8, 1), (1, 16, 2)]
 
 
-def test_a_needle_on_the_last_token_stays_there() -> None:
-    """A failure at the end of a sequence would be lost when the sequence gets shorter."""
-    assert needles_of(changed(CASE, seq_lens=(3, 5, 4))) == [(0, 2, 2), (2, 3, 0), (2, 3, 1)]
+MEETING = Values(needles=(Needle(seq=0, position=1, kv_head=0), Needle(seq=0, position=1, kv_head=1)))
 
 
-def test_needles_of_an_emptied_sequence_are_dropped() -> None:
-    """An empty sequence would be given a needle, and the case would be invalid."""
-    assert needles_of(changed(CASE, seq_lens=(17, 5, 0))) == [(0, 16, 2)]
+@pytest.mark.parametrize(
+    ("changes", "needles"),
+    [
+        ({"seq_lens": (3, 5, 4)}, [(0, 2, 2), (2, 3, 0), (2, 3, 1)]),  # the last token stays the last
+        ({"seq_lens": (17, 5, 0)}, [(0, 16, 2)]),
+        ({"num_kv_heads": 2, "num_q_heads": 2}, [(0, 16, 1), (2, 3, 0), (2, 8, 1)]),  # to heads that are left
+        ({"num_kv_heads": 1, "num_q_heads": 1, "values": MEETING}, [(0, 1, 0)]),
+    ],
+)
+def test_needles_move_to_where_they_can_be(changes: dict[str, Any], needles: list[tuple[int, int, int]]) -> None:
+    """A failure at the end of a sequence would be lost when that gets shorter, or the case be invalid."""
+    values = changes.pop("values", CASE.values)
+    assert needles_of(changed(msgspec.structs.replace(CASE, values=values), **changes)) == needles
 
 
-def test_needles_move_to_a_head_that_is_left() -> None:
-    """With fewer KV heads, the case would be invalid."""
-    fewer = changed(CASE, num_kv_heads=2, num_q_heads=2)
-    assert needles_of(fewer) == [(0, 16, 1), (2, 3, 0), (2, 8, 1)]
-    assert fewer is not None
-    assert (fewer.num_q_heads, fewer.num_kv_heads) == (2, 2)
-
-
-def test_needles_that_meet_become_one() -> None:
-    """The same needle would be listed twice."""
-    both = Values(needles=(Needle(seq=0, position=1, kv_head=0), Needle(seq=0, position=1, kv_head=1)))
-    alone = changed(msgspec.structs.replace(CASE, values=both), num_kv_heads=1)
-    assert needles_of(alone) == [(0, 1, 0)]
-
-
-def test_default_scale_follows_the_head_size() -> None:
-    """A smaller head size would come with an unusual scale, and look like two changes."""
-    smaller = changed(CASE, head_size=16)
+def test_other_head_sizes_keep_the_case_usual() -> None:
+    """A smaller head size would come with an unusual scale, be refused for states to merge, or end in an error."""
+    smaller, other = (changed(msgspec.structs.replace(CASE, scale=scale), head_size=16) for scale in (0.125, 0.5))
     assert smaller is not None
-    assert (smaller.head_size, smaller.scale) == (16, 0.25)
-    other = changed(msgspec.structs.replace(CASE, scale=0.5), head_size=16)
     assert other is not None
-    assert other.scale == 0.5
-
-
-def test_states_have_a_head_size_but_no_scale() -> None:
-    """Merge cases could not be given another head size."""
+    assert (smaller.head_size, smaller.scale, other.scale) == (16, 0.25, 0.5)
     merged = changed(MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=64), head_size=13)
     assert merged is not None
     assert merged.head_size == 13
-
-
-def test_a_forbidden_combination_is_no_case() -> None:
-    """The minimiser would stop with an error where it should try something else."""
     assert changed(CASE, layout="packed", head_size=13) is None
 
 

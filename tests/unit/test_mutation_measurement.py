@@ -13,7 +13,7 @@ import pytest
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest, choose_mutants, measure
-from attnfuzz.mutation.outcomes import Status
+from attnfuzz.mutation.mutants import Status
 from attnfuzz.report.mutants import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
 from tests.unit.in_process import attnfuzz
 from tests.unit.mutable_kernels import write_project
@@ -224,7 +224,7 @@ def test_nothing_to_change(tmp_path: Path) -> None:
     [
         (["k.py", "--operator", "swap"], "'swap' must be one of mask_term, mask_dropped,"),
         (["k.py", "--equivalent", "missing.toml"], "does not exist"),
-        (["k.py", "--shard", "3/2"], "'3/2' must be NUMBER/COUNT with 1 <= NUMBER <= COUNT <= 1000, such as 1/2"),
+        (["k.py", "--shard", "3/2"], "'3/2' must be I/N, the machine's number from 1 to N and how many"),
         ([], "Missing argument"),
     ],
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score
+from attnfuzz.mutation.mutants import Kill, Mutant, MutantOutcome, Score
 
 KILLS = (
     Kill(by="accuracy", seconds=1.0),

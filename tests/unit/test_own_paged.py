@@ -18,6 +18,7 @@ from attnfuzz.inputs.registry import problem_of
 from attnfuzz.judging.judge import judge
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
+from attnfuzz.report.findings import one_line
 from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.verdict import Failure
 
@@ -73,6 +74,12 @@ def test_each_token_is_written_once_and_read_through_the_table(layout: str) -> N
                 shape = (length, case.num_kv_heads, case.head_size)
                 own = attnfuzz.numbers(shape, seed=case.seed, name=f"{name}{seq}").to(one.dtype)
                 assert torch.equal(one[shared:], own[shared:])
+
+
+def test_a_field_that_holds_no_text_is_told_so() -> None:
+    """A reader would take the next field's name for its value."""
+    (case,) = cases(1, v_cache_strides="")
+    assert 'v_cache_strides "", ' in one_line(case)
 
 
 def test_pages_are_shared_by_all_sequences() -> None:

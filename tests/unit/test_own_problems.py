@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.cases.features import features
-from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.features import InputSpace, features
 from attnfuzz.corpus import RegressionError, load_regression
 from attnfuzz.declaration import Kernel
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
@@ -339,6 +338,12 @@ def test_words_of_supports_narrow_fields_and_others_are_refused() -> None:
         Doubled(colour=attnfuzz.Integer(1, 2))
 
 
+def test_numerics_of_a_problem_of_ones_own_are_told_where_to_go() -> None:
+    """Who declares a rounding as for a bundled kernel would not learn that the reference has to know it."""
+    with pytest.raises(ValueError, match=r"Doubled has a bound of its own.*attnfuzz\.attention\(numerics=\.\.\.\)"):
+        attnfuzz.kernel(Doubled(), numerics=attnfuzz.Numerics(row_sum="float32"))
+
+
 def test_a_problem_inside_a_function_is_refused() -> None:
     """No other process could find it, and every case would fail there."""
 
@@ -421,7 +426,8 @@ def test_the_examples_of_the_page_find_their_bugs(number: int, tmp_path: Path) -
 
 def test_the_table_of_the_page_has_all_parameters() -> None:
     """Who writes a problem from the page alone would guess a parameter's name, and be refused."""
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    (table,) = re.findall(r"^\| \| parameters.*?\n\n", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
     told = {name: re.findall(r"(\[?)`(\w+)`\]?", parameters) for name, parameters in rows}
     assert {"Integer", "TensorSpec", "Expected", "attention"} <= told.keys()
     for name, parameters in told.items():

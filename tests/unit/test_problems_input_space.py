@@ -1,4 +1,4 @@
-"""attnfuzz.cases.input_space: where a case lies."""
+"""attnfuzz.cases.features: where a case lies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.cases.input_space import InputSpace, levels_of, pair_number
+from attnfuzz.cases.features import InputSpace, levels_of, pair_number
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases

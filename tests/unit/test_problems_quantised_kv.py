@@ -8,8 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.cases.features import features
-from attnfuzz.cases.input_space import InputSpace
+from attnfuzz.cases.features import InputSpace, features
 from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.inputs.allocation import PlainAllocator
 from attnfuzz.inputs.layouts import token_views

@@ -108,7 +108,7 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
             f"{TARGET} fails accuracy/out:value: *token 8 of sequence 0*",
             "replay:",
             f"  attnfuzz replay saved/back.json --kernel {TARGET}",
-            "*XPASS(strict)*open, https://example.org/issues/12: *; once repaired: attnfuzz triage --fixed FILE*",
+            "*XPASS(strict)*open, https://example.org/issues/12: *; once repaired: *--fixed saved/repaired.json*",
         ]
     )
     result.stdout.fnmatch_lines(["*no kernel 'drop_a_token' in kernels.py; did you mean 'drops_a_token'[?]*"])

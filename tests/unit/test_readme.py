@@ -9,9 +9,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from attnfuzz import check
 from attnfuzz.corpus import Environment, FindingRecord, Regression, decode_regression, write_regression
@@ -138,7 +141,7 @@ def findings_of_the_example(folder: Path) -> list[Path]:
 @pytest.mark.night
 def test_the_report_of_a_kernel_that_declares_nothing_is_what_its_command_prints(folder: Path) -> None:
     """A reader would compare what he is told with what an older version said."""
-    shown = block("docs/declaring.md", "console", "$ attnfuzz explore my_decode.py --budget 40s")
+    shown = block("docs/contracts.md", "console", "$ attnfuzz explore my_decode.py --budget 40s")
     kernel_file = folder / "my_decode.py"
     source = kernel_file.read_text(encoding="utf-8")
     bare = re.sub(r"@attnfuzz.kernel\(.*?\n\)\n", '@attnfuzz.kernel("paged_decode")\n', source, flags=re.DOTALL)
@@ -170,6 +173,15 @@ def test_a_launcher_with_another_signature_is_wrapped_as_shown(tmp_path: Path) -
         "layout": "HND", "strides": {"q": "outer_gap"},
     }  # fmt: skip
     check(f"{tmp_path}/my_attention.py:my_attention", case, device="cpu")  # a test before may have left its executor
+
+
+def test_the_flat_list_of_pages_is_that_of_the_block_table() -> None:
+    """Who wraps a launcher with FlashInfer's arguments would hand it other pages, and be accused of them."""
+    page: dict[str, Any] = {}
+    exec(block("docs/first-finding.md", "python", "# flat_pages.py\n"), page)
+    table, lens = torch.tensor([[3, 1, 9], [9, 9, 9], [2, 9, 9]]), torch.tensor([17, 0, 16], dtype=torch.int32)
+    found = page["flat_pages"](SimpleNamespace(block_table=table, seq_lens=lens, block_size=16))
+    assert [part.tolist() for part in found] == [[0, 2, 2, 3], [3, 1, 2], [1, 0, 16]]
 
 
 def test_the_demo_finds_replays_and_repairs(tmp_path: Path) -> None:

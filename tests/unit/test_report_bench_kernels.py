@@ -8,9 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
-from attnfuzz.bench.kernels.shapes import SUITES
+from attnfuzz.bench.kernels.shapes import SUITES, MeasureReply, MeasureRequest, Report
 from attnfuzz.report.bench import print_report
 from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 

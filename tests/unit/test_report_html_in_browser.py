@@ -64,8 +64,8 @@ def test_it_is_drawn_light_and_dark(scheme: str, background: tuple[int, ...], pa
     assert [line for line in run.stderr.splitlines() if "CONSOLE" in line] == []
 
 
-def test_what_is_pointed_at_is_told(page: str, tmp_path: Path) -> None:
-    """The map has no room for numbers; the script must find the right one."""
+def test_what_is_pointed_at_is_told_and_commands_have_a_button(page: str, tmp_path: Path) -> None:
+    """The map has no room for numbers, so the script must find the one; "copy" would seem to be of another box."""
     script = """<script>
     const figure = document.querySelector(".all-pairs"), svg = figure.querySelector("svg");
     const data = JSON.parse(figure.querySelector("script").textContent);
@@ -73,10 +73,13 @@ def test_what_is_pointed_at_is_told(page: str, tmp_path: Path) -> None:
     const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
     const at = (level) => (data.places[level] + 4) * scale;
     svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + at(column), clientY: box.top + at(row)}));
+    const edges = [".copy", "pre.command"].map((name) => document.querySelector(name).getBoundingClientRect());
+    document.title = edges[0].top >= edges[1].top && edges[0].bottom <= edges[1].bottom;
     </script></body>"""
     run = chromium(page.replace("</body>", script), tmp_path, "--dump-dom")
     (told,) = re.findall(r'class="readout"[^>]*>([^<]+)<', run.stdout)
     assert html.unescape(told) == "page size: pow2 to 16 × last page: 1 token: 22 cases"
+    assert "<title>true</title>" in run.stdout
 
 
 def test_a_page_may_not_call_home(page: str, tmp_path: Path) -> None:

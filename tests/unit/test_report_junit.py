@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,8 +11,8 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
+from attnfuzz.campaign.result import CampaignResult, Earlier
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.registry import OracleName
@@ -21,6 +20,7 @@ from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.junit import junit_xml, write_junit
 from attnfuzz.verdict import Failure
+from tests.unit.report_results import statistics_of
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 OTHER = Declaration(name="other", problem="dense_decode", target="other")
@@ -78,17 +78,7 @@ def a_finding(oracle: OracleName, message: str = "wrong", **fields: Any) -> Find
 
 
 def a_result(*findings: Finding, **fields: Any) -> CampaignResult:
-    now = time.monotonic()
-    statistics = Statistics(
-        kernels=Statistics.of_kernels([KERNEL, OTHER]),
-        started=now - 60,
-        deadline=now,
-        device="cpu",
-        device_name="a processor",
-        workers=2,
-        seed=7,
-        findings=list(findings),
-    )
+    statistics = statistics_of([KERNEL, OTHER], *findings)
     statistics.add(WorkerProgress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5))
     base: dict[str, Any] = {"stop_reason": "budget", "elapsed_s": 60.0, "statistics": statistics, "findings": findings}
     return CampaignResult(**(base | fields))

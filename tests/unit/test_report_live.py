@@ -9,13 +9,14 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.cases.input_space import pair_number
+from attnfuzz.campaign.statistics import WorkerProgress
+from attnfuzz.cases.features import pair_number
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.progress import LiveReporter, panel
 from attnfuzz.verdict import Failure
+from tests.unit.report_results import statistics_of
 
 KERNELS = [Declaration(name=f"kernel_{i}", problem="dense_decode", target=f"kernels.py:kernel_{i}") for i in range(11)]
 CASE = DenseDecodeCase(num_q_heads=8, head_size=128, num_kv_heads=1, seq_lens=(1, 2000, 17), scale=0.25)
@@ -23,16 +24,7 @@ FAILURE = Failure(oracle="accuracy", kind="out:value", message="out[seq 0, head 
 
 
 def statistics(*, devices: tuple[str, ...] = ("",), kernels: int = 11) -> Statistics:
-    now = time.monotonic()
-    made = Statistics(
-        kernels=Statistics.of_kernels(KERNELS[:kernels]),
-        started=now - 20,
-        deadline=now + 40,
-        device="cpu",
-        device_name="a processor",
-        workers=2,
-        seed=7,
-    )
+    made = statistics_of(KERNELS[:kernels], seconds=20, left=40)
     coverage = {pair_number(first, second): 1 for first in range(40) for second in range(first, 40)}
     for i, declaration in enumerate(KERNELS[:kernels]):
         for device in devices:

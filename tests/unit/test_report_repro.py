@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from attnfuzz.corpus import FindingRecord, Regression, load_regression, regressi
 from attnfuzz.declaration import Declaration, Kernel, KernelLoadError, load_kernels
 from attnfuzz.families import CacheWrite
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
-from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.report import repro
@@ -32,37 +34,31 @@ from attnfuzz.verdict import OracleName
 
 ROOT = Path(attnfuzz.__file__).parents[1]
 WITHOUT_ATTNFUZZ = f"""
-import importlib.util, runpy, sys
+import importlib.util, os, runpy, sys, traceback
 sys.path[:] = [folder for folder in sys.path if folder != {str(ROOT)!r}]
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
 assert importlib.util.find_spec("attnfuzz") is None
-if {{importable}}:
-    sys.path.append({str(ROOT)!r})
-before = set(sys.modules)
-for path in sys.argv[1:]:
-    print("SCRIPT")
-    try:
-        runpy.run_path(path, run_name="__main__")
-    except SystemExit as exit:
-        print("STATUS", exit.code)
-    except Exception as error:
-        print("RAISED", error)
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("attnfuzz", "helpers", "kernel_file"):
-            del sys.modules[name]
-    sys.path[:] = [folder for folder in sys.path if "repro-" not in folder]
+import torch
+torch.use_deterministic_algorithms(False)  # the first call, with whatever it says, imports 900 modules
+for line in sys.stdin:
+    said, script, *folders = line.rstrip("\\n").split("\\t")
+    if not (child := os.fork()):
+        output = os.open(said, os.O_WRONLY)
+        os.dup2(output, 1), os.dup2(output, 2), os.close(output)
+        sys.path[:0] = folders
+        status = 1
+        try:
+            runpy.run_path(script, run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = int(end.code)
+        except Exception:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(status)  # else all that was imported is taken apart, which takes a second
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-AFTER_EACH_CHANGE = """
-import runpy, sys
-script, engine, *folders = sys.argv[1:]
-for folder in folders:
-    sys.path.insert(0, folder)
-    sys.modules.pop(engine, None)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        print("ended with", int(end.code))
-"""
+"""Runs scripts one after the other, each in a process of its own that has imported torch."""
 HEADS: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 0.25}
 PAGED: dict[str, Any] = {**HEADS, "block_size": 4, "seq_lens": [5, 0, 9]}
 DENSE: dict[str, Any] = {**HEADS, "seq_lens": [3, 0, 9], "dtype": "float32"}
@@ -96,52 +92,53 @@ def declaration_of(target: str) -> Declaration:
     return load_kernels(target)[0].declaration
 
 
-def run(scripts: list[str], folder: Path) -> list[str]:
-    """What each script prints and ends with; all in one process, where attnfuzz cannot be imported, but those that take
-    its repairs of Triton's interpreter, which have another one.
+class Pythons:
+    """Runs scripts where attnfuzz cannot be imported. None may leave a temporary folder behind; torch makes one."""
 
-    None of them may leave a temporary folder behind; torch makes one for its caches.
-    """
-    temporary = folder / "temporary"
-    temporary.mkdir()
-    paths = [folder / f"repro{i}.py" for i in range(len(scripts))]
-    for path, script in zip(paths, scripts, strict=True):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", WITHOUT_ATTNFUZZ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )  # fmt: skip
+        self._number = 0
+
+    def __call__(self, script: str, *folders: Path) -> tuple[int, str]:
+        """What a script ends with, and all that it and what it starts print. ``folders`` hold modules that it imports:
+        attnfuzz as well if it takes the repairs of Triton's interpreter."""
+        self._number += 1
+        path, said = (self.folder / f"script{self._number}{end}" for end in (".py", ".txt"))
         path.write_text(script, encoding="utf-8")
-    repaired = [path for path in paths if "from attnfuzz" in path.read_text(encoding="utf-8")]
-    outputs: dict[Path, str] = {}
-    for some, code in (
-        ([path for path in paths if path not in repaired], WITHOUT_ATTNFUZZ.format(importable=False)),
-        (repaired, WITHOUT_ATTNFUZZ.format(importable=True)),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", code, *map(str, some)],
-            cwd=folder,
-            env={**os.environ, "TMPDIR": str(temporary)},
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.update(zip(some, done.stdout.split("SCRIPT\n")[1:], strict=True))
-    assert list(temporary.glob("repro-*")) == []
-    return [outputs[path] for path in paths]
+        os.mkfifo(said)
+        repairs = [ROOT] if "from attnfuzz" in script else []
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\t".join(map(str, (said, path, *folders, *repairs))) + "\n")
+        printed = said.read_text(encoding="utf-8")
+        status = int(self._process.stdout.readline())
+        assert list(self.folder.glob("repro-*")) == []
+        return status, printed
+
+    def with_engines(self, script: str, engine: str, sources: list[str]) -> list[int]:
+        """What the script ends with where the module ``engine`` is each of these in turn."""
+        found = []
+        for source in sources:
+            folder = self.folder / f"{engine}{self._number}"
+            folder.mkdir()
+            (folder / f"{engine}.py").write_text(source)
+            found.append(self(script, folder)[0])
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
-def statuses(script: str, engine: str, sources: list[str], folder: Path) -> list[int]:
-    """What the script ends with where ``engine`` is each of these in turn, all in one process."""
-    path = folder / "script.py"
-    path.write_text(script)
-    folders = [folder / f"engine{i}" for i in range(len(sources))]
-    for one, source in zip(folders, sources, strict=True):
-        one.mkdir(exist_ok=True)
-        (one / f"{engine}.py").write_text(source)
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_EACH_CHANGE, path, engine, *folders],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended with ")]
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pythons]:
+    with closing(Pythons(tmp_path_factory.mktemp("scripts"))) as pythons:
+        yield pythons
 
 
 def user_script(folder: Path, change: str, oracle: OracleName = "accuracy") -> str:
@@ -192,22 +189,22 @@ CHANGES: dict[str, tuple[OracleName, str]] = {
     "inputs.q.as_strided((1,), (1,), 0)[0] = 1": ("red_zone", "FAIL"),
     "wide = torch.zeros(8); wide.as_strided((1,), (1,), wide.storage_offset() + 8)[0] = 1": ("red_zone", "FAIL"),
     "out[0].copy_(torch.randn(2, 16))": ("determinism", "FAIL"),
-    "raise RuntimeError('device lost')": ("exception", "RAISED device lost"),
+    "raise RuntimeError('device lost')": ("exception", "RuntimeError: device lost"),
 }
 
 
 @pytest.mark.night
-def test_bundled_kernels_pass(tmp_path: Path) -> None:
+def test_bundled_kernels_pass(python: Pythons) -> None:
     """The script would lack a kernel's file, or rebuild other inputs or expect other results than the case."""
-    scripts = [repro_script(regression(*case), declaration_of(case[1])) for case in BUNDLED]
-    outputs = run(scripts, tmp_path)
-    assert [output.splitlines()[-1] for output in outputs] == ["STATUS False"] * len(BUNDLED)
+    for case in BUNDLED:
+        status, said = python(repro_script(regression(*case), declaration_of(case[1])))
+        assert status == 0, said
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_scripts_agree_with_replay_on_saved_cases(
-    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: Problem, python: Pythons, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A correct kernel would pass `attnfuzz replay` and be accused by the script that is pasted into an issue."""
     monkeypatch.setattr(repro, "kernel_sources", functools.cache(kernel_sources))
@@ -220,27 +217,20 @@ def test_scripts_agree_with_replay_on_saved_cases(
             if kernel.problem == problem and why_unsupported(kernel.supports, kernel.options, case) is None:
                 on_kernel = msgspec.structs.replace(saved, kernel=kernel.target, case=case)
                 scripts[kernel.target, file.name] = repro_script(on_kernel, kernel)
-    outputs = run(list(scripts.values()), tmp_path)
     # all of these are marked fixed, which their replay by the pytest plugin holds
-    wrong = {
-        name: said for name, said in zip(scripts, outputs, strict=True) if not said.endswith("PASS\nSTATUS False\n")
-    }
-    assert scripts
-    assert wrong == {}
+    outcomes = {name: python(script) for name, script in scripts.items()}
+    assert outcomes
+    assert {name: one for name, one in outcomes.items() if one[0] or not one[1].endswith("PASS\n")} == {}
 
 
-def test_failures_of_user_kernels_are_shown(tmp_path: Path) -> None:
+def test_failures_of_user_kernels_are_shown(tmp_path: Path, python: Pythons) -> None:
     """A finding pasted into an issue would not reproduce there, or a correct kernel be called wrong."""
-    oracles = sorted({oracle for oracle, _ in CHANGES.values()})
-    passing = [user_script(tmp_path / oracle, "pass", oracle) for oracle in oracles]
-    failing = [
-        user_script(tmp_path / str(i), change, oracle) for i, (change, (oracle, _)) in enumerate(CHANGES.items())
-    ]
-    outputs = run([*passing, *failing], tmp_path)
-    assert [output.splitlines()[-1] for output in outputs[: len(passing)]] == ["STATUS False"] * len(passing)
-    for output, (_, says) in zip(outputs[len(passing) :], CHANGES.values(), strict=True):
-        assert says in output
-        assert "STATUS True" in output or "RAISED" in output
+    for oracle in sorted({oracle for oracle, _ in CHANGES.values()}):
+        status, said = python(user_script(tmp_path / oracle, "pass", oracle))
+        assert status == 0, said
+    for number, (change, (oracle, says)) in enumerate(CHANGES.items()):
+        status, said = python(user_script(tmp_path / str(number), change, oracle))
+        assert (status, says in said) == (1, True), said
 
 
 ALONE = """
@@ -288,12 +278,10 @@ def alone_script(folder: Path, length: str, oracle: OracleName = "accuracy", als
 ALONE_SUPPORTS = attnfuzz.Supports(dtypes=("float32",), lse="none")
 
 
-def test_a_kernel_of_one_file_stands_in_the_script_as_it_is(tmp_path: Path) -> None:
+def test_a_kernel_of_one_file_stands_in_the_script_as_it_is(tmp_path: Path, python: Pythons) -> None:
     """Readers would have to find the few lines that matter in files written as strings, and a loader of these."""
     scripts = [alone_script(tmp_path / "wrong", "max(length - 1, 1)"), alone_script(tmp_path / "right", "length")]
-    wrong, right = run(scripts, tmp_path)
-    assert wrong.splitlines()[-1] == "STATUS True"
-    assert right.splitlines()[-1] == "STATUS False"
+    assert [python(script)[0] for script in scripts] == [1, 0]
     for script in scripts:
         assert "attnfuzz" not in script
         assert "of_another_kernel" not in script
@@ -302,17 +290,15 @@ def test_a_kernel_of_one_file_stands_in_the_script_as_it_is(tmp_path: Path) -> N
         assert max(len(line) for line in script.splitlines() if "unpack(" not in line) <= 120
 
 
-def test_an_access_outside_ends_the_script(tmp_path: Path) -> None:
+def test_an_access_outside_ends_the_script(tmp_path: Path, python: Pythons) -> None:
     """What one run shows would be refused, or the script read memory that happens to be there and pass."""
     for name, also, status in (
         ("past", PAST_Q, -signal.SIGSEGV),
         ("within", PAST_Q.replace("nbytes", "nbytes - 1"), 0),
     ):
-        script = tmp_path / f"{name}.py"
-        script.write_text(alone_script(tmp_path / name, "length", "guard_page", also))
-        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-        assert ("in alone" in done.stderr) is (status != 0)  # the line of the kernel
+        ended, said = python(alone_script(tmp_path / name, "length", "guard_page", also))
+        assert ended == status, said
+        assert ("in alone" in said) is (status != 0)  # the line of the kernel
 
 
 ENGINE = """
@@ -328,7 +314,9 @@ def decode(query, cache, values, lengths, out, workspace, scale=1.0, causal=True
 """
 
 
-def test_of_an_engine_its_own_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_engine_its_own_function_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: Pythons
+) -> None:
     """Seven hundred lines of an adapter, and of what it needs of attnfuzz, would be pasted by nobody."""
     engine_file = tmp_path / "engine_of_a_test.py"
     engine_file.write_text(ENGINE.format(factor=1.25))
@@ -352,7 +340,7 @@ def test_of_an_engine_its_own_function_is_called(tmp_path: Path, monkeypatch: py
     assert len(script.splitlines()) <= 40
     assert max(len(line) for line in script.splitlines() if "unpack(" not in line) <= 120
     engines = [ENGINE.format(factor=factor) for factor in (1.25, 1.0)]
-    assert statuses(script, "engine_of_a_test", engines, tmp_path) == [1, 0]
+    assert python.with_engines(script, "engine_of_a_test", engines) == [1, 0]
 
 
 def _followed(kernel: Kernel, case: Case, launches: bool) -> ScriptPart:
@@ -457,7 +445,7 @@ def stateful_script(
 
 
 @pytest.mark.night
-def test_preceding_cases_run_first(tmp_path: Path) -> None:
+def test_preceding_cases_run_first(tmp_path: Path, python: Pythons) -> None:
     """The script would pass, and its reader take the report for a mistake."""
     after_wide = "fails = seen and inputs.q.shape[2] == 16; seen.extend([1] * (inputs.q.shape[2] == 32))"
     wide = {**DENSE, "head_size": 32}
@@ -465,56 +453,43 @@ def test_preceding_cases_run_first(tmp_path: Path) -> None:
         stateful_script(tmp_path / "needed", after_wide, DENSE, wide),
         stateful_script(tmp_path / "other", after_wide, DENSE),
     ]
-    needed, other = run(scripts, tmp_path)
     assert "# case 2 of 2 that run before" in scripts[0]
-    assert needed.splitlines()[-1] == "STATUS True"
-    assert other.splitlines()[-1] == "STATUS False"
+    assert [python(script)[0] for script in scripts] == [1, 0]
 
 
 @pytest.mark.night
-def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
+def test_a_flaky_case_runs_several_times(tmp_path: Path, python: Pythons) -> None:
     """One run of a kernel that fails now and then shows nothing."""
     now_and_then = "import sys; sys.calls = getattr(sys, 'calls', 0) + 1; fails = sys.calls == 6"
     flaky = FindingRecord(oracle="accuracy", message="out is wrong", failed=5, runs=20)
-    (output,) = run([stateful_script(tmp_path / "flaky", now_and_then, finding=flaky)], tmp_path)
-    assert output.splitlines()[-1] == "STATUS True"
+    assert python(stateful_script(tmp_path / "flaky", now_and_then, finding=flaky))[0] == 1
 
 
-def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path) -> None:
+def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path, python: Pythons) -> None:
     """Every run of the script of a crash, which ends it before it can clear up, would leave a folder behind."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    script = tmp_path / "script.py"
     crash = "import os; print(__file__, flush=True); os.kill(os.getpid(), 9)"
-    script.write_text(stateful_script(tmp_path / "crashing", crash), encoding="utf-8")
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    # what the script started holds stdout as well, so that all of it has ended when this returns
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert done.stdout.splitlines()[-1].startswith(str(temporary))
-    assert list(temporary.glob("repro-*")) == []
+    status, said = python(stateful_script(tmp_path / "crashing", crash))
+    assert status == -signal.SIGKILL
+    assert said.splitlines()[-1].startswith(str(python.folder / "repro-"))
 
 
 @pytest.mark.night
-def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
+def test_a_leak_shows_in_a_script(tmp_path: Path, python: Pythons) -> None:
     """Whoever gets the script would see right results, and a server of theirs die."""
     leak = FindingRecord(oracle="crash", kind="leak", message="every call keeps another 8.0 MiB of memory")
     scripts = [
         stateful_script(tmp_path / "leaks", "seen.append(bytearray(8 << 20)); fails = 0", finding=leak),
         stateful_script(tmp_path / "mended", "seen[:] = [bytearray(8 << 20)]; fails = 0", finding=leak),
     ]
-    leaks, mended = run(scripts, tmp_path)
-    assert "every call keeps another 8.0" in leaks
-    assert leaks.splitlines()[-1] == "STATUS True"
-    assert mended.splitlines()[-1] == "STATUS False"
+    (leaks, said), (mended, _) = map(python, scripts)
+    assert "every call keeps another 8.0" in said
+    assert (leaks, mended) == (1, 0)
 
 
-def test_the_size_of_all_cases_counts(tmp_path: Path) -> None:
+def test_the_size_of_all_cases_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence of cases that are small by themselves would make a script of hundreds of megabytes."""
-    large = {**HEADS, "seq_lens": [MAX_TENSOR_BYTES // 200]}
-    saved = regression("dense_decode", "dense_eager", large)
+    saved = regression("dense_decode", "dense_eager", DENSE)
+    monkeypatch.setattr(repro, "MAX_TENSOR_BYTES", 2 * tensor_nbytes(saved.case))
     assert repro_script(saved, declaration_of("dense_eager"))
     with pytest.raises(CaseTooLarge, match=r"the 9 cases have \d+ bytes"):
         repro_script(msgspec.structs.replace(saved, preceding=(saved.case,) * 8), declaration_of("dense_eager"))
@@ -571,16 +546,13 @@ def own_script(folder: Path, change: str) -> str:
     )
 
 
-def test_a_problem_of_a_users_own_is_compared_with_what_it_says(tmp_path: Path) -> None:
+def test_a_problem_of_a_users_own_is_compared_with_what_it_says(tmp_path: Path, python: Pythons) -> None:
     """Whoever has a problem of their own would have nothing to paste, or a script that calls a right kernel wrong."""
     changes = ("", "inputs.cache[2, 1] += 1", "inputs.cache[0] = 0", "return inputs.rows.float().sum(0) + 1")
-    right, wrong, outside, returned = run(
-        [own_script(tmp_path / str(i), one) for i, one in enumerate(changes)], tmp_path
-    )
-    assert right.endswith("PASS\nSTATUS False\n")
-    assert "cache[2, 1] is " in wrong
-    assert "cache[0, 0] is 0, expected nan" in outside
-    assert "total[0] is " in returned
+    words = ("PASS\n", "cache[2, 1] is ", "cache[0, 0] is 0, expected nan", "total[0] is ")
+    for i, (change, says) in enumerate(zip(changes, words, strict=True)):
+        status, said = python(own_script(tmp_path / str(i), change))
+        assert (status, says in said) == (bool(change), True), said
 
 
 def test_a_problem_that_nobody_can_ask_is_refused(tmp_path: Path) -> None:
@@ -605,7 +577,9 @@ def halve(rows, cache):
 
 
 @pytest.mark.night
-def test_of_a_users_problem_an_engines_own_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_users_problem_an_engines_own_function_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: Pythons
+) -> None:
     """The adapter would stand in the script without what it needs, and raise there."""
     engine_file, file = tmp_path / "halving_engine.py", tmp_path / "own.py"
     engine_file.write_text(HALVING.format(factor=0.25))
@@ -629,7 +603,7 @@ def test_of_a_users_problem_an_engines_own_function_is_called(tmp_path: Path, mo
     assert "from halving_engine import halve\n" in script
     assert len(script.splitlines()) <= 40
     engines = [HALVING.format(factor=factor) for factor in (0.25, 0.5)]
-    assert statuses(script, "halving_engine", engines, tmp_path) == [1, 0]
+    assert python.with_engines(script, "halving_engine", engines) == [1, 0]
 
 
 TRITON_ENGINE = """
@@ -650,7 +624,7 @@ def decode(query, cache, values, out, *workspaces):
 @pytest.mark.parametrize("workspaces", [1, 12])
 @pytest.mark.by_day("12")
 def test_with_narrow_formats_a_script_takes_the_repairs_of_the_interpreter_from_attnfuzz(
-    workspaces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspaces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: Pythons
 ) -> None:
     """A thousand lines of repairs would be pasted by nobody; without repairs a right kernel would be called wrong."""
     engine_file = tmp_path / "triton_engine_of_a_test.py"
@@ -671,4 +645,4 @@ def test_with_narrow_formats_a_script_takes_the_repairs_of_the_interpreter_from_
     assert script.count("attnfuzz") == 2  # why, and the import
     # 0.9999 x V is V, unless what is beyond is cut off
     engines = [TRITON_ENGINE.format(factor=factor) for factor in ("1.25", "1.0", "0.9999")]
-    assert statuses(script, "triton_engine_of_a_test", engines, tmp_path) == [1, 0, 0]
+    assert python.with_engines(script, "triton_engine_of_a_test", engines) == [1, 0, 0]

@@ -12,13 +12,14 @@ import msgspec
 
 from attnfuzz.campaign.declaration_inference import Inferred, LeftOut
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
-from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
+from attnfuzz.campaign.result import CampaignResult, Earlier
+from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.summary import write_summary
 from attnfuzz.verdict import Failure
+from tests.unit.report_results import statistics_of
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 OTHER = Declaration(name="other", problem="dense_decode", target="other")
@@ -27,17 +28,7 @@ FAILURE = Failure(oracle="accuracy", kind="out:nan", message="NaN")
 
 
 def a_result(*findings: Finding) -> CampaignResult:
-    now = time.monotonic()
-    statistics = Statistics(
-        kernels=Statistics.of_kernels([KERNEL, OTHER]),
-        started=now - 60,
-        deadline=now,
-        device="cpu",
-        device_name="a processor",
-        workers=2,
-        seed=7,
-        findings=list(findings),
-    )
+    statistics = statistics_of([KERNEL, OTHER], *findings)
     statistics.kernels[KERNEL.target].add(
         WorkerProgress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5)
     )

@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, FindingEvent, Reporter, Statistics, StopReason
-from attnfuzz.campaign.statistics import KernelStatistics
+from attnfuzz.campaign.statistics import KernelStatistics, WorkerProgress
 from attnfuzz.cli.outcome import outcome_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -24,6 +23,7 @@ from attnfuzz.report.progress import LineReporter, LiveReporter, status_line
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
 from attnfuzz.verdict import NARROW_OFFSETS, WITHOUT_WEIGHT, Cause, Failure
 from tests.unit.named_features import named
+from tests.unit.report_results import statistics_of
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
@@ -44,17 +44,7 @@ def a_finding(**fields: Any) -> Finding:
 
 
 def statistics(*findings: Finding, cases: int = 10) -> Statistics:
-    now = time.monotonic()
-    made = Statistics(
-        kernels=Statistics.of_kernels([KERNEL]),
-        started=now - 60,
-        deadline=now,
-        device="cpu",
-        device_name="a processor",
-        workers=2,
-        seed=7,
-        findings=list(findings),
-    )
+    made = statistics_of([KERNEL], *findings)
     made.kernels[KERNEL.target].add(WorkerProgress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
     return made
 
@@ -283,7 +273,7 @@ def test_events_of_every_kind_are_shown() -> None:
     reporter.finished()
     first_words = [re.split(" #| my ", line)[0].strip() for line in output(console).splitlines()[1:]]
     case = "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1"
-    assert first_words == ["found", case, "confirmed", "once only", "known", "cut off", "shrunk"]
+    assert first_words == ["found", case, "confirmed", "once only", "known bug", "cut off", "shrunk"]
     assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
 
 
@@ -318,6 +308,7 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     order = [text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "Questions: ", "in 1 step")]
     assert order == sorted(order)
     assert text.rstrip().splitlines()[-1].startswith("1 finding; 1 question, in 10 cases")
+    assert ", 1 finding, 1 question, " in status_line(statistics(undeclared, bug))
     assert "  findings\n" in text
     assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
 

@@ -18,8 +18,7 @@ from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.sanitizer.findings import failure_of, judge_sanitized
 from attnfuzz.sanitizer.report import SanitizerReport
-from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer
-from attnfuzz.sanitizer.tool import SanitizerUnavailable, find_executable
+from attnfuzz.sanitizer.running import Note, Outcome, Sanitizer, SanitizerUnavailable, find_executable
 from tests.unit.sanitizer_stand_in import BEHAVES, OBJECTS_TO, install
 
 KERNELS = Path(__file__).with_name("sanitized_kernels.py")
@@ -52,7 +51,7 @@ def test_the_executable_is_looked_for_where_it_is_installed(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert find_executable() == stand_in
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
-    monkeypatch.setattr("attnfuzz.sanitizer.tool._CUDA", tmp_path / "cuda")
+    monkeypatch.setattr("attnfuzz.sanitizer.running._CUDA", tmp_path / "cuda")
     where = r"neither on PATH nor at /nowhere/bin/compute-sanitizer, .*CUDA_HOME"
     with pytest.raises(SanitizerUnavailable, match=where):
         find_executable()
@@ -153,7 +152,7 @@ def test_a_tool_that_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     target = f"{KERNELS}:right"
     write_regression(Regression(problem="dense_decode", kernel=target, case=CASE, finding=finding), tmp_path / "r")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("attnfuzz.sanitizer.tool._CUDA", tmp_path / "cuda")
+    monkeypatch.setattr("attnfuzz.sanitizer.running._CUDA", tmp_path / "cuda")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     with pytest.raises(Refusal, match="--sanitizer: compute-sanitizer is not installed"):
         ran(replay.command, str(tmp_path / "r"), "--kernel", target, "--device", "cpu", "--sanitizer", "memcheck")

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from attnfuzz.cases.features import features
 from attnfuzz.cases.supported import why_unsupported
 from attnfuzz.problems.boundaries import tile_sizes
-from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, PagedDecodeCase, Problem, decode_case, encode_case
+from attnfuzz.problems.cases import PROBLEMS, AttentionCase, PagedDecodeCase, Problem, decode_case, encode_case
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
-from tests.unit.drawing import drawn_from
+from tests.unit.drawing import drawn_cases
 from tests.unit.named_features import words
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
@@ -29,7 +29,7 @@ ATTENTION: tuple[Problem, ...] = ("dense_decode", "paged_decode", "split_decode"
 
 @cache
 def drawn(problem: Problem, sizes: Sizes = CPU_SIZES, draws: int = 700) -> list[Any]:
-    return drawn_from(cases(problem, supports=EVERYTHING, options=OPTIONS, sizes=sizes), draws)
+    return drawn_cases(problem, draws, supports=EVERYTHING, options=OPTIONS, sizes=sizes)
 
 
 def subsets(values: tuple[Any, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -60,7 +60,7 @@ NARROW = Supports(
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-@settings(max_examples=150, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+@settings(max_examples=60, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
 @given(data=st.data(), supports=SUPPORTS, sizes=st.sampled_from((CPU_SIZES, GPU_SIZES)))
 def test_no_case_is_unsupported(problem: Problem, data: st.DataObject, supports: Supports, sizes: Sizes) -> None:
     """A kernel would be judged by a case that it never claimed to take."""
@@ -107,13 +107,8 @@ def test_sizes_are_kept(problem: Problem, sizes: Sizes) -> None:
 def test_merges_of_the_largest_heads_fit() -> None:
     """1,024 tokens of eight heads of 1,024 cannot be judged: each such draw would be told as an error of attnfuzz."""
     sizes = replace(GPU_SIZES, work=GPU_SIZES.work[-1:])
-
-    @settings(max_examples=300, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(cases("merge_states", supports=Supports(head_sizes=(1024,)), sizes=sizes))
-    def draw(case: Case) -> None:
-        assert case_nbytes(case) <= DEFAULT_LIMIT_BYTES
-
-    draw()
+    drawn_of_them = drawn_cases("merge_states", 300, supports=Supports(head_sizes=(1024,)), sizes=sizes)
+    assert max(map(case_nbytes, drawn_of_them)) <= DEFAULT_LIMIT_BYTES
 
 
 def work(case: AttentionCase) -> int:
@@ -224,7 +219,7 @@ def test_lengths_with_splits_are_often_more_than_a_tile() -> None:
 def test_query_heads_of_one_block_leave_room_for_tokens() -> None:
     """A block of 16 rows would pass for a tile of 16 tokens, and each of its heads for work: lengths would be short."""
     options = {"tile": (64,), "num_splits": (3,), "block_m": (16,)}
-    found: list[PagedDecodeCase] = drawn_from(cases("paged_decode", options=options), 200)
+    found: list[PagedDecodeCase] = drawn_cases("paged_decode", 200, options=options)
     groups = [case for case in found if case.num_q_heads > case.num_kv_heads]
     assert sum(max(case.seq_lens) > 64 for case in groups) > len(groups) // 4
 
@@ -232,8 +227,7 @@ def test_query_heads_of_one_block_leave_room_for_tokens() -> None:
 def test_groups_of_more_heads_than_a_block_are_drawn_where_it_is_an_option() -> None:
     """What only the last block of a group does wrong would be met in one case of fifty."""
     options = {"tile": (16,), "block_m": (16, 32)}
-    found: list[Case] = drawn_from(cases("paged_attention", options=options), 400)
-    groups = [case.gqa_ratio for case in found if isinstance(case, AttentionCase)]
+    groups = [case.gqa_ratio for case in drawn_cases("paged_attention", options=options)]
     assert sum(ratio > 16 for ratio in groups) > len(groups) // 20
     assert sum(ratio < 16 for ratio in groups) > 3 * len(groups) // 4
 

@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.cases.supported import why_unsupported
-from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Problem
+from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.choices import strided_tensors_of
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
@@ -21,7 +21,8 @@ from attnfuzz.problems.supports import Strides, Supports
 from attnfuzz.problems.variants import VARIANT_TENSORS
 from attnfuzz.strategies import GPU_SIZES, cases, draw_formats
 from attnfuzz.strategies.formats import first_formats
-from attnfuzz.strategies.strides import strides_everywhere
+from attnfuzz.strategies.storage import strides_everywhere
+from tests.unit.drawing import drawn_cases
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
 SUPPORTS = Supports(strides="any", unused_table_entries="garbage", block_sizes=(1, 16, 24), max_seq_len=300)
@@ -126,14 +127,7 @@ def test_cases_keep_to_the_formats_given(problem: Problem, data: st.DataObject, 
 def test_around_one_format_everything_else_varies() -> None:
     """What is drawn once for the whole working set would not be searched at all."""
     one = next(format_ for format_ in drawn("paged_decode", 20) if format_.num_q_heads <= 8)  # more leave few tokens
-    found: list[AttentionCase] = []
-
-    @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(cases("paged_decode", supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, formats=(one,)))
-    def collect(case: AttentionCase) -> None:
-        found.append(case)
-
-    collect()
+    found = drawn_cases("paged_decode", 200, supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, formats=(one,))
     assert len({case.seq_lens for case in found}) > 100
     assert len({case.values for case in found}) > 150
     assert len({case.scale for case in found}) >= 5

@@ -7,20 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
 
 from attnfuzz.cases.supported import why_unsupported
-from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.supports import OptionValue, Supports
-from attnfuzz.strategies import case_lists, cases
-from tests.quality.drawn import TILES, draw, of_case
-from tests.unit.drawing import drawn_from
+from tests.quality.drawn import TILES, of_case
+from tests.unit.drawing import drawn_cases
 
 WINDOWS = Supports(variants=("window",))
 
 
 def shares(problem: Problem, supports: Supports, count: int = 1000) -> Mapping[str, float]:
-    counted = Counter(one for case in draw(problem, supports, count) for one in of_case(case))
+    counted = Counter(one for case in drawn_cases(problem, count, supports=supports) for one in of_case(case))
     return {name: number / count for name, number in counted.items()}
 
 
@@ -66,7 +64,7 @@ def test_tiles_that_a_kernel_names_are_those_that_rows_part_at() -> None:
     """A kernel whose tiles have 96 keys would be tried at the ends of others."""
     options: Mapping[str, tuple[OptionValue, ...]] = {"block_n": (96,)}
     parted = 0
-    for case in drawn_from(cases("paged_attention", supports=WINDOWS, options=options), draws=600):
+    for case in drawn_cases("paged_attention", 600, supports=WINDOWS, options=options):
         found: Any = case
         assert why_unsupported(WINDOWS, options, case) is None
         window = found.variant.window or max(found.seq_lens)
@@ -82,7 +80,7 @@ def _past_a_block(found: Any, block: int) -> bool:
 
 def test_query_tokens_fill_more_than_one_block() -> None:
     """What is wrong in all blocks but the first, and not in the last row, was drawn in one case of a hundred."""
-    drawn = draw("paged_attention", Supports(), 1000)
+    drawn = drawn_cases("paged_attention", 1000)
     assert sum(_past_a_block(case, 16) for case in drawn) > 80
     assert sum(_past_a_block(case, 32) for case in drawn) > 8
 
@@ -90,13 +88,5 @@ def test_query_tokens_fill_more_than_one_block() -> None:
 @pytest.mark.parametrize("block", [32, 64])
 def test_blocks_are_those_of_numbers_in_the_source(block: int) -> None:
     """A kernel whose blocks have 64 query tokens would be tried with 16 of them, as interpreted ones cost much."""
-    found: list[Any] = []
-
-    @seed(1)
-    @settings(max_examples=150, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(case_lists("paged_attention", length=8, numbers=(block,)))
-    def collect(some: list[Case]) -> None:
-        found.extend(some)
-
-    collect()
+    found = drawn_cases("paged_attention", 1000, numbers=(block,))
     assert sum(_past_a_block(case, block) for case in found) > len(found) / 100

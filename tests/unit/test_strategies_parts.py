@@ -1,8 +1,10 @@
-"""The parts that cases are put together from: what they reach, and what they shrink to."""
+"""The parts that cases are put together from: decisions, what parts reach, what they shrink to, what is refused."""
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -11,22 +13,28 @@ import torch
 from hypothesis import find, settings
 from hypothesis import strategies as st
 
+from attnfuzz import strategies
 from attnfuzz.problems.boundaries import DEFAULT_TILES
-from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, DenseDecodeCase, Problem
+from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, DenseDecodeCase, Problem, encode_case
 from attnfuzz.problems.choices import default_scale, lse_kinds_of, paddings_of
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.recipes import STRIDE_KINDS, KeyRecipe, Needle, Pages, ValueRecipe, Values
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import VARIANTS
-from attnfuzz.strategies.decisions import decided
-from attnfuzz.strategies.heads import decide_gqa_heads
-from attnfuzz.strategies.launch import decide_options
+from attnfuzz.strategies.cases import cases
+from attnfuzz.strategies.decisions import Decisions, decided
+from attnfuzz.strategies.formats import decide_gqa_heads, decide_options
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
-from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
-from attnfuzz.strategies.needles import NEEDLES_BYTES, decide_needles
-from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
-from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
-from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
+from attnfuzz.strategies.storage import PAGES_BYTES, STRIDES_BYTES, decide_pages, decide_strides
+from attnfuzz.strategies.values import (
+    LSE_PAIRS_BYTES,
+    NEEDLES_BYTES,
+    VALUES_BYTES,
+    decide_lse_pairs,
+    decide_needles,
+    decide_scale,
+    decide_values,
+)
 from attnfuzz.values import attention_values
 from tests.unit.drawing import drawn_from
 
@@ -200,3 +208,81 @@ def test_scales_include_the_usual_one_and_others() -> None:
     drawn = drawn_from(scales(80))
     assert {default_scale(80), 1.0, 0.125} <= set(drawn)
     assert sum(scale == default_scale(80) for scale in drawn) > len(drawn) // 3
+
+
+def test_zero_bytes_and_missing_bytes_are_the_simplest_option() -> None:
+    """Shrinking, which lowers bytes, would not lead to the simplest option."""
+    decisions = Decisions(bytes(1))
+    assert [decisions.pick("abc"), decisions.pick("abc")] == ["a", "a"]
+
+
+def test_every_option_is_as_likely_as_another() -> None:
+    """Some options would hardly ever be drawn."""
+    counts = Counter(Decisions(bytes([byte])).pick(range(5)) for byte in range(256))
+    assert set(counts) == set(range(5))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_a_smaller_byte_is_never_a_less_simple_option() -> None:
+    """The shrinker would have to guess which bytes to try."""
+    picks = [Decisions(bytes([byte])).pick(range(7)) for byte in range(256)]
+    assert picks == sorted(picks)
+
+
+def test_more_than_256_options_are_no_error() -> None:
+    """A kernel that lists 300 head sizes could not be tested."""
+    assert Decisions(b"\xff").pick(range(300)) == 298
+
+
+def test_parts_do_not_shift_each_other() -> None:
+    """Shrinking one part of a case would change all that follow."""
+    decisions = Decisions(bytes([255, 0, 255, 0, 255]))
+    first, second = decisions.part(2), decisions.part(2)
+    first.pick("ab")
+    assert (second.pick("ab"), second.pick("ab"), second.pick("ab")) == ("b", "a", "a")
+    assert decisions.pick("ab") == "b"
+
+
+def test_decided_reads_the_whole_string() -> None:
+    """The last decisions of a value would always be the simplest."""
+    three = decided(lambda decisions: tuple(decisions.pick([False, True]) for _ in range(3)), size=3)
+    assert len({*drawn_from(three, 50)}) == 8
+
+
+def test_generated_cases_are_not_variations_of_each_other() -> None:
+    """Five of six cases would share most fields with the one before, and hard combinations come up that much later."""
+    drawn = drawn_from(cases("paged_decode"), 200)
+    assert len({encode_case(case) for case in drawn}) == len(drawn)
+    repeated = sum(one.num_seqs > 1 and one.seq_lens == other.seq_lens for one, other in itertools.pairwise(drawn))
+    assert repeated < len(drawn) // 20
+
+
+INVALID: list[tuple[Callable[[], object], str]] = [
+    (lambda: strategies.cases("prefill"), "problem='prefill' must be one of"),
+    (lambda: strategies.cases("dense_decode", options={"a b": (1,)}), "must be an identifier"),
+    (
+        lambda: strategies.cases("paged_decode", supports=Supports(head_sizes=(13,), layouts=("packed",))),
+        r"head_sizes=\(13,\).*add such a size or another layout",
+    ),
+    (
+        lambda: strategies.Sizes(
+            max_seqs=0, max_seq_len=1, max_tokens=1, max_heads=1, max_splits=1, max_head_elements=1,
+            max_page_elements=1, max_cache_elements=1, work=(1,),
+        ),
+        r"Sizes\(max_seqs=0\): must be an integer >= 1",
+    ),
+    (
+        lambda: strategies.Sizes(
+            max_seqs=1, max_seq_len=1, max_tokens=1, max_heads=1, max_splits=1, max_head_elements=1,
+            max_page_elements=1, max_cache_elements=1, work=(),
+        ),
+        r"Sizes\(work=\(\)\): must be a non-empty tuple",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "message"), INVALID, ids=[message for _, message in INVALID])
+def test_invalid_arguments_name_the_value_and_the_rule(build: Callable[[], object], message: str) -> None:
+    """A wrong argument would draw nonsense, or fail in the middle of a run with someone else's message."""
+    with pytest.raises(ValueError, match=message):
+        build()

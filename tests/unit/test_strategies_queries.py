@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
 
 from attnfuzz.cases.facets import Domain, facets_of
-from attnfuzz.problems.cases import Case, PagedAttentionCase
+from attnfuzz.problems.cases import PagedAttentionCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, case_lists
+from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes
+from tests.unit.drawing import drawn_cases
 
 
-def drawn(count: int, supports: Supports | None = None, **more: object) -> list[PagedAttentionCase]:
-    found: list[PagedAttentionCase] = []
-
-    @seed(7)
-    @settings(max_examples=count // 20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(case_lists("paged_attention", length=20, supports=supports, **more))  # type: ignore[arg-type]  # sizes
-    def collect(some: list[Case]) -> None:
-        found.extend(case for case in some if isinstance(case, PagedAttentionCase))
-
-    collect()
-    return found
+@cache
+def drawn(count: int, supports: Supports | None = None, sizes: Sizes = CPU_SIZES) -> list[PagedAttentionCase]:
+    return drawn_cases("paged_attention", count, supports=supports, sizes=sizes)
 
 
 def test_every_level_of_queries_is_drawn_for_the_interpreter_too() -> None:

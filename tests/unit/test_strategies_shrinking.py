@@ -61,7 +61,7 @@ def test_a_failure_of_every_case_shrinks_to_the_simplest_case(problem: Problem) 
         ("merge_states", lambda case: ("-inf", "-inf") in case.lse_pairs, {"lse -inf/-inf"}),
     ],
 )
-@pytest.mark.by_day("*-expected[01389]")
+@pytest.mark.by_day("*-expected[39]")
 def test_only_what_the_failure_needs_is_left(
     problem: Problem, fails: Callable[[Any], bool], expected: set[str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.choices import lying_alike, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.supports import Strides, Supports
-from attnfuzz.strategies.strides import strides_everywhere
+from attnfuzz.strategies.storage import strides_everywhere
 
 TURNS = range(3)
 

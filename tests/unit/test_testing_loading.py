@@ -65,6 +65,14 @@ def test_a_missing_triton_is_told_with_its_remedy(tmp_path: Path) -> None:
         load_kernels(str(file))
 
 
+def test_a_missing_module_is_told_with_its_remedy(tmp_path: Path) -> None:
+    """A CI that has installed attnfuzz, and not the project, would say which import failed and not what is missing."""
+    file = tmp_path / "needs_its_project.py"
+    file.write_text("import a_project_that_is_not_installed", encoding="utf-8")
+    with pytest.raises(KernelLoadError, match=r"'a_project_that_is_not_installed' .*pip install -e \. .*PYTHONPATH"):
+        load_kernels(str(file))
+
+
 @pytest.mark.parametrize("target", ["", ":"])
 def test_a_name_of_nothing_is_no_name_of_every_kernel(target: str) -> None:
     """An empty variable of a CI script would have all bundled kernels searched, and the user's own never."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest, Timed
-from attnfuzz.bench.kernels.shapes import bytes_to_move
+from attnfuzz.bench.kernels.shapes import MachineReply, MeasureReply, MeasureRequest, Timed, bytes_to_move
 from attnfuzz.declaration import Declaration, Supports
 from attnfuzz.problems.cases import Problem
 

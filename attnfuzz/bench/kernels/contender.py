@@ -14,8 +14,15 @@ import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.bench.kernels.measurements import L2State, MeasureReply, MeasureRequest, Timed
-from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, bytes_to_move
+from attnfuzz.bench.kernels.shapes import (
+    PROBLEMS_OF,
+    L2State,
+    MeasureReply,
+    MeasureRequest,
+    Shape,
+    Timed,
+    bytes_to_move,
+)
 from attnfuzz.bench.kernels.timing import GraphOfCalls, Stopwatch, calls_per_sample, time_samples
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.inputs.reference import merge_all

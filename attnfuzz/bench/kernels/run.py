@@ -15,8 +15,10 @@ from typing import Protocol, Self, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.measurements import (
+from attnfuzz.bench.kernels.shapes import (
+    PROBLEMS_OF,
     STATES,
+    SUITES,
     CopyReply,
     CopyRequest,
     L2State,
@@ -26,9 +28,10 @@ from attnfuzz.bench.kernels.measurements import (
     Mode,
     Report,
     Result,
+    Shape,
     Timed,
+    bytes_to_move,
 )
-from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, SUITES, Shape, bytes_to_move
 from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import likely_device

@@ -21,14 +21,14 @@ from attnfuzz.bench.kernels.contender import (
     prepare_kernel,
     sets_for_cold_l2,
 )
-from attnfuzz.bench.kernels.measurements import (
+from attnfuzz.bench.kernels.shapes import (
     CopyReply,
     CopyRequest,
     MachineReply,
     MeasureReply,
     MeasureRequest,
+    Shape,
 )
-from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.bench.kernels.timing import (
     CaptureFailed,
     CudaStopwatch,

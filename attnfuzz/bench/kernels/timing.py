@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.bench.kernels.measurements import L2State, Mode, Timed
+from attnfuzz.bench.kernels.shapes import L2State, Mode, Timed
 
 _SAMPLE_S = 1.5e-3
 _MOST_CALLS = 200

@@ -1,7 +1,7 @@
 """When a campaign asks for relations that cost as much as hundreds of cases: in a share of each kernel's time.
 
 By chance, as others are drawn, those of a kernel that judges 30,000 cases a minute would take most of that minute, and
-a slow kernel would hardly meet any. So no case of a batch draws one.
+a slow kernel would hardly meet any. So no case of a batch draws one, unless no other relation was asked for.
 """
 
 from __future__ import annotations
@@ -55,13 +55,17 @@ class Due(NamedTuple):
 
 
 class CostlyRelations:
-    """Says whose turn it is, and on which case; nobody's where none of ``oracles`` is costly on ``device``.
+    """Says whose turn it is, and on which case; nobody's where none of ``oracles`` is costly on ``device``, or all
+    relations among them are.
 
     Of the workers of a campaign each begins with another turn, and at another time: ``worker`` of ``num_workers``.
     """
 
     def __init__(self, oracles: Iterable[OracleName], *, device: str, worker: int = 0, num_workers: int = 1) -> None:
-        costly = tuple(name for name in oracles if device in oracle_of(name).costly_on)
+        relations = [name for name in oracles if oracle_of(name).is_relation]
+        costly = tuple(name for name in relations if device in oracle_of(name).costly_on)
+        if len(costly) == len(relations):
+            costly = ()  # somebody who asks for these alone gives them the time
         self._compilations = sorted(oracle_of(name).compilations for name in costly)
         self.usual: Relations = Drawn(without=costly) if costly else None
         """Relations that judge a case along with others."""

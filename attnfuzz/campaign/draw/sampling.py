@@ -292,7 +292,9 @@ class WorkingSets:
             return []
         formats = self._of(declaration)
         joined = 0
-        while formats.offered and joined < _MOST_JOINING and self._may_join(formats):
+        while formats.offered and joined < _MOST_JOINING:
+            if len(formats.active) >= _SCOUTED_AT_ONCE and formats.joining_s >= _SHARE_OF_JOINING * formats.seconds:
+                break
             newest = formats.offered.pop()
             formats.active.append(newest)
             formats.joining.add(format_key(newest))
@@ -342,9 +344,6 @@ class WorkingSets:
             formats.before = len(formats.known)
             formats.has_more = True
             formats.seconds = formats.compiling_s = formats.joining_s = 0.0
-
-    def _may_join(self, formats: _Formats) -> bool:
-        return len(formats.active) < _SCOUTED_AT_ONCE or formats.joining_s < _SHARE_OF_JOINING * formats.seconds
 
     def _of(self, declaration: Declaration) -> _Formats:
         if declaration.target not in self._kernels:

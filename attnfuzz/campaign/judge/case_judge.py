@@ -245,7 +245,10 @@ class CaseJudge:
             except (CaseTooLarge, ProblemUnusable):  # if a case is that by itself, it is told when it is judged alone
                 return None
             except ServiceError as error:
-                self._tell_once(declaration, len(cases), error)
+                if declaration.target not in self._told_of_batches:  # no case shows it: the search would only be slow
+                    self._told_of_batches.add(declaration.target)
+                    number, target = len(cases), declaration.target
+                    self._complain(f"{number} cases of {target} are judged one by one, not together: {error}")
                 return None
             if verdicts is None:
                 lost = self._runner.lost
@@ -425,12 +428,6 @@ class CaseJudge:
 
     def _remaining_s(self, now: float) -> float:
         return self.deadline + GRACE_S - now
-
-    def _tell_once(self, declaration: Declaration, cases: int, error: ServiceError) -> None:
-        """An error that no case shows by itself would only make the search slow, and nobody would know."""
-        if declaration.target not in self._told_of_batches:
-            self._told_of_batches.add(declaration.target)
-            self._complain(f"{cases} cases of {declaration.target} are judged one by one, not together: {error}")
 
     @contextmanager
     def _complaining(self, declaration: Declaration, case: Case) -> Iterator[None]:

@@ -55,7 +55,9 @@ class Journal:
             return
         try:
             for slot, case in enumerate(cases):
-                self._write_slot(slot, _encoded(declaration, case))
+                problem, kernel = declaration.problem, declaration.target
+                written = Regression(problem=problem, kernel=kernel, case=case, finding=_RECORD, note=_NOTE)
+                self._write_slot(slot, encode_regression(written))
             self._keep(len(cases))
         except OSError:
             with contextlib.suppress(OSError):  # of a folder that cannot be written to any more
@@ -109,7 +111,9 @@ class JournalFolder:
             self._folder = _new_folder(self._around)
             self.path = self._folder.path
             self._claim = Claim(self.path)
-            self._ignore()
+            self._around.refuse_link(_IGNORE)
+            if not (parent / _IGNORE).exists():  # git is to ignore what lies here
+                self._around.write(_IGNORE, _IGNORE_ALL)
         except OSError as error:
             self.close()
             self.path = None
@@ -140,12 +144,6 @@ class JournalFolder:
             return False
         self._around.inner(folder.name).refuse_link(_ANNOUNCED)
         return not (folder / _ANNOUNCED).exists() and any(_CASE.fullmatch(file.name) for file in folder.glob("*.json"))
-
-    def _ignore(self) -> None:
-        """Have git ignore what lies here."""
-        self._around.refuse_link(_IGNORE)
-        if not (self._around.path / _IGNORE).exists():
-            self._around.write(_IGNORE, _IGNORE_ALL)
 
     def __enter__(self) -> Self:
         return self
@@ -224,10 +222,3 @@ def _new_folder(parent: OwnFolder) -> OwnFolder:
     while True:
         with contextlib.suppress(FileExistsError):  # the next name, then
             return parent.make_new(next(names))
-
-
-def _encoded(declaration: Declaration, case: Case) -> bytes:
-    regression = Regression(
-        problem=declaration.problem, kernel=declaration.target, case=case, finding=_RECORD, note=_NOTE
-    )
-    return encode_regression(regression)

@@ -142,7 +142,9 @@ class MemoryWatch:
         if not memory_bytes:  # it has died: what it had is gone, and that is no sign of a kernel that shrinks
             self._process = None
             return
-        share = max(self._share(now, memory_bytes), self._crowding * gpu_share)
+        room = 0 if self._limit_bytes is None else self._limit_bytes - now.began_with
+        of_room = (memory_bytes - now.began_with) / room if room > 0 else 0.0
+        share = max(of_room, self._crowding * gpu_share)
         growth = now.note(target, len(cases), share)
         self._per_case.setdefault(target, deque(maxlen=_LOOKS_KEPT)).append(growth)
         if target not in self._ran_while_growing or 0.0 < growth >= now.mean_growth(target):
@@ -202,8 +204,3 @@ class MemoryWatch:
         usual = growths[: max(1, len(growths) - 1)]  # without the largest: a process that is new grows once
         growth = sum(usual) / len(usual)
         return int(_MOST_TO_FILL * room / growth) if growth > 0 else 1 << 30
-
-    def _share(self, now: _Process, memory_bytes: int) -> float:
-        if self._limit_bytes is None or self._limit_bytes <= now.began_with:
-            return 0.0
-        return (memory_bytes - now.began_with) / (self._limit_bytes - now.began_with)

@@ -148,7 +148,10 @@ def check_again(bug: SavedBug, runner: Runner, *, trust: bool = False) -> Checke
     ``trust``: see `load_named`. Raises ExecutorUnavailable.
     """
     best: Checked | None = None
-    for saved in _distinct(bug)[:_MAX_CASES]:
+    distinct: dict[str, SavedCase] = {}
+    for saved in bug.files:
+        distinct.setdefault(_name(saved), saved)
+    for saved in list(distinct.values())[:_MAX_CASES]:
         checked = _check(saved, runner, trust=trust)
         if best is None or _ORDER.index(checked.outcome) < _ORDER.index(best.outcome):
             best = checked
@@ -157,13 +160,6 @@ def check_again(bug: SavedBug, runner: Runner, *, trust: bool = False) -> Checke
     if best is None:
         raise ValueError("a bug without files cannot be checked; it must have at least one")
     return best
-
-
-def _distinct(bug: SavedBug) -> list[SavedCase]:
-    cases: dict[str, SavedCase] = {}
-    for saved in bug.files:
-        cases.setdefault(regression_name(saved.regression), saved)
-    return list(cases.values())
 
 
 def _check(saved: SavedCase, runner: Runner, *, trust: bool) -> Checked:
@@ -217,7 +213,8 @@ class MergedFolder:
         if passes and mine:
             return Kept(mine[0].path, is_new=False)
         folder = self.folder / PASSING if passes else self.folder
-        regression = represent(bug, checked.saved, remark=self._remark() if passes else "")
+        remark = f"passed on {self._device} when it was merged, {datetime.now(UTC).date().isoformat()}"
+        regression = represent(bug, checked.saved, remark=remark if passes else "")
         path = folder / regression_name(regression)
         is_new = not path.exists()
         if is_new:
@@ -236,6 +233,3 @@ class MergedFolder:
         for path in larger:
             OwnFolder(path.parent).remove(path.name)
         return tuple(larger)
-
-    def _remark(self) -> str:
-        return f"passed on {self._device} when it was merged, {datetime.now(UTC).date().isoformat()}"

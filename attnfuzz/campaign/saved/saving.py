@@ -64,7 +64,8 @@ class SaveFolder:
             self.forget(finding)
             finding.known_as = finding.path = known
             return
-        superseded = self._superseded_by(finding, regression)
+        same = (earlier for earlier in self._earlier if earlier.is_same_bug(regression))
+        superseded = next(same, None) if finding.minimised else None
         if superseded is not None:
             said = superseded.regression
             regression = msgspec.structs.replace(regression, issue=said.issue, note=said.note or regression.note)
@@ -72,7 +73,9 @@ class SaveFolder:
         if path is None:
             return
         if superseded is not None and path.parent == self._folder:
-            self._replace(superseded)
+            self._earlier.remove(superseded)
+            with contextlib.suppress(OSError):  # both then stay, and say the same
+                _remove(superseded.path)
             finding.replaces = superseded.path
         if finding.path != path:
             self.forget(finding)
@@ -162,15 +165,6 @@ class SaveFolder:
             if earlier.is_same_bug(regression) and size_key(earlier.regression.case, options=options) <= size:
                 return earlier.path
         return None
-
-    def _superseded_by(self, finding: Finding, regression: Regression) -> _Earlier | None:
-        same = (earlier for earlier in self._earlier if earlier.is_same_bug(regression))
-        return next(same, None) if finding.minimised else None
-
-    def _replace(self, earlier: _Earlier) -> None:
-        self._earlier.remove(earlier)
-        with contextlib.suppress(OSError):  # both then stay, and say the same
-            _remove(earlier.path)
 
     def _complain(self, error: OSError, consequence: str) -> None:
         """Say it once, until it is over."""

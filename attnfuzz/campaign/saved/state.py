@@ -39,19 +39,6 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.untrusted_text import SENTENCE_BYTES, check_text, printable
 from attnfuzz.verdict import MOST_PLACES, Sight
 
-__all__ = [
-    "FALLBACK",
-    "FOLDER",
-    "LAST_RESORT",
-    "AskedOf",
-    "CampaignState",
-    "SavedFinding",
-    "StateError",
-    "StateFile",
-    "StateWriter",
-    "load_state",
-]
-
 FALLBACK = FOLDER / "findings"
 """Where findings go, relative to the working directory, if the folder for them cannot be written."""
 LAST_RESORT = "attnfuzz-findings-"
@@ -307,7 +294,9 @@ def _decode(path: Path, data: bytes) -> CampaignState:
         _check_header(path, header)
         state = msgspec.json.decode(data, type=CampaignState)
     except msgspec.ValidationError as error:
-        document = _document(data) if len(data) <= _SHOWN_BYTES else {}
+        document: Any = {}
+        with suppress(*_UNREADABLE):  # what comes first is wrong already, and that is told
+            document = msgspec.json.decode(data) if len(data) <= _SHOWN_BYTES else {}
         raise StateError(what_is_wrong(error, document, "$", f"{path} is no state of a campaign", _REMEDY)) from error
     except _UNREADABLE as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -315,13 +304,6 @@ def _decode(path: Path, data: bytes) -> CampaignState:
     for place, rule in _contradictions(state):
         raise StateError(f"{path} is no state of a campaign: {rule} - at `{place}`; {_REMEDY}")
     return state
-
-
-def _document(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except _UNREADABLE:  # what comes first is wrong already, and that is told
-        return {}
 
 
 def _contradictions(state: CampaignState) -> Iterator[tuple[str, str]]:
@@ -366,12 +348,9 @@ def _wrong_paths(finding: SavedFinding, folders: set[Path], place: str) -> Itera
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
             yield f"{place}.{name}", str(error)
             continue
-        if path.suffix != ".json" or not (folder in folders or _is_last_resort(folder)):
+        is_last_resort = folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.startswith(LAST_RESORT)
+        if path.suffix != ".json" or not (folder in folders or is_last_resort):
             yield f"{place}.{name}", f"{text!r:.200} must be a regression file in the folder that findings go to"
-
-
-def _is_last_resort(folder: Path) -> bool:
-    return folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.startswith(LAST_RESORT)
 
 
 def _check_header(path: Path, header: _Header) -> None:

@@ -21,24 +21,6 @@ from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, o
 from attnfuzz.problems.cases import Case
 from attnfuzz.verdict import Failure, Relations, ends_process
 
-__all__ = [
-    "MAX_RUNS",
-    "Allowance",
-    "Confirmation",
-    "LeakRetries",
-    "Retries",
-    "confirm",
-    "ever_fails_afresh",
-    "fewer",
-    "find_preceding",
-    "first_death",
-    "leak_behind",
-    "more_alike",
-    "rate_of",
-    "retries_of",
-    "still_fails_afresh",
-]
-
 _OF_WHAT_IS_REMEMBERED: Relations = (CALL_SEQUENCE.name,)
 
 

@@ -42,13 +42,6 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import DTYPES, Strides, Supports, as_call
 from attnfuzz.verdict import READ_BEFORE_WRITTEN, WITHOUT_WEIGHT
 
-__all__ = [
-    "Restriction",
-    "needed_limits",
-    "restriction_of",
-    "with_remedy",
-]
-
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""
 _UNDECLARED = Supports()
@@ -108,8 +101,11 @@ def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Res
     if not needing or () in limits.values():
         return None
     supports = msgspec.structs.replace(declaration.supports, **limits)
-    ended = sum(_ends(supports, finding) for finding in needing)
-    return Restriction(declaration, supports, ended, len(findings)) if _has_cases(declaration, supports) else None
+    try:
+        simplest_case(declaration.problem, supports, declaration.options)
+    except ValueError:  # no head size that is left fits a layout that is left
+        return None
+    return Restriction(declaration, supports, sum(_ends(supports, finding) for finding in needing), len(findings))
 
 
 def _limits(finding: Finding) -> Limits:
@@ -216,11 +212,3 @@ def _ends(supports: Supports, finding: Finding) -> bool:
     if failure.oracle == PAGE_RELOCATION.name:  # gives the case other strides than it has, as far as they are permitted
         return supports.strides == "contiguous"
     return not supports_case(supports, finding.declaration.options, finding.case)
-
-
-def _has_cases(declaration: Declaration, supports: Supports) -> bool:
-    try:
-        simplest_case(declaration.problem, supports, declaration.options)
-    except ValueError:  # no head size that is left fits a layout that is left
-        return False
-    return True

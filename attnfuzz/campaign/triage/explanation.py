@@ -19,8 +19,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.verdict import LSE_TRANSPOSED, Cause, Failure, Verdict
 
-__all__ = ["explain_failure", "explain_in_short", "shortened"]
-
 _WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0
 """Seconds for each finding of a campaign, once; the explain command takes its time."""
@@ -54,7 +52,10 @@ def explain_failure(
     oracle = oracle_of(failure.oracle)
     found = Explanation()
     judges_a_run = not oracle.is_relation and not oracle.is_own
-    told = _told(runner, declaration, case, failure) if judges_a_run or failure.causes else failure
+    told = failure
+    if judges_a_run or failure.causes:  # with the mistake that neighbouring cases leave, if it shows again
+        again = runner.judge(declaration, case, relations=oracle.relations, inquire=True).failure
+        told = again if again and (again.oracle, again.kind) == (failure.oracle, failure.kind) else failure
     if told.cause == LSE_TRANSPOSED:
         pass  # all numbers are right, where they are put
     elif (
@@ -120,13 +121,6 @@ def _causes_beside(runner: Runner, declaration: Declaration, case: Case) -> tupl
             is_clear = len({one.words for one in told.causes}) == 1
             return tuple(map(in_a_similar_case, told.causes)) if is_clear else ()
     return ()
-
-
-def _told(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Failure:
-    """``failure`` with the mistake that neighbouring cases leave, if it shows again."""
-    relations = oracle_of(failure.oracle).relations
-    told = runner.judge(declaration, case, relations=relations, inquire=True).failure
-    return told if told is not None and (told.oracle, told.kind) == (failure.oracle, failure.kind) else failure
 
 
 def _with_causes(told: Failure, causes: tuple[Cause, ...]) -> Failure:

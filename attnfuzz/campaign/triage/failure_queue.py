@@ -21,8 +21,6 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import ends_process
 
-__all__ = ["FailureQueue"]
-
 _MAX_WAITING = 16
 """Failures of one symptom; the latest are kept."""
 _MAX_DOUBTS = 3

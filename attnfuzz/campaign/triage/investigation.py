@@ -51,9 +51,6 @@ from attnfuzz.problems.feature import Feature
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
 
-__all__ = ["Investigation"]
-
-
 _MAX_TRIES = 10
 _MISSED = 0.1
 """Accepted rate of taking a smaller flaky case for one that passes, while a flaky failure is shrunk."""
@@ -162,7 +159,8 @@ class Investigation:
         except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
             return False
         except _SameBug as same:
-            self._close_as_known(same.bug)
+            needed = same.bug.features & self._now.features
+            self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, same.bug.finding)))
         else:
             if self._is_design(self._finding):
                 return True
@@ -400,7 +398,7 @@ class Investigation:
         try:
             self._shrink_preceding()
             self._minimise_cheaply()
-            self._minimise()
+            self._minimise_while(self._fails_alike, self._keep)
             self._shrink_preceding()
             if before.failure.oracle == HANG.name:
                 if self._now is not before and not self._still_hangs():
@@ -416,9 +414,6 @@ class Investigation:
     def _is_shrunk(self) -> bool:
         """Whether shrinking has ended by itself."""
         return not self._is_cut_off and time.monotonic() < self._shrink_until
-
-    def _minimise(self) -> None:
-        self._minimise_while(self._fails_alike, self._keep)
 
     def _minimise_while(self, fails: Callable[[Case], bool], keep: Callable[[Case], None] | None = None) -> Case:
         return minimise(
@@ -478,18 +473,19 @@ class Investigation:
         """Fewer cases before the failing one, and such as are more like it."""
         if not self._now.preceding:
             return
-        fails = Allowance(_SEQUENCE_RUNS).limited(self._fails_after)
         now = self._now
+
+        def fails_after(preceding: Sequence[Case]) -> bool:
+            if self._is_over():
+                raise _CutOff
+            failure = self._retries.after(preceding, now.case, patience="short")
+            return failure is not None and now.with_case(now.case, failure).symptom == now.symptom
+
+        fails = Allowance(_SEQUENCE_RUNS).limited(fails_after)
         kept = FailingCase(now.declaration, now.case, now.failure, fewer(now.preceding, fails))
         kept = FailingCase(now.declaration, now.case, now.failure, more_alike(kept, fails))
         if kept.preceding != now.preceding:
             self._step_to(kept)
-
-    def _fails_after(self, preceding: Sequence[Case]) -> bool:
-        if self._is_over():
-            raise _CutOff
-        failure = self._retries.after(preceding, self._now.case, patience="short")
-        return failure is not None and self._now.with_case(self._now.case, failure).symptom == self._now.symptom
 
     def _look_again(self, before: FailingCase) -> None:
         """Make sure that the case to be saved fails in a process of its own, or with a known rate; else go back."""
@@ -519,7 +515,7 @@ class Investigation:
         self._afresh = True
         self._shown = steps[: good + 1]
         self._step_to(steps[good])
-        self._minimise()
+        self._minimise_while(self._fails_alike, self._keep)
 
     def _fails_alike(self, case: Case) -> bool:
         """Whether ``case`` may stand for the failing one: it fails, and not of another bug that is known."""
@@ -606,11 +602,6 @@ class Investigation:
 
     def _tell_rate(self, confirmation: Confirmation) -> None:
         self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
-
-    def _close_as_known(self, bug: Bug) -> None:
-        """Presume later failures that show as this one did to be ``bug``, if they have what it needs of a case."""
-        needed = bug.features & self._now.features
-        self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, bug.finding)))
 
     def _close_as_new(self) -> None:
         is_complete = self._is_shrunk

@@ -33,8 +33,6 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.feature import Feature
 from attnfuzz.verdict import Drawn, Failure, Relations, is_fault
 
-__all__ = ["KnownDeaths", "KnownFaults"]
-
 Traits = frozenset[Feature]
 _PROBE_FAULTS_EVERY_S = 10.0
 

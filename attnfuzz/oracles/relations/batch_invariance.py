@@ -48,8 +48,7 @@ def _applies(declaration: Declaration, case: BundledCase) -> bool:
     return supports.deterministic and supports.batch_invariant and (case.num_parts > 1 or _is_attention(case))
 
 
-def _further(declaration: Declaration, case: BundledCase, contents: Contents) -> FurtherRuns:
-    del declaration
+def _further(_: Declaration, case: BundledCase, contents: Contents) -> FurtherRuns:
     words = f"with that {case.part_noun} alone in the batch"
     rows = _rows(case)
     batch, values = _crowd(case, contents.values.v.device) if _is_attention(case) else (case, contents.values)
@@ -147,9 +146,8 @@ def _row(results: Results, name: str, row: int, case: BundledCase) -> Any:
     return results[name].narrow(1 if axes_of(name, case)[0] == "head" else 0, rows.start, len(rows))
 
 
-def _weight(declaration: Declaration, case: BundledCase) -> int:
+def _weight(_: Declaration, case: BundledCase) -> int:
     """What depends on the batch shows nowhere else, and kernels take other ways where a variant is asked for."""
-    del declaration
     return 9 if _is_attention(case) and case.variant != PLAIN_VARIANT else 3
 
 

@@ -45,7 +45,7 @@ from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, has_qu
 from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.problems.wording import element, number, ratio
-from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.trials.comparison import Comparison, compare, extent, first_index
 from attnfuzz.trials.trial import Trial
 from attnfuzz.values import LogicalAttention
 from attnfuzz.verdict import Failure
@@ -61,7 +61,7 @@ def _relation(
     """Each of ``others`` gives what one of ``cases`` does; ``values_of``: its numbers, if not those of the case."""
 
     def applies(declaration: Declaration, case: Any) -> bool:
-        return next(others(declaration, case), None) is not None
+        return any(others(declaration, case))
 
     def check(trial: Trial) -> Failure | None:
         values = trial.reference.values_on(trial.device)
@@ -82,11 +82,7 @@ def _may_run(declaration: Declaration, case: Case) -> bool:
 def _compared(trial: Trial, changed: Changed) -> Parts:
     """A run on `changed` against its own reference, in host memory: `out`, and `lse` if the kernel returns it."""
     seen = run_on(trial, changed)
-    reference = Reference(
-        trial.kernel.declaration, changed.case, device=trial.device, tolerance=trial.reference.tolerance
-    )
-    reference.values = changed.values
-    return _on_host(compare(reference, seen))
+    return _on_host(compare(trial.reference_of(changed.case, changed.values), seen))
 
 
 def _beyond(oracle: Oracle, trial: Trial, found: Parts, words: str) -> Failure | None:
@@ -207,10 +203,6 @@ def _blocks(length: int, count: int) -> list[range]:
     return [range(min(i * size, length), min((i + 1) * size, length)) for i in range(count)]
 
 
-def _can_be_cut(declaration: Declaration, case: AttentionCase) -> bool:
-    return any(True for _ in _ownerships(declaration, case))
-
-
 def _ownerships(declaration: Declaration, case: AttentionCase) -> Iterator[tuple[str, _Ownership]]:
     """None with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
     if declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
@@ -275,4 +267,10 @@ LAYOUT = _relation(registry.LAYOUT, _with_other_layouts)
 REPAGING = _relation(registry.REPAGING, _with_other_pages, PagedDecodeCase)
 GQA_EXPANSION = _relation(registry.GQA_EXPANSION, _with_heads_repeated, AttentionCase, _repeated)
 SPLIT_COUNT = _relation(registry.SPLIT_COUNT, _with_other_splits)
-COMPOSE = Relation(registry.COMPOSE, _can_be_cut, _check_merged, cases=AttentionCase, under_a_mask=False)
+COMPOSE = Relation(
+    registry.COMPOSE,
+    lambda declaration, case: any(_ownerships(declaration, case)),
+    _check_merged,
+    cases=AttentionCase,
+    under_a_mask=False,
+)

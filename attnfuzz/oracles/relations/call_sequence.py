@@ -94,8 +94,7 @@ def _made(case: Case, declaration: Declaration) -> Iterator[OtherCall]:
 
 
 @_made.register
-def _(case: MergeStatesCase, declaration: Declaration) -> Iterator[OtherCall]:
-    del declaration
+def _(case: MergeStatesCase, _: Declaration) -> Iterator[OtherCall]:
     for num_tokens in (case.num_tokens + min(case.num_tokens, _MOST_MORE), max(1, case.num_tokens // 2)):
         other = msgspec.structs.replace(case, num_tokens=num_tokens, seed=case.seed ^ _OTHER_SEED)
         yield OtherCall(other, f"a call with num_tokens={num_tokens}")
@@ -115,9 +114,8 @@ def _(case: AttentionCase, declaration: Declaration) -> Iterator[OtherCall]:
 
 
 @_made.register
-def _(case: OpenCase, declaration: Declaration) -> Iterator[OtherCall]:
+def _(case: OpenCase, _: Declaration) -> Iterator[OtherCall]:
     """One for each field, with another value of it: which one, that follows from the case."""
-    del declaration
     shapes = _shapes_of(case)
     for number, (name, field) in enumerate(case.problem.fields.items()):
         others = [*field.others(getattr(case, name)), *itertools.islice(field.simpler(getattr(case, name)), 1)]
@@ -149,14 +147,8 @@ _REASONS = (
 _CAUSE = Cause(mistake=KEPT_BETWEEN_CALLS, words="the result depends on an earlier call")
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
-    del case
-    return declaration.supports.deterministic
-
-
-def _weight(declaration: Declaration, case: Case) -> int:
+def _weight(_: Declaration, case: Case) -> int:
     """How long splits are may be planned once for calls that are unlike, which short cases hardly ever show."""
-    del declaration
     if not isinstance(case, AttentionCase) or num_splits_of(case) == 1:
         return 1
     return 4 if max(case.seq_lens) > _SEVERAL_TILES else 1
@@ -185,14 +177,6 @@ def _in_turn(twins: list[OtherCall], drawn_by: int) -> list[OtherCall]:
     return twins[first:] + twins[:first]
 
 
-def _check(trial: Trial) -> Failure | None:
-    return _checked(trial, _few_of(trial.kernel.declaration, trial.case, compiles=trial.device != "cpu"))
-
-
-def _check_closer(trial: Trial) -> Failure | None:
-    return _checked(trial, other_calls_of(trial.kernel.declaration, trial.case))
-
-
 def _checked(trial: Trial, other_calls: Sequence[OtherCall]) -> Failure | None:
     for number, other in enumerate(other_calls):
         failure = _judged(trial, trial.kernel, other)
@@ -200,14 +184,6 @@ def _checked(trial: Trial, other_calls: Sequence[OtherCall]) -> Failure | None:
         if failure is not None:
             return failure
     return _after(trial, other_calls)
-
-
-def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
-    return _runs(_few_of(declaration, case, compiles=True), case, contents)
-
-
-def _further_closer(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
-    return _runs(other_calls_of(declaration, case), case, contents)
 
 
 def _runs(other_calls: Sequence[OtherCall], case: Case, contents: Contents) -> FurtherRuns:
@@ -266,14 +242,7 @@ def _is_wrong_after(trial: Trial, earlier: Sequence[Case], other: OtherCall) -> 
 
 
 def _judged(trial: Trial, kernel: Kernel, other: OtherCall) -> Failure | None:
-    later = Trial(
-        kernel,
-        other.case,
-        device=trial.device,
-        tolerance=trial.reference.tolerance,
-        twice=False,
-        compile_clock=trial.compile_clock,
-    )
+    later = trial.beside(kernel=kernel, case=other.case, twice=False)
     try:
         failure = accuracy.check(later)
     except KernelRaised as raised:
@@ -421,12 +390,12 @@ def _bits(case: Case, one: Results, other: Results, words: str) -> Failure | Non
 
 CALL_SEQUENCE = Relation(
     registry.CALL_SEQUENCE,
-    _applies,
-    _check,
+    lambda declaration, case: declaration.supports.deterministic,
+    lambda trial: _checked(trial, _few_of(trial.kernel.declaration, trial.case, compiles=trial.device != "cpu")),
     weight=_weight,
-    further=_further,
+    further=lambda declaration, case, given: _runs(_few_of(declaration, case, compiles=True), case, given),
     alone_on=("cpu",),
     of_any_problem=True,
-    closer=_check_closer,
-    closer_further=_further_closer,
+    closer=lambda trial: _checked(trial, other_calls_of(trial.kernel.declaration, trial.case)),
+    closer_further=lambda declaration, case, given: _runs(other_calls_of(declaration, case), case, given),
 )

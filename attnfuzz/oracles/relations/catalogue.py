@@ -33,7 +33,7 @@ def applicable(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
 ) -> list[Relation]:
     """Those among `oracles` that can judge `case` on `device`."""
-    return [relation for relation in _able(oracles, device) if _applies(relation, declaration, case)]
+    return [one for one in _able(oracles, device) if _knows(one, case) and one.applies(declaration, case)]
 
 
 def drawn(
@@ -77,10 +77,6 @@ def chosen(
         return applicable(declaration, case, oracles, device=device)
     named = [name for name in relations if name in oracles or oracle_of(name).asked == "by name"]
     return [one.looking_closer() for one in applicable(declaration, case, named, device=device)]
-
-
-def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:
-    return _knows(relation, case) and relation.applies(declaration, case)
 
 
 def _knows(relation: Relation, case: Case) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.oracles import registry
-from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
+from attnfuzz.oracles.relations.relation import Relation, run_on, unchanged
 from attnfuzz.problems.cases import Case, case_number
 from attnfuzz.trials.observation import KernelRaised, never_tuned
 from attnfuzz.trials.trial import Trial
@@ -31,9 +31,8 @@ _MOST_NAMED = 3
 _USUAL = tuple(one.load() for one in registry.KNOWN.values() if one.code and not one.is_relation)
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
+def _applies(declaration: Declaration, _: Case) -> bool:
     """To all kernels whose calls are not known to call no autotuned function."""
-    del case
     return not never_tuned(declaration.target)
 
 
@@ -84,7 +83,7 @@ def lines_of(kernel: Kernel, case: Case, *, device: str) -> tuple[str, ...]:
 def _judged(trial: Trial, tried: int | None) -> tuple[list[tuple[Configuration, Failure]], int]:
     """With which of those that were ``tried`` (None: of all) the case fails, and with how many it passes."""
     with taking(None) as choices:
-        run_on(trial, Changed("", trial.case, trial.reference.values_on(trial.device), trial.placement))
+        run_on(trial, unchanged(trial, ""))
     if tried is not None and len(choices) > tried:
         choices = random.Random(case_number(trial.case)).sample(choices, tried)
     wrong: list[tuple[Configuration, Failure]] = []
@@ -107,16 +106,7 @@ def _judged(trial: Trial, tried: int | None) -> tuple[list[tuple[Configuration, 
 
 def _objection(trial: Trial, *, inquire: bool) -> Failure | None:
     """Of the usual oracles, to runs with the configuration that is taken now."""
-    again = Trial(
-        trial.kernel,
-        trial.case,
-        device=trial.device,
-        tolerance=trial.reference.tolerance,
-        reference=trial.reference,
-        placement=trial.placement,
-        inquire=inquire,
-        compile_clock=trial.compile_clock,
-    )
+    again = trial.beside(reference=trial.reference, placement=trial.placement, inquire=inquire)
     try:
         return next(filter(None, (check(again) for check in _USUAL)), None)
     finally:
@@ -133,8 +123,6 @@ def _sentence(wrong: list[Configuration], right: int) -> str:
     return f"wrong with {' and with '.join(names[:_MOST_NAMED])}{more}; {others}"
 
 
-def _closer(trial: Trial) -> Failure | None:
-    return _check(trial, tried=None)
-
-
-CONFIGURATIONS = Relation(registry.CONFIGURATIONS, _applies, _check, of_any_problem=True, closer=_closer)
+CONFIGURATIONS = Relation(
+    registry.CONFIGURATIONS, _applies, _check, of_any_problem=True, closer=lambda trial: _check(trial, tried=None)
+)

@@ -33,12 +33,12 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.relations.relation import Relation, unequal_bits
+from attnfuzz.oracles.relations.relation import Relation, on_host, unequal_bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, number, ratio
-from attnfuzz.trials.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.trials.comparison import Comparison, compare, extent, first_index
 from attnfuzz.trials.observation import (
     KernelRaised,
     Observation,
@@ -100,7 +100,7 @@ def captured_call(kernel: Kernel, case: Case, inputs: Any, *, pool: Any = None) 
     planned = _planned(again, "planned before it is captured")
     run = planned or partial(kernel, inputs, **call_options(kernel, case))
     results = _capture(graph, kernel, case, inputs, run, pool)
-    captured = CapturedCall(graph, results, again if planned else _nothing, graph.pool())
+    captured = CapturedCall(graph, results, again if planned else lambda: None, graph.pool())
     try:
         yield captured  # what was planned is kept until the end: the graph reads it
     finally:
@@ -129,10 +129,6 @@ def _planned(plan: Plan, words: str) -> Callable[[], Any] | None:
         return plan()
     except BaseException as error:  # as above
         raise KernelRaised(error, "nan", words) from error
-
-
-def _nothing() -> None:
-    """The plan of a kernel that has none."""
 
 
 def _capture(
@@ -346,7 +342,7 @@ def _objection(trial: Trial, content: Twin, eager: Tensors, replayed: Tensors) -
     words = f"when the graph is replayed {content.words}"
     if not trial.kernel.declaration.supports.deterministic:
         return _beyond_bounds(trial, content.case, eager, replayed, words)
-    right, found = ({name: result.cpu() for name, result in results.items()} for results in (eager, replayed))
+    right, found = map(on_host, (eager, replayed))
     return unequal_bits(
         registry.GRAPH_REPLAY, content.case, right, found, words, details=(_REASONS,), as_it_was="in an eager call"
     )
@@ -382,8 +378,9 @@ def _stale(held: _HeldTensors, content: Twin, image: Memory, eager: Tensors) -> 
 
 
 def _compared(trial: Trial, case: Case, results: Tensors) -> list[Comparison]:
-    reference = Reference(trial.kernel.declaration, case, device=trial.device, tolerance=trial.reference.tolerance)
-    return compare(reference, _seen(trial, results))
+    nothing = Arena(trial.device, poison="nan", prefill="nan")
+    seen = Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
+    return compare(trial.reference_of(case), seen)
 
 
 def _outside(found: Comparison, mask: Bool[Tensor, "..."], said: str) -> Failure:
@@ -401,11 +398,6 @@ def _outside(found: Comparison, mask: Bool[Tensor, "..."], said: str) -> Failure
 
 def _at(comparison: Comparison, mask: Bool[Tensor, "..."]) -> str:
     return number(float(comparison.got[first_index(mask)]))
-
-
-def _seen(trial: Trial, results: Tensors) -> Observation:
-    nothing = Arena(trial.device, poison="nan", prefill="nan")
-    return Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
 
 
 GRAPH_REPLAY = Relation(registry.GRAPH_REPLAY, _applies, _check, under_a_mask=False, promise="graph_replay")

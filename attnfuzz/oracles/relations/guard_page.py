@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.inputs.allocation import Allocator
 from attnfuzz.inputs.registry import problem_of
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.memory.allocations import WORKSPACE, TrackedAllocations
@@ -99,7 +97,15 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
         )
         for _ in range(2)
     )
-    inputs = _built(trial, _Chosen(given, _ordinary(trial), guarding))
+    case, supports, allocator = (
+        trial.case,
+        trial.kernel.declaration.supports,
+        _Chosen(given, _ordinary(trial), guarding),
+    )
+    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES:
+        inputs = build_through_host(case, allocator, supports)
+    else:
+        inputs = problem_of(case).build(case, allocator, supports, trial.reference.values_on(trial.device))
     workspaces = allocated if guarding.covers(WORKSPACE) else _ordinary(trial)
     allocations = TrackedAllocations(trial.device, poison=_FILL, prefill=_FILL, arena=workspaces)
     try:
@@ -108,13 +114,6 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
         if not raised.is_a(Exception) or context_lost(raised.error) is not None:
             raise
     return [given, allocated]
-
-
-def _built(trial: Trial, allocator: Allocator) -> Any:
-    case, supports = trial.case, trial.kernel.declaration.supports
-    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES:
-        return build_through_host(case, allocator, supports)
-    return problem_of(case).build(case, allocator, supports, trial.reference.values_on(trial.device))
 
 
 def _ordinary(trial: Trial) -> Arena:
@@ -160,8 +159,7 @@ def _is_left_out(relations: tuple[OracleName, ...] | Drawn) -> bool:
     return registry.GUARD_PAGE.name not in relations
 
 
-def _applies(declaration: Declaration, case: Case) -> bool:
-    del declaration
+def _applies(_: Declaration, case: Case) -> bool:
     return tensor_nbytes(case) <= _MOST_NBYTES
 
 

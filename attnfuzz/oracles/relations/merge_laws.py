@@ -38,13 +38,11 @@ from attnfuzz.values import LogicalStates
 from attnfuzz.verdict import Failure
 
 
-def _applies(declaration: Declaration, case: MergeStatesCase) -> bool:
-    del case
+def _applies(declaration: Declaration, _: MergeStatesCase) -> bool:
     return "-inf" in lse_kinds_of(declaration.supports)
 
 
-def _further(declaration: Declaration, case: MergeStatesCase, contents: Contents) -> FurtherRuns:
-    del declaration
+def _further(_: Declaration, case: MergeStatesCase, contents: Contents) -> FurtherRuns:
     values: LogicalStates = contents.values
     keeps_prefix = _keeps_prefix(values)
     empty = torch.tensor(float("-inf"), dtype=torch.float32, device=values.prefix_lse.device)

@@ -46,8 +46,7 @@ def _applies(declaration: Declaration, case: Any) -> bool:
     return used_blocks(case) > 0 and num_blocks(case) > pages_to_same_alignment(case)
 
 
-def _further(declaration: Declaration, case: Any, contents: Contents) -> FurtherRuns | None:
-    del declaration
+def _further(_: Declaration, case: Any, contents: Contents) -> FurtherRuns | None:
     if isinstance(case, OpenCase):
         values = rearranged(case, contents.values, _renamed(case, contents.values))
         words, moves, placement = "with its entries at other places", _list_of_names(case), None

@@ -56,7 +56,7 @@ from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAll
 from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
+from attnfuzz.oracles.relations.relation import Relation, as_it_is, on_host, unequal_bits, where_bits_differ
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import Case, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lies_as_served, lying_alike, permits_gap, strided_tensors_of
@@ -374,7 +374,8 @@ def _run(trial: Trial, far: Far, inputs: Any, memory: FarAllocator) -> Observati
             kernel = _given(trial.kernel, memory, wrapped=far.wrapped) if far.moved else trial.kernel
             results = call(kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
-        if context_lost(raised.error) is None and _refuses(raised):
+        has_no_memory = raised.is_a(RuntimeError) and _OUT_OF_MEMORY in text_of(raised.error)
+        if context_lost(raised.error) is None and (has_no_memory or any(map(raised.is_a, _REFUSALS))):
             return None
         raised.changed = _words_of(trial.case, far)
         if not far.near and context_lost(raised.error) is not None:
@@ -428,12 +429,6 @@ def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
     table += moved * first_page
 
 
-def _refuses(raised: KernelRaised) -> bool:
-    if raised.is_a(RuntimeError) and _OUT_OF_MEMORY in text_of(raised.error):
-        return True
-    return any(map(raised.is_a, _REFUSALS))
-
-
 def _words_of(case: Case, far: Far) -> str:
     moved = [f"page ids from {far.first_page} on"] if far.first_page else []
     if far.first_entry:
@@ -483,13 +478,12 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return tensor_nbytes(case) <= _MOST_NBYTES and any(True for _ in _placements(declaration, case))
 
 
-def _weight(declaration: Declaration, case: Case) -> int:
+def _weight(_: Declaration, case: Case) -> int:
     """A narrow index shows nowhere else, and only where its dimension has three indices.
 
     For that of a sequence that is one case in three, in which batch_invariance is drawn as well; and that into a mask's
     tables in cases that hold one, of which interpreted kernels have few, since each takes long.
     """
-    del declaration
     if isinstance(case, OpenCase):  # to which little else applies
         return 6
     return 6 if (case.part_noun == "sequence" and case.num_parts > 2) or far_table(case) is not None else 3
@@ -648,7 +642,7 @@ def _wrong(trial: Trial, far: Far) -> Observation | None:
 
 
 def _differs(trial: Trial, far: Far, seen: Observation) -> bool:
-    masks = where_bits_differ(as_it_is(trial), _on_host(seen.results))
+    masks = where_bits_differ(as_it_is(trial), on_host(seen.results))
     differs = any(bool(mask.any()) for mask in masks.values())
     if differs and not _same_bits(trial, far):
         differs = _first_beyond_bound(trial, seen) is not None
@@ -789,16 +783,12 @@ def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
         yield f"page {page} begins {offset} elements into {name}, {offset * ITEMSIZE[case.kv_dtype]} bytes"
 
 
-def _on_host(results: Results) -> Results:
-    return {name: result.cpu() for name, result in results.items()}
-
-
 def _failure(
     trial: Trial, far: Far, seen: Observation, kind: str, words: str, *details: str, cause: str = "", tensor: str = ""
 ) -> Failure | None:
     if _same_bits(trial, far):
         found = unequal_bits(
-            registry.PAGE_RELOCATION, trial.case, as_it_is(trial), _on_host(seen.results), words, details=details
+            registry.PAGE_RELOCATION, trial.case, as_it_is(trial), on_host(seen.results), words, details=details
         )
         return found and msgspec.structs.replace(found, kind=kind, causes=_causes(cause), tensor=tensor)
     pair = _first_beyond_bound(trial, seen)

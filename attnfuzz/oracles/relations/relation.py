@@ -49,9 +49,19 @@ def fits(case: Case) -> bool:
     return True
 
 
+def unchanged(trial: Trial, words: str) -> Changed:
+    """The case as it is, for a run in which something else is changed, as ``words`` say."""
+    return Changed(words, trial.case, trial.reference.values_on(trial.device), trial.placement)
+
+
+def on_host(results: Results) -> Results:
+    """Results in host memory."""
+    return {name: result.cpu() for name, result in results.items()}
+
+
 def results_of(trial: Trial, changed: Changed) -> Results:
     """The results of a run on `changed`. Raises as `run_on` does."""
-    return {name: result.cpu() for name, result in run_on(trial, changed).results.items()}
+    return on_host(run_on(trial, changed).results)
 
 
 def run_on(trial: Trial, changed: Changed) -> Observation:
@@ -80,7 +90,7 @@ def run_on(trial: Trial, changed: Changed) -> Observation:
 
 def as_it_is(trial: Trial) -> Results:
     """The results of the trial's first run, on the case itself."""
-    return {name: result.cpu() for name, result in trial.first.results.items()}
+    return on_host(trial.first.results)
 
 
 def where_bits_differ(one: Results, other: Results) -> dict[str, Bool[Tensor, "..."]]:
@@ -88,7 +98,10 @@ def where_bits_differ(one: Results, other: Results) -> dict[str, Bool[Tensor, ".
 
     What lies beside a partial LSE of -inf may be any number.
     """
-    masks = {name: _differ(part, other[name]) for name, part in one.items()}
+    masks = {
+        name: (bits(part) != bits(other[name])) & (part != other[name]) & ~(part.isnan() & other[name].isnan())
+        for name, part in one.items()
+    }
     if "partial_lse" in one:
         empty = one["partial_lse"].isneginf() & other["partial_lse"].isneginf()
         masks["partial_out"] = masks["partial_out"] & ~empty.unsqueeze(-1)
@@ -132,10 +145,6 @@ def _in_full(value: float) -> str:
     """As many digits as tell two float32 numbers apart."""
     text = f"{value:.9g}"
     return text if any(mark in text for mark in ".einf") else f"{text}.0"
-
-
-def _differ(one: Tensor, other: Tensor) -> Bool[Tensor, "..."]:
-    return (bits(one) != bits(other)) & (one != other) & ~(one.isnan() & other.isnan())
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,8 @@ class _Token:
         return row_of(self.reference, case, self.comparisons, self.token, self.heads[i], 0.0)
 
 
-def _applies(declaration: Declaration, case: AttentionCase) -> bool:
+def _applies(_: Declaration, case: AttentionCase) -> bool:
     """Float32 has no roundings to 16 bits, and an 8-bit cache and variants of scores more than are taken apart here."""
-    del declaration
     if case.dtype == "float32" or case.kv is not None or changes_scores(case):
         return False
     return next(repeated(case, "cpu"), None) is not None
@@ -88,7 +87,7 @@ def _check(trial: Trial) -> Failure | None:
     found = list[_Token]()
     for changed in repeated(case, trial.device):
         seen = run_on(trial, Changed("with other numbers", changed))
-        reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance="bound")
+        reference = trial.reference_of(changed)
         comparisons = compare(reference, seen)
         if (wrong := objection(reference, comparisons, seen.poison, nearby=no_runs)) is not None:
             return _beyond(_inquired(trial, changed) or wrong, changed)
@@ -110,11 +109,7 @@ def _told(trial: Trial, failure: Failure) -> Failure:
 
 def _inquired(trial: Trial, changed: AttentionCase) -> Failure | None:
     """The failure of a case with other numbers, explained like that of any case that is wrong by itself."""
-    if not trial.inquire:
-        return None
-    tolerance = trial.reference.tolerance
-    alone = Trial(trial.kernel, changed, device=trial.device, tolerance=tolerance, twice=False, inquire=True)
-    return accuracy.check(alone)
+    return accuracy.check(trial.beside(case=changed, twice=False, inquire=True)) if trial.inquire else None
 
 
 def _beyond(wrong: Failure, changed: AttentionCase) -> Failure:
@@ -189,30 +184,30 @@ def _objection(case: AttentionCase, found: Sequence[_Token]) -> Failure | None:
         torch.cat([getattr(token, name) for token in found]) for name in ("errors", "expected", "spread", "fixed")
     )
     size = case.value_size
+    factor, *of_factor = (
+        torch.cat([getattr(token, name) for token in found])[:, None]
+        for name in ("factor", "factor_spread", "factor_fixed")
+    )
+    factors = residuals(factor, *of_factor, most_sharing=0) if bool(factor.isfinite().all()) else None
     for name, part in (("out", slice(0, size)), ("lse", slice(size, None))):
         if not errors[:, part].numel() or not bool(errors[:, part].isfinite().all()):
             continue
         towards = expected[:, part].sign() if name == "out" else 1.0
         most_sharing = case.gqa_ratio if name == "out" else 0
         sums = residuals(errors[:, part] * towards, spread[:, part], fixed[:, part], most_sharing=most_sharing)
-        if sums.is_too_large or sums.is_one_sided:
-            return _failure(name, sums, found)
-    factor, spread, fixed = (
-        torch.cat([getattr(token, name) for token in found])[:, None]
-        for name in ("factor", "factor_spread", "factor_fixed")
-    )
-    if bool(factor.isfinite().all()):
-        sums = residuals(factor, spread, fixed, most_sharing=0)
-        if sums.is_too_large:
-            return _failure("out", sums, found, of_factors=True)
-    return None
+        if sums.is_one_sided or sums.is_too_large:
+            is_of_rows = name == "out" and not sums.is_one_sided and factors and factors.excess > sums.excess
+            if not is_of_rows:
+                return _failure(name, sums, found)
+            break
+    return _failure("out", factors, found, of_factors=True) if factors and factors.is_too_large else None
 
 
 def _failure(name: str, sums: Residuals, found: Sequence[_Token], *, of_factors: bool = False) -> Failure:
     rounding = _replayed(found)
     within, by_chance = f"each error of {name} is within its bound, but", "and chance explains at most"
     if of_factors or sums.is_too_large:
-        kind, times = "factor" if of_factors else "size", sums.size / sums.largest_size
+        kind, times = "factor" if of_factors else "size", sums.excess
         what = (
             "the elements of a row are wrong by a common factor: these factors are"
             if of_factors

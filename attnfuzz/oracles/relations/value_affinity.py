@@ -69,14 +69,10 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
 
     def refine(trial: Trial, failure: Failure) -> Failure:
         """If the sign alone shows it, that is the simpler thing to say."""
-        return (power and one_by_one(_sign)(trial)) or failure
+        by_sign = one_by_one(lambda _, case, contents: _times(-1.0, case, contents))
+        return (power and by_sign(trial)) or failure
 
     return replace(_times(-(2.0**power), case, contents), refine=refine)
-
-
-def _sign(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
-    del declaration
-    return _times(-1.0, case, contents)
 
 
 def _power(declaration: Declaration, case: Case, values: LogicalAttention | LogicalStates) -> int:

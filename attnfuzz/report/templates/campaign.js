@@ -1,4 +1,4 @@
-// Tells the pair of features under the pointer. The page says all of it without this, in tables and lists.
+// Tells the pair of features under the pointer. Without this, names and shades say what was met.
 for (const figure of document.querySelectorAll(".all-pairs")) {
   const svg = figure.querySelector("svg"), out = figure.querySelector(".readout");
   const { names, places, cell, cells } = JSON.parse(figure.querySelector("script").textContent);
@@ -13,7 +13,7 @@ for (const figure of document.querySelectorAll(".all-pairs")) {
   svg.addEventListener("pointerleave", () => { out.textContent = ""; });
 }
 
-// A button beside each command and script that copies it. Without this, a click selects a whole command.
+// A button in the corner of each command and script that copies it. Without this, a click selects a whole command.
 for (const pre of document.querySelectorAll("pre.command, pre.copied")) {
   const button = document.createElement("button");
   button.type = "button";
@@ -24,7 +24,10 @@ for (const pre of document.querySelectorAll("pre.command, pre.copied")) {
     button.textContent = told;
     setTimeout(() => { button.textContent = "copy"; }, 1500);
   });
-  pre.before(button);
+  const box = document.createElement("div");
+  box.className = "copyable";
+  pre.replaceWith(box);
+  box.append(pre, button);
 }
 async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.oracles.relations import delays
-from attnfuzz.oracles.relations.delays import DELAYS
-from attnfuzz.oracles.relations.relation import run_on
+from attnfuzz.oracles.relations import schedules
+from attnfuzz.oracles.relations.relation import run_on, unchanged
+from attnfuzz.oracles.relations.schedules import DELAYS
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.trials.observation import Observation
 from attnfuzz.trials.trial import Trial
-from attnfuzz.triton_compat.delays import Delayed, with_delays
+from attnfuzz.triton_compat.launches import Delayed, with_delays
 from attnfuzz.verdict import Failure
 
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnfuzz.triton_compat.delays import delayed
+from attnfuzz.triton_compat.launches import delayed
 from tests.oracles.relations.racing_kernels import _merge
 
 loaded, launched = [], []
@@ -86,10 +86,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> None:
         yield Delayed(launches=1)
 
     def elsewhere(trial: Trial) -> tuple[Observation, str]:
-        return run_on(trial, delays._unchanged(trial, "elsewhere")), "elsewhere"
+        return run_on(trial, unchanged(trial, "elsewhere")), "elsewhere"
 
-    monkeypatch.setattr(delays, "delayed", delayed)
-    monkeypatch.setattr(delays, "_elsewhere", elsewhere)
+    monkeypatch.setattr(schedules, "delayed", delayed)
+    monkeypatch.setattr(schedules, "_elsewhere", elsewhere)
 
 
 def objection(kernel: Kernel) -> Failure | None:

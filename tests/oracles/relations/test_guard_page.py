@@ -29,6 +29,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.trials.observation import KernelRaised
 from attnfuzz.verdict import Drawn, Failure, Relations, Verdict
+from tests.judged_batches import judge_each
 
 KERNELS = Path(__file__).with_name("reaching_kernels.py")
 DENSE = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 24, "seq_lens": (3, 0, 5)}
@@ -243,7 +244,7 @@ def test_the_usual_runs_of_a_case_find_it(explaining: None) -> None:
         for relations in ((), Drawn(without=("guard_page",))):
             assert everything.judge(declaration, at_end, relations=relations).failure is None
         assert everything.judge(declaration, at_end, run_twice=False, relations=()).failure is None
-        together = everything.judge_batch(declaration, [at_start, at_end, at_start], timeout_s=60.0)
+        together = judge_each(everything, declaration, [at_start, at_end, at_start], timeout_s=60.0)
         assert [verdict.failure for verdict in together] == [None, failure, None]
 
 
@@ -255,7 +256,7 @@ def test_what_shows_without_is_told_first(explaining: None) -> None:
         (case,) = cases_of(declaration, "end")
         for verdict in (
             everything.judge(declaration, case),
-            *everything.judge_batch(declaration, [case, case], timeout_s=60.0),
+            *judge_each(everything, declaration, [case, case], timeout_s=60.0),
         ):
             assert verdict.failure is not None
             assert verdict.failure.oracle == "accuracy"
@@ -283,7 +284,7 @@ def test_right_kernels_pass_in_guarded_memory(kernel: str, explaining: None) -> 
         (declaration,) = everything.declarations([f"{KERNELS}:{kernel}"])
         cases = cases_of(declaration, "end", "start")
         verdicts = [everything.judge(declaration, case) for case in cases]
-        verdicts += everything.judge_batch(declaration, cases, timeout_s=60.0)
+        verdicts += judge_each(everything, declaration, cases, timeout_s=60.0)
         assert [verdict.failure for verdict in verdicts] == [None] * 4
         assert everything.restarts == 0
 

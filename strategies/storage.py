@@ -1,14 +1,15 @@
-"""How each tensor lies in memory, drawn independently for each, but for a K and V that engines make alike."""
+"""How tensors lie in memory, each for itself but for a K and V that engines make alike, and pages in the cache."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 
 from attnfuzz.problems.choices import kv_dtypes_of, lying_alike, stride_kinds_of, strided_tensors_of, variants_of
 from attnfuzz.problems.module import Problem
 from attnfuzz.problems.quantised_kv import KvDtype
-from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.recipes import Padding, PageOrder, Pages, StrideKind
 from attnfuzz.problems.supports import Layout, Strides, Supports
 from attnfuzz.problems.variants import VariantName
 from attnfuzz.strategies.decisions import Decisions
@@ -64,6 +65,18 @@ def strides_everywhere(
     return found
 
 
+def decide_strides_of(decisions: Decisions, tensors: Iterable[str], allowed: Strides) -> dict[str, StrideKind]:
+    """Tensors that few cases have and that are not contiguous: half of them, most with gaps."""
+    found: dict[str, StrideKind] = {}
+    for name in tensors:
+        others = [kind for kind in stride_kinds_of(allowed, name) if kind != "contiguous"]
+        gaps = [kind for kind in others if kind == "every_other"]
+        kind = decisions.pick((*[None] * max(1, 2 * len(others)), *others, *gaps * 2))
+        if kind is not None:
+            found[name] = kind
+    return found
+
+
 @lru_cache(maxsize=256)
 def _recipes(
     problem: Problem,
@@ -82,3 +95,38 @@ def _recipes(
         for _ in range(_WEIGHTS.get((tensor, kind), 1))
     ]
     return (*[None] * max(1, 3 * len(recipes)), *recipes)
+
+
+_ORDERS: tuple[PageOrder, ...] = ("identity", "reversed", "shuffled", "shuffled")
+_SPARE_BLOCKS = (0, 1, 2, 3, 8)
+_EXTRA_COLUMNS = (0, 1, 2, 7)
+_SHARED_BLOCKS = (0, 0, 1, 2, 3)
+_SEEDS = range(64)
+PAGES_BYTES = 7
+
+
+def decide_pages(
+    decisions: Decisions,
+    paddings: tuple[Padding, ...],
+    *,
+    max_shared_blocks: int,
+    max_spare_blocks: int = 8,
+    max_extra_columns: int = 7,
+) -> Pages:
+    """One map in four is plain, and so is what the shrinker tries first."""
+    if decisions.pick((True, False, False, False)):
+        return Pages()
+    order = decisions.pick(_ORDERS)
+    padding = decisions.pick(paddings)
+    return Pages(
+        order=order,
+        spare_blocks=decisions.pick(_up_to(max_spare_blocks, _SPARE_BLOCKS)),
+        extra_columns=decisions.pick(_up_to(max_extra_columns, _EXTRA_COLUMNS)),
+        shared_blocks=decisions.pick(_up_to(max_shared_blocks, _SHARED_BLOCKS)),
+        padding=padding,
+        seed=decisions.pick(_SEEDS) if order == "shuffled" or padding == "wrong_page" else 0,
+    )
+
+
+def _up_to(most: int, choices: tuple[int, ...]) -> list[int]:
+    return [choice for choice in choices if choice <= most]

@@ -1,0 +1,149 @@
+"""Fields of a failing case shrink to what the failure needs: variants, 8-bit caches, sizes of V, query tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.minimise import minimise, simplifications, size_key
+from attnfuzz.problems.block_table import freed_tokens
+from attnfuzz.problems.cases import PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.quantised_kv import KV_DTYPES, QuantisedKv
+from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant
+
+Fails = Callable[[Any], bool]
+DECODE = PagedDecodeCase(
+    num_q_heads=4, num_kv_heads=2, head_size=64, seq_lens=(40, 7), scale=0.125, block_size=16
+)  # fmt: skip
+ALL = Supports(variants=VARIANTS, kv_dtypes=KV_DTYPES)
+SCALED = QuantisedKv(dtype="float8_e5m2", per="head", scales="scattered")
+IN_8_BITS = {"kv": SCALED, "strides": {"v_scale": "every_other"}}
+FREED = {"variant": Variant(window=17, freed_pages=True)}
+SEVERAL = {"variant": Variant(window=17, alibi="scattered", sinks="high"), "strides": {"sinks": "every_other"}}
+NEEDED: dict[str, tuple[dict[str, Any], Fails, dict[str, Any]]] = {
+    "variants that do not matter go": (
+        SEVERAL, lambda case: case.num_seqs >= 1, {"variant": PLAIN_VARIANT, "strides": {}},
+    ),
+    "one of several stays with its simplest number": (
+        SEVERAL, lambda case: case.variant.sinks is not None, {"variant": Variant(sinks="level")},
+    ),
+    "pages that need not be freed are kept": (
+        FREED, lambda case: case.variant.window is not None, {"variant": Variant(window=1)},
+    ),
+    "freed pages shrink to one": (
+        FREED,
+        lambda case: any(freed_tokens(case)),
+        {"seq_lens": (2,), "block_size": 1, "variant": Variant(window=1, freed_pages=True)},
+    ),
+    "a window shrinks with the lengths that leave it": (
+        {"variant": Variant(window=17)},
+        lambda case: case.variant.window is not None and max(case.seq_lens) > case.variant.window,
+        {"variant": Variant(window=1), "seq_lens": (2,)},
+    ),
+    "a cap becomes a simple one": (
+        {"variant": Variant(soft_cap=0.5)},
+        lambda case: case.variant.soft_cap is not None,
+        {"variant": Variant(soft_cap=1.0)},
+    ),
+    "a cache that does not matter becomes plain": (
+        IN_8_BITS, lambda case: case.num_seqs >= 1, {"kv": None, "strides": {}},
+    ),
+    "an 8-bit cache keeps its simplest scales": (
+        IN_8_BITS, lambda case: case.kv is not None, {"kv": QuantisedKv(dtype="float8_e4m3fn"), "strides": {}},
+    ),
+    "scales per head stay where they are needed": (
+        IN_8_BITS,
+        lambda case: case.kv is not None and case.kv.per == "head" and case.kv.scales != "one",
+        {"kv": QuantisedKv(dtype="float8_e4m3fn", per="head", scales="powers")},
+    ),
+    "packed heads shrink to one piece": (
+        IN_8_BITS | {"layout": "packed"},
+        lambda case: case.kv is not None and case.layout == "packed",
+        {"head_size": 16},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_a_failure_needs_is_left_and_no_more(name: str) -> None:
+    """A report would name a window, a scale or a number for a bug that has nothing to do with it."""
+    fields, fails, left = NEEDED[name]
+    case = msgspec.structs.replace(DECODE, **fields)
+    assert fails(case)
+    found = minimise(case, fails, supports=ALL, options={})
+    assert {one: getattr(found, one) for one in left} == left
+
+
+@pytest.mark.parametrize(
+    ("fails", "sizes", "expected"),
+    [
+        (lambda case: case.seq_lens, (128, 40), (16, 16)),
+        (lambda case: case.value_size > 16, (40, 192), (40, 40)),
+        (lambda case: case.value_size > 16, (16, 80), (40, 40)),
+        (lambda case: case.v_head_size is not None, (40, 192), (16, 13)),
+        (lambda case: case.v_head_size is not None, (13, 16), (16, 13)),
+        (lambda case: case.value_size < case.head_size, (40, 16), (16, 13)),
+        (lambda case: case.value_size > case.head_size, (40, 192), (16, 40)),
+        (lambda case: case.value_size > 2 * case.head_size, (40, 192), (16, 40)),
+        (lambda case: case.head_size >= 96 and case.value_size < 64, (128, 40), (96, 16)),
+        (lambda case: True, (192, 128), (192, 128)),  # for which a kernel has been written
+    ],
+)
+def test_heads_of_v_become_those_of_k_or_the_smallest_such_pair(
+    fails: Fails, sizes: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """A report would name two sizes for a bug of one, or sizes that mean nothing."""
+    k, v = sizes
+    case = msgspec.structs.replace(DECODE, head_size=k, v_head_size=v, scale=default_scale(k))
+    one_pair = {"head_sizes": (192,), "v_head_sizes": (128,)} if k == 192 else {"v_head_sizes": "any"}
+    found = minimise(case, fails, supports=Supports(**one_pair), options={})
+    assert isinstance(found, PagedDecodeCase)
+    assert (found.head_size, found.value_size, found.scale) == (*expected, default_scale(found.head_size))
+
+
+QUERIES = PagedAttentionCase(
+    num_q_heads=6, num_kv_heads=2, head_size=64, scale=0.125, block_size=16, seq_lens=(40, 33, 5, 0, 21),
+    query_lens=(37, 1, 5, 0, 0), query_slack=3, padding_tokens=5, seq_slack=9,
+    values=Values(needles=(Needle(0, 2, 1), Needle(0, 39, 0))),
+)  # fmt: skip
+
+
+def lens(case: PagedAttentionCase) -> list[tuple[int, int]]:
+    return list(zip(case.query_lens, case.seq_lens, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fails", "left"),
+    [
+        (lambda case: True, [(1, 1)]),
+        (lambda case: max(case.query_lens) > 16, [(17, 17)]),
+        (lambda case: any(0 < n < length for n, length in lens(case)), [(1, 2)]),
+        (lambda case: any(2 <= n <= length - 3 for n, length in lens(case)), [(2, 5)]),
+        (lambda case: 0 in case.query_lens, [(0, 1), (1, 1)]),
+        (lambda case: (0, 0) in lens(case), [(0, 0), (1, 1)]),
+        (lambda case: case.query_lens[0] % 16 == 5, [(5, 5)]),
+    ],
+    ids=["anything", "second tile", "context", "chunk behind a context", "no query", "no token", "place in its tile"],
+)
+def test_query_tokens_and_contexts_are_those_that_the_failure_needs(fails: Fails, left: list[tuple[int, int]]) -> None:
+    """A reader would wonder about query tokens, or context, that the bug does not need."""
+    found = minimise(QUERIES, fails, supports=Supports(), options={})
+    assert isinstance(found, PagedAttentionCase)
+    assert sorted(lens(found)) == left
+    assert (found.query_slack, found.seq_slack, found.padding_tokens, found.num_q_heads) == (0, 0, 0, 1)
+
+
+def test_bounds_stay_loose_only_where_that_matters() -> None:
+    """A bug that takes a bound for a length would lose what shows it, or shrinking go round in circles."""
+    is_loose: Fails = lambda case: case.max_seq_len > max(case.seq_lens)  # noqa: E731 - a typed lambda, as above
+    found = minimise(QUERIES, is_loose, supports=Supports(), options={})
+    assert isinstance(found, PagedAttentionCase)
+    assert (found.seq_slack, found.query_slack, found.seq_lens) == (1, 0, (1,))
+    key = size_key(QUERIES)
+    assert all(size_key(one) < key for one in simplifications(QUERIES, supports=Supports(), options={}))
