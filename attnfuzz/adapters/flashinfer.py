@@ -3,6 +3,9 @@
 Workspaces are kept from call to call, as servers do, but for XQA's, whose semaphores must be zero at first.
 
 A window or a soft cap is another kernel, which FlashInfer builds when it is first asked for it.
+
+What CUDA graphs capture has to be in its CUDA-graph mode, in which plans go to buffers that stay: all else plans
+into memory of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.adapters.flashinfer_builds import FlashInferBuilds
 from attnfuzz.adapters.tokens import flat, slots_of
-from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks
+from attnfuzz.families import CacheWrite, History, LatentVerify, MergeRanks
+from attnfuzz.families.history import steps_of
 
 __all__ = [
     "append",
@@ -33,15 +37,19 @@ __all__ = [
     "batch_prefill_graph",
     "batch_prefill_mask",
     "cascade",
+    "history",
     "merge_ranks",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
     "mla_decode",
+    "mla_decode_graph",
     "mla_verify",
     "pod",
+    "pod_single",
     "single_decode",
     "single_prefill",
+    "single_prefill_fa3",
     "xqa",
 ]
 
@@ -58,7 +66,9 @@ _CACHES: dict[str, Any] = {
     "head_sizes": (64, 128),
     "lse": "base2",
     "variants": ("window", "soft_cap"),
+    "graph_replay": False,
 }
+_IN_GRAPHS: dict[str, Any] = {**_CACHES, "graph_replay": True}
 _QUANTISED: dict[str, Any] = {**_CACHES, "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"), "kv_scales": ("tensor",)}
 _NUMERICS = attnfuzz.Numerics(partials="input", tanh="approximate")  # `tmp_v` of decode.cuh has the output's dtype
 
@@ -203,7 +213,7 @@ def _buffers(device: torch.device, *sizes: int) -> list[Tensor]:
     "paged_decode",
     needs={**_DECODE, **_HEADERS},
     supports=lambda headers, **others: attnfuzz.Supports(
-        **_CACHES, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE"), graph_replay=True
+        **_IN_GRAPHS, gqa_ratios=_dispatched(headers, "DISPATCH_GQA_GROUP_SIZE")
     ),
     options={"use_tensor_cores": (False, True)},
     numerics=_NUMERICS,
@@ -219,7 +229,7 @@ def batch_decode_graph(
 @FLASHINFER.kernel(
     "paged_attention",
     needs=_PREFILL,
-    supports=attnfuzz.Supports(**_CACHES, graph_replay=True),
+    supports=attnfuzz.Supports(**_IN_GRAPHS),
     numerics=_NUMERICS,
     gpu_only=True,
 )
@@ -362,6 +372,46 @@ def append(i: Any, *, write: Any) -> Callable[[], None]:
     return call
 
 
+@FLASHINFER.kernel(
+    History(block_size=attnfuzz.Choice((16, 4)), head_size=attnfuzz.Choice((64,))),
+    needs={
+        "write": ("flashinfer:append_paged_kv_cache",),
+        "make_decode": _DECODE["make"],
+        "make_prefill": _PREFILL["make"],
+    },
+    supports=attnfuzz.Supports(graph_replay=False),
+    options={"tensor_cores": (False, True)},
+    gpu_only=True,
+)
+def history(i: Any, *, write: Any, make_decode: Any, make_prefill: Any, tensor_cores: bool) -> None:
+    """The batches of a scheduler over one cache, which `append_paged_kv_cache` fills, with two wrappers that are kept.
+
+    Batches of one new token each are decoded in CUDA-graph mode, by a wrapper for each size, as servers have them.
+    """
+    device, caches = i.k_cache.device, (i.k_cache, i.v_cache)
+    heads, dtype = (i.num_kv_heads * i.gqa_ratio, i.num_kv_heads, i.head_size, i.block_size), i.k_cache.dtype
+    types = {"q_data_type": dtype, "kv_data_type": dtype}
+    prefill = make_prefill(_workspace(device), "NHD")
+    decoders: dict[int, Any] = {}
+    for step in steps_of(i):
+        counts = step.starts.diff()
+        indptr, pages, last = listed = _listed(step.table, step.lens, i.block_size)
+        request = torch.arange(len(counts), dtype=torch.int32, device=device).repeat_interleave(counts)
+        before = (step.lens - counts - step.starts[:-1]).repeat_interleave(counts)
+        position = before + torch.arange(len(request), dtype=torch.int32, device=device)
+        write(step.k, step.v, request, position.int(), caches, pages, indptr, last, "NHD")
+        if int(counts.max()) > 1:
+            prefill.plan(step.starts, *listed, *heads, causal=True, **types)
+            prefill.run(step.q, caches, out=step.out)
+            continue
+        if len(counts) not in decoders:
+            room = _buffers(device, len(counts) + 1, len(i.k_cache) * len(counts), len(counts))
+            decoders[len(counts)] = make_decode(_workspace(device), "NHD", True, tensor_cores, *room)
+        decode = decoders[len(counts)]
+        decode.plan(*listed, *heads, **types)
+        decode.run(step.q, caches, out=step.out)
+
+
 _CKV, _KPE = 512, 64
 """The only sizes that `append_paged_mla_kv_cache` takes."""
 
@@ -399,16 +449,15 @@ _MLA = {
 
 
 def _latent(
-    i: Any, make: Any, metadata: Any, cache: Tensor, rank: int, starts: Tensor, causal: bool, scale: float
+    i: Any, wrapper: Any, metadata: Any, cache: Tensor, rank: int, starts: Tensor, causal: bool, scale: float
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchMLAPagedAttentionWrapper` with logarithms to base e; ``cache`` is ``[blocks, block_size, head_size]``."""
     page_starts, pages, _ = _pages(i)
     size = cache.shape[-1]
-    wrapper = make(_workspace(i.q.device))
     shape = (i.q.shape[1], rank, size - rank, i.block_size, causal, scale, i.q.dtype, cache.dtype)
     lists = (starts, page_starts, pages, i.seq_lens)
     q, rows = i.q.tensor_split((rank,), dim=-1), cache.tensor_split((rank,), dim=-1)
-    if metadata is make:
+    if not hasattr(metadata, "csr"):
         wrapper.plan(*lists, *shape)
         return lambda: wrapper.run(*q, *rows, out=i.out, lse=i.lse, return_lse=True, return_lse_base_on_e=True)
     names = ("num_heads", "head_dim_ckv", "head_dim_kpe", "page_size", "causal", "sm_scale", "q_data_type")
@@ -419,24 +468,52 @@ def _latent(
     return lambda: wrapper.run(query=q, kv_cache=rows, out=i.out, lse=i.lse, return_lse=True, return_lse_base_on_e=True)
 
 
+_LATENT: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "head_sizes": (_CKV + _KPE,),
+    "v_head_sizes": (_CKV,),
+    "gqa_ratios": (1, 2, 4, 8, 16, 32, 64, 128),
+    "strides": "serving",
+    "empty_sequences": False,
+}
+
+
+def _one_each(i: Any) -> Tensor:
+    return torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
+
+
 @FLASHINFER.kernel(
     "latent_decode",
     needs=_MLA,
-    supports=attnfuzz.Supports(
-        dtypes=("float16", "bfloat16"),
-        head_sizes=(_CKV + _KPE,),
-        v_head_sizes=(_CKV,),
-        gqa_ratios=(1, 2, 4, 8, 16, 32, 64, 128),
-        strides="serving",
-        empty_sequences=False,
-    ),
+    supports=attnfuzz.Supports(**_LATENT, graph_replay=False),
     numerics=_NUMERICS,
     gpu_only=True,
 )
 def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`BatchMLAPagedAttentionWrapper` for one query token of each sequence; on sm_90 its backend is fa3."""
-    starts = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
-    return _latent(i, make, metadata, i.kv_cache, i.v_head_size, starts, False, i.scale)
+    wrapper = make(_workspace(i.q.device))
+    return _latent(i, wrapper, metadata, i.kv_cache, i.v_head_size, _one_each(i), False, i.scale)
+
+
+@FLASHINFER.kernel(
+    "latent_decode",
+    needs=_MLA,
+    supports=attnfuzz.Supports(**_LATENT, graph_replay=True),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def mla_decode_graph(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same in CUDA-graph mode."""
+    shape = (i.q.device, i.q.dtype, i.q.shape[1], i.block_size, tuple(i.block_table.shape), i.scale)
+    wrapper = _latent_of_graph(make, shape)
+    return _latent(i, wrapper, metadata, i.kv_cache, i.v_head_size, _one_each(i), False, i.scale)
+
+
+@functools.lru_cache(maxsize=_KEPT_WRAPPERS)
+def _latent_of_graph(make: Any, shape: tuple[Any, ...]) -> Any:
+    device, _, _, _, (num_seqs, columns), _ = shape
+    starts, page_starts, pages, lengths = _buffers(device, num_seqs + 1, num_seqs + 1, num_seqs * columns, num_seqs)
+    return make(_workspace(device), True, starts, page_starts, pages, lengths)
 
 
 @FLASHINFER.kernel(
@@ -447,14 +524,15 @@ def mla_decode(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor
         latents=attnfuzz.Choice(("same",)),
     ),
     needs=_MLA,
-    supports=attnfuzz.Supports(),
+    supports=attnfuzz.Supports(graph_replay=False),
     gpu_only=True,
 )
 def mla_verify(i: Any, *, make: Any, metadata: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """The same for several query tokens of each sequence, causal or not."""
     size = i.kv_cache.shape[-1]
     cache = i.kv_cache.view(-1, i.block_size, size)
-    return _latent(i, make, metadata, cache, i.rank, i.cu_seqlens_q, i.causal, size**-0.5)
+    wrapper = make(_workspace(i.q.device))
+    return _latent(i, wrapper, metadata, cache, i.rank, i.cu_seqlens_q, i.causal, size**-0.5)
 
 
 @FLASHINFER.kernel(
@@ -528,7 +606,12 @@ def _persistent(make: Any, layout: str, device: torch.device) -> Any:
     return make(layout, str(device))
 
 
-_SINGLE: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "head_sizes": (64, 128), "lse": "base2"}
+_SINGLE: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "head_sizes": (64, 128),
+    "lse": "base2",
+    "graph_replay": False,
+}
 
 
 @FLASHINFER.kernel(
@@ -557,31 +640,100 @@ def single_decode(i: Any, *, decode: Any, headers: Path, use_tensor_cores: bool)
     return call
 
 
+_SINGLE_PREFILL = {"prefill": ("flashinfer:single_prefill_with_kv_cache",)}
+_SINGLE_PREFILLS: dict[str, Any] = {**_SINGLE, "layouts": ("NHD",), "variants": ("window", "soft_cap")}
+
+
 @FLASHINFER.kernel(
     "paged_attention",
-    needs={"prefill": ("flashinfer:single_prefill_with_kv_cache",)},
-    supports=attnfuzz.Supports(**_SINGLE, layouts=("NHD",), variants=("window", "soft_cap")),
+    needs=_SINGLE_PREFILL,
+    supports=attnfuzz.Supports(**_SINGLE_PREFILLS),
     numerics=_NUMERICS,
     gpu_only=True,
 )
 def single_prefill(i: Any, *, prefill: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`single_prefill_with_kv_cache`, fa2, called for each sequence on its keys and values, copied out of the cache."""
-    starts, slots = slots_of(i, torch.zeros_like(i.seq_lens), i.seq_lens)
-    k, v = flat(i.k_cache)[slots], flat(i.v_cache)[slots]
-    rows, keys = i.cu_seqlens_q.tolist(), starts.tolist()
-    parts = []
-    for seq in range(len(i.seq_lens)):
-        own, seen = slice(rows[seq], rows[seq + 1]), slice(keys[seq], keys[seq + 1])
-        if own.start < own.stop:
-            parts.append((own, i.q[own], k[seen], v[seen]))
+    return _one_by_one(i, prefill, "fa2")
+
+
+def _of_hopper(is_hopper: Any, **others: Any) -> attnfuzz.Supports:
+    del others
+    if not is_hopper(torch.device("cuda")):
+        raise ValueError("its fa3 is for sm_90")
+    return attnfuzz.Supports(**_SINGLE_PREFILLS)
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={**_SINGLE_PREFILL, "is_hopper": ("flashinfer.utils:is_sm90a_supported",)},
+    supports=_of_hopper,
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def single_prefill_fa3(i: Any, *, prefill: Any, is_hopper: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same with fa3, for sm_90."""
+    del is_hopper
+    return _one_by_one(i, prefill, "fa3")
+
+
+def _one_by_one(i: Any, prefill: Any, backend: str) -> Callable[[], tuple[Tensor, Tensor]]:
+    parts = _prompts(i)
 
     def call() -> tuple[Tensor, Tensor]:
         for own, *part in parts:
             i.out[own], i.lse[own] = prefill(
                 *part, causal=True, sm_scale=i.scale, window_left=_window_left(i), logits_soft_cap=i.soft_cap,
-                backend="fa2", return_lse=True,
+                backend=backend, return_lse=True,
             )  # fmt: skip
         return i.out, i.lse
+
+    return call
+
+
+def _prompts(i: Any) -> list[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Of each sequence that has query tokens: which rows are its own, these, and its keys and values in a row."""
+    starts, slots = slots_of(i, torch.zeros_like(i.seq_lens), i.seq_lens)
+    k, v = flat(i.k_cache)[slots], flat(i.v_cache)[slots]
+    rows, keys = i.cu_seqlens_q.tolist(), starts.tolist()
+    owned = [(slice(rows[seq], rows[seq + 1]), slice(keys[seq], keys[seq + 1])) for seq in range(len(i.seq_lens))]
+    return [(own, i.q[own], k[seen], v[seen]) for own, seen in owned if own.start < own.stop]
+
+
+@FLASHINFER.kernel(
+    "paged_attention",
+    needs={"make": ("flashinfer:PODWithPagedKVCacheWrapper",)},
+    supports=attnfuzz.Supports(
+        **{**_CACHES, "layouts": ("NHD",), "variants": ("window",), "strides": "serving", "lse": "none"}
+    ),
+    numerics=_NUMERICS,
+    gpu_only=True,
+)
+def pod_single(i: Any, *, make: Any) -> Callable[[], Tensor]:
+    """`PODWithPagedKVCacheWrapper`, called for each sequence as the one that is filled in, beside all last tokens.
+
+    These are decoded in each call; of a last token the decode's result is taken. It returns no log-sum-exp.
+    """
+    parts = _prompts(i)
+    if not parts:
+        return lambda: i.out
+    has_queries = i.cu_seqlens_q.diff() > 0
+    last = i.cu_seqlens_q[1:][has_queries].long() - 1
+    pages = _listed(i.block_table[has_queries], i.seq_lens[has_queries], i.block_size)
+    wrapper = make(_workspace(i.q.device), i.layout)
+    wrapper.plan(
+        *pages, *_heads(i), window_left=_window_left(i), q_data_type=i.q.dtype, kv_data_type=i.k_cache.dtype,
+        sm_scale=i.scale,
+    )  # fmt: skip
+    q_last = i.q[last]
+
+    def call() -> Tensor:
+        for own, *part in parts:
+            i.out[own], decoded = wrapper.run(
+                *part, q_last, (i.k_cache, i.v_cache), causal_p=True, sm_scale_p=i.scale, window_left_p=_window_left(i)
+            )
+        i.out[last] = decoded
+        out: Tensor = i.out
+        return out
 
     return call
 
@@ -638,6 +790,7 @@ def pod(i: Any, *, make: Any) -> Callable[[], tuple[Tensor, Tensor]]:
         strides="serving",
         empty_sequences=False,
         lse="none",
+        graph_replay=False,  # its workspace is made anew for each plan
     ),
     options={"through": ("xqa", "trtllm")},
     numerics=_NUMERICS,

@@ -6,6 +6,7 @@ Without caches of 8 bits: for those they round weights, and when prefilling quer
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,12 +20,14 @@ from attnfuzz.adapters.tokens import flat, slots_of, whole_prompts, with_room
 from attnfuzz.families import (
     BlockSparse,
     CacheWrite,
+    History,
     IndexerTopk,
     LatentVerify,
     MergeRanks,
     RecurrentDecode,
     SparseDecode,
 )
+from attnfuzz.families.history import steps_of
 from attnfuzz.families.indexer_topk import chosen_scores
 from attnfuzz.problems.supports import DTYPES
 
@@ -54,6 +57,7 @@ __all__ = [
     "sparse_mla_prefill",
     "sparse_mla_prefill_union",
     "suffix_merge",
+    "triton_backend_history",
     "unified_attention_3d_mtp",
     "verify_mla",
     "verify_splitkv",
@@ -814,3 +818,180 @@ def mimo_local_attention(i: Any, *, kernel: Any) -> Callable[[], Tensor]:
         return result
 
     return call
+
+
+_BACKEND = "sglang.srt.layers.attention.triton_backend"
+
+
+@SGLANG.kernel(
+    History(block_size=attnfuzz.Choice((16, 1)), head_size=attnfuzz.Choice((64, 16))),
+    needs={
+        "make": (f"{_BACKEND}:TritonAttnBackend",),
+        "modes": ("sglang.srt.model_executor.forward_batch_info:ForwardMode",),
+        "gather": _ops("kv_indices:create_flashinfer_kv_indices_triton"),
+    },
+    supports=attnfuzz.Supports(graph_replay=False),
+    options={"in_graph": (False, True), "deterministic": (False, True)},
+)
+def triton_backend_history(i: Any, *, make: Any, modes: Any, gather: Any, in_graph: bool, deterministic: bool) -> None:
+    """The backend `triton`, made once, with the metadata that it builds for each batch of a scheduler.
+
+    Batches of one new token each are decoded (``in_graph``: with metadata in the buffers that graphs read, for a batch
+    that is padded, as its graph runner fills them), drafts of equal numbers verified, all others extended.
+    """
+    pool = _Pool(i.k_cache, i.v_cache)
+    with _server(_settings(deterministic)):
+        backend = make(_runner(i, pool, gather))
+        if in_graph:
+            backend.init_cuda_graph_state(_MOST_REQUESTS, _MOST_REQUESTS)
+        for step in steps_of(i):
+            _serve(i, step, backend, modes, in_graph)
+
+
+_MOST_REQUESTS, _CONTEXT = 4, 256
+"""Requests that a graph has room for, and tokens of one."""
+
+
+class _Pool:
+    """A `MHATokenToKVPool` of one layer, whose slots lie in pages."""
+
+    start_layer = 0
+
+    def __init__(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        self.buffers = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+
+    def get_key_buffer(self, layer: int) -> Tensor:
+        return self.buffers[layer]
+
+    def get_value_buffer(self, layer: int) -> Tensor:
+        return self.buffers[layer + 1]
+
+    def set_kv_buffer(self, layer: Any, at: Any, k: Tensor, v: Tensor, *scales: None) -> None:
+        for buffer, new in zip(self.buffers, (k, v), strict=True):
+            buffer[at.loc] = new.view(-1, *buffer.shape[1:])
+
+
+class _Translator:
+    """A `KVIndexTranslator` of a static pool: what it reads are the slots of the requests' rows."""
+
+    def __init__(self, table: Tensor, gather: Any) -> None:
+        self._table, self._gather = table, gather
+
+    def pack_read_stream(
+        self, plan: None, *, req_pool_indices: Tensor, seq_lens: Tensor, indptr: Tensor, out: Tensor
+    ) -> bool:
+        self._gather[(len(seq_lens),)](
+            self._table, req_pool_indices, seq_lens, indptr, None, out, self._table.stride(0)
+        )
+        return False
+
+
+def _runner(i: Any, pool: _Pool, gather: Any) -> Any:
+    """What the backend reads of a `ModelRunner`."""
+    heads, kv_heads, size = i.num_kv_heads * i.gqa_ratio, i.num_kv_heads, i.head_size
+    table = torch.zeros(_MOST_REQUESTS, _CONTEXT, dtype=torch.int32, device=i.k_cache.device)
+    model = SimpleNamespace(
+        attention_arch=None, get_max_num_attention_heads=lambda: heads, get_num_kv_heads=lambda tp, dcp: kv_heads,
+        qk_nope_head_dim=0, qk_rope_head_dim=0, v_head_dim=size, swa_v_head_dim=size, kv_lora_rank=0, head_dim=size,
+        context_len=_CONTEXT, is_encoder_decoder=False, hf_config=None,
+    )  # fmt: skip
+    return SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(size=_MOST_REQUESTS, req_to_token=table), sliding_window_size=None,
+        token_to_kv_pool=pool, token_to_kv_pool_allocator=None, page_size=i.block_size, model_config=model,
+        kv_index_translator=_Translator(table, gather), decode_num_tokens_per_req=lambda: 4, is_draft_worker=False,
+        kv_cache_dtype=i.k_cache.dtype, device=i.k_cache.device, gpu_id=0,
+    )  # fmt: skip
+
+
+def _settings(deterministic: bool) -> dict[str, Any]:
+    kernel = SimpleNamespace(
+        enable_lean_attention=None, triton_attention_num_kv_splits=8, triton_attention_split_tile_size=None
+    )
+    return {
+        "get_exec": SimpleNamespace(
+            kernel=kernel, dllm=SimpleNamespace(dllm_algorithm=None),
+            deterministic=SimpleNamespace(enable_deterministic_inference=deterministic),
+        ),
+        "get_parallel": SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0),
+        "get_schedule": SimpleNamespace(chunked_prefill_size=-1),
+        "get_spec": SimpleNamespace(
+            speculative_num_draft_tokens=4, speculative_num_steps=3, speculative_eagle_topk=1
+        ),
+    }  # fmt: skip
+
+
+@contextmanager
+def _server(settings: dict[str, Any]) -> Iterator[None]:
+    """What a server would have set before it makes a backend."""
+    names = vars(sys.modules[_BACKEND])
+    before = {name: names[name] for name in settings}
+    names |= {name: (lambda value=value: value) for name, value in settings.items()}
+    try:
+        yield
+    finally:
+        names |= before
+
+
+def _serve(i: Any, step: Any, backend: Any, modes: Any, in_graph: bool) -> None:
+    """One batch: its requests' rows, the metadata, the call of its only layer."""
+    rows, counts, total = len(step.lens), step.starts.diff(), len(step.q)
+    table = backend.req_to_token
+    requests = torch.arange(rows, device=table.device).flip(0) + table.shape[0] - rows  # not in the order of the batch
+    positions = torch.arange(step.table.shape[1] * i.block_size, device=table.device)
+    slots = step.table.long().repeat_interleave(i.block_size, 1) * i.block_size + positions % i.block_size
+    table[requests, : slots.shape[1]] = slots.int()
+    before, lens = (step.lens - counts).long(), step.lens.long()
+    one, same = bool((counts == 1).all()), bool((counts == counts[0]).all()) and bool((before > 0).all())
+    mode = modes.DECODE if one else modes.TARGET_VERIFY if same else modes.EXTEND
+    seen = before if mode == modes.TARGET_VERIFY else lens
+    batch = SimpleNamespace(
+        forward_mode=mode, batch_size=rows, req_pool_indices=requests, seq_lens=seen, seq_lens_sum=int(seen.sum()),
+        out_cache_loc=step.slots, out_cache_loc_is_physical=False, extend_prefix_lens=before,
+        extend_prefix_lens_cpu=before.tolist(), extend_seq_lens=counts, extend_seq_lens_cpu=counts.tolist(),
+        extend_start_loc=step.starts[:-1], kv_loc_plan=None, encoder_lens=None, mha_one_shot=False,
+        attn_attend_prefix_cache=False, positions=None,
+        spec_info=SimpleNamespace(num_tokens_per_req=total // rows, custom_mask=None) if mode == modes.TARGET_VERIFY
+        else None,
+    )  # fmt: skip
+    heads, kv_heads = step.q.shape[1], step.k.shape[1]
+    layer = SimpleNamespace(
+        tp_q_head_num=heads, tp_k_head_num=kv_heads, qk_head_dim=i.head_size, v_head_dim=i.head_size,
+        scaling=i.head_size**-0.5, logit_cap=0.0, logit_capping_method="tanh", is_cross_attention=False,
+        attn_type=None, sliding_window_size=-1, k_scale=None, v_scale=None, layer_id=0, xai_temperature_len=-1,
+    )  # fmt: skip
+    q, out = step.q.reshape(total, -1), step.out
+    if mode != modes.DECODE:
+        backend.init_forward_metadata(batch)
+        out.copy_(backend.forward_extend(q, step.k, step.v, layer, batch).view_as(out))
+        return
+    if not in_graph:
+        backend.init_forward_metadata(batch)
+        out.copy_(backend.forward_decode(q, step.k, step.v, layer, batch).view_as(out))
+        return
+    batch.batch_size = table.shape[0]  # captured with requests of one token, then filled; what pads it stays so
+    batch.req_pool_indices, batch.seq_lens = requests.new_zeros(table.shape[0]), lens.new_ones(table.shape[0])
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    room = q.new_zeros(table.shape[0], q.shape[1])
+    call = functools.partial(backend.forward_decode, room, None, None, layer, batch, save_kv_cache=False)
+    replay = _captured(call)
+    batch.req_pool_indices[:rows], batch.seq_lens[:rows] = requests, lens
+    backend.init_forward_metadata_out_graph(batch)
+    room[:rows] = q
+    backend.token_to_kv_pool.set_kv_buffer(layer, SimpleNamespace(loc=step.slots), step.k, step.v)
+    out.copy_(replay()[:rows].view_as(out))
+
+
+def _captured(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A graph of it, to be replayed; without a GPU the call itself."""
+    if not SGLANG.on_gpu():
+        return call
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay

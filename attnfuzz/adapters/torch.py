@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,13 +19,23 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["flex_attention", "flex_paged", "sdpa", "sdpa_backend", "sdpa_math", "varlen"]
+__all__ = [
+    "flex_attention",
+    "flex_decoding",
+    "flex_paged",
+    "sdpa",
+    "sdpa_backend",
+    "sdpa_math",
+    "varlen",
+    "varlen_paged",
+]
 
 TORCH = attnfuzz.Engine("torch", tried=("2.11.0", "2.13.0"))
+_SDPAS: dict[str, Any] = {"lse": "none", "graph_replay": False}  # what is cut to lengths is made anew for each plan
 _SDPA = {"attend": ("torch.nn.functional:scaled_dot_product_attention",)}
 
 
-@TORCH.kernel("dense_decode", needs=_SDPA, supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), lse="none"))
+@TORCH.kernel("dense_decode", needs=_SDPA, supports=attnfuzz.Supports(**_SDPAS, dtypes=("float16", "bfloat16")))
 def sdpa(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     """With the backend that it chooses."""
     return _attending(i, attend)
@@ -33,7 +44,7 @@ def sdpa(i: Any, *, attend: Any) -> Callable[[], Tensor]:
 @TORCH.kernel(
     "dense_decode",
     needs={**_SDPA, "choose": ("torch.nn.attention:sdpa_kernel",), "backend": ("torch.nn.attention:SDPBackend.MATH",)},
-    supports=attnfuzz.Supports(lse="none"),
+    supports=attnfuzz.Supports(**_SDPAS),
     numerics=attnfuzz.Numerics(query="scaled_both"),
 )
 def sdpa_math(i: Any, *, attend: Any, choose: Any, backend: Any) -> Callable[[], Tensor]:
@@ -110,6 +121,7 @@ def _out_of_pages(i: Any, cache: Tensor) -> list[Tensor]:
         head_sizes=(16, 32, 40, 64, 72, 80, 96, 128, 192, 256),  # multiples of 8
         layouts=("NHD",),
         lse="none",
+        graph_replay=False,
     ),
     gpu_only=True,
 )
@@ -125,6 +137,30 @@ def varlen(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     )
 
 
+def _paged(attend: Any) -> attnfuzz.Supports:
+    if "block_table" not in inspect.signature(attend).parameters:
+        raise ValueError("its varlen_attn takes no block_table")
+    return attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        head_sizes=(64, 128),
+        block_sizes=(256,),  # of FlashAttention 2, whose pages are multiples of it
+        layouts=("NHD",),
+        lse="none",
+        batch_invariant=True,
+    )
+
+
+@TORCH.kernel(
+    "paged_attention", needs={"attend": ("torch.nn.attention.varlen:varlen_attn",)}, supports=_paged, gpu_only=True
+)
+def varlen_paged(i: Any, *, attend: Any) -> Callable[[], Tensor]:
+    """`varlen_attn`, causal, over pages, without splits: with these it promises the same bits in any batch."""
+    return lambda: attend(
+        i.q, i.k_cache, i.v_cache, i.cu_seqlens_q, None, i.max_query_len, i.max_seq_len, scale=i.scale,
+        window_size=(-1, 0), enable_gqa=True, seqused_k=i.seq_lens, block_table=i.block_table, num_splits=1,
+    )  # fmt: skip
+
+
 _FLEX = "torch.nn.attention.flex_attention"
 _FLEX_NEEDS = {
     "attend": (f"{_FLEX}:flex_attention",),
@@ -138,6 +174,7 @@ _FLEX_CACHES: dict[str, Any] = {
     "layouts": ("NHD",),
     "variants": ("window", "soft_cap", "alibi"),
     "freed_pages": False,  # pages behind a window are copied, or mapped, like all others
+    "graph_replay": False,
 }
 _COMPILED = attnfuzz.Numerics(row_sum="float32", partials="float32")
 _DEFINED = attnfuzz.Numerics(scores="input")
@@ -147,8 +184,8 @@ Modify = Callable[..., Tensor]
 
 
 @functools.cache
-def _compiled(attend: Any) -> Any:
-    return torch.compile(attend, dynamic=True, fullgraph=True)
+def _compiled(attend: Any, *, dynamic: bool = True) -> Any:
+    return torch.compile(attend, dynamic=dynamic, fullgraph=True)
 
 
 @contextmanager
@@ -254,6 +291,48 @@ def flex_attention(i: Any, *, attend: Any, mask: Any, aux: Any) -> Callable[[], 
     _, _, first = _rows(i)
     block_mask = mask(_mask_of(i, first), num_seqs, None, i.max_query_len, longest, device=str(i.q.device))
     return _flexible(i, attend, aux, k.transpose(1, 2), v.transpose(1, 2), block_mask, _scores_of(i, first))
+
+
+_LEAST_KEYS = 128
+
+
+@TORCH.kernel(
+    "paged_decode",
+    needs=_FLEX_NEEDS,
+    supports=attnfuzz.Supports(**_FLEX_CACHES),
+    numerics=_COMPILED,
+    gpu_only=True,
+)
+def flex_decoding(i: Any, *, attend: Any, mask: Any, aux: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`flex_attention` for one query token of each sequence, compiled for a fixed number of them: Flex decoding.
+
+    There are powers of two of them and of keys, so that few are compiled; the rest of the rectangle is zero.
+    """
+    num_seqs, size = len(i.seq_lens), _power_of_two(len(i.seq_lens))
+    longest = max(_LEAST_KEYS, _power_of_two(int(i.seq_lens.max())))
+    lengths = torch.nn.functional.pad(i.seq_lens, (0, size - num_seqs))
+    padded = SimpleNamespace(seq_lens=lengths, q=i.q, window=i.window, soft_cap=i.soft_cap, alibi_slopes=i.alibi_slopes)
+    k, v = (i.k_cache.new_zeros(size, longest, *i.k_cache.shape[2:]) for _ in range(2))
+    for whole, cache in ((k, i.k_cache), (v, i.v_cache)):
+        for seq, part in enumerate(_out_of_pages(i, cache)):
+            whole[seq, : len(part)] = part
+    q = torch.nn.functional.pad(i.q, (0, 0, 0, 0, 0, size - num_seqs))[:, :, None]
+    first = lengths.long() - 1
+    block_mask = mask(_mask_of(padded, first), size, None, 1, longest, device=str(i.q.device))
+    run, scores, grouped = _compiled(attend, dynamic=False), _scores_of(padded, first), i.q.shape[1] != k.shape[2]
+
+    def call() -> tuple[Tensor, Tensor]:
+        with _compiling():
+            out, found = run(
+                q, k.transpose(1, 2), v.transpose(1, 2), scores, block_mask, i.scale, grouped, return_aux=aux(lse=True)
+            )
+        return out[:num_seqs, :, 0], found.lse[:num_seqs, :, 0]
+
+    return call
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
 
 
 @TORCH.kernel(

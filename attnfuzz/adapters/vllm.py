@@ -837,12 +837,19 @@ def reshape_and_cache_per_token_head(i: Any, *, quantise: Any, modes: Any) -> No
 
 
 @VLLM.kernel(
-    CacheWrite(layout=attnfuzz.Choice(("NHD",)), cache=attnfuzz.Choice(("int4_rotated",))),
+    CacheWrite(
+        layout=attnfuzz.Choice(("NHD",)),
+        cache=attnfuzz.Choice(("int4_rotated",)),
+        dtype=attnfuzz.Choice(("bfloat16",) if VLLM.on_gpu() else ("float16", "bfloat16")),
+    ),
     needs={"quantise": _QUANTISES, "modes": ("vllm.v1.kv_cache_interface:KVQuantMode",)},
     supports=attnfuzz.Supports(),
 )
 def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
-    """The same in 4 bits, `reshape_and_cache_int4`; zero points are taken out of the scales that it changes."""
+    """The same in 4 bits, `reshape_and_cache_int4`; zero points are taken out of the scales that it changes.
+
+    On a GPU its rotation is in bfloat16, whatever the dtype (`_triton_hadamard_transform`).
+    """
     both = ((i.k_scales, i.k_zeros), (i.v_scales, i.v_zeros))
     before = [scales.view(torch.int32) & -16 | zeros.int() & 15 for scales, zeros in both]
     after = [bits.clone() for bits in before]

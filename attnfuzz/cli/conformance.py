@@ -36,6 +36,7 @@ def command(
     and 2 if one could not run any case that it supports here.
     Stopped by Ctrl-C or SIGTERM, it writes what it knows by then.
     """
+    until = math.inf if budget is None else time.monotonic() + budget
     with refusing():
         from attnfuzz.campaign.stopping import Interrupts
         from attnfuzz.conformance import examine, load_set
@@ -67,7 +68,7 @@ def command(
                     done=lambda kernel: print_examined(console, kernel),
                     note=note,
                     stopped=lambda: interrupts.count > 0,
-                    until=math.inf if budget is None else time.monotonic() + budget,
+                    until=until,
                 )
         with while_anyone_reads():
             print_causes(console, result)

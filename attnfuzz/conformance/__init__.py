@@ -19,6 +19,7 @@ import msgspec
 
 from attnfuzz.campaign.workers import cores
 from attnfuzz.cases.supported import Translated, adapt_options, translate, why_unsupported
+from attnfuzz.conformance.kept import KEPT, Kept, what_is_kept
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
@@ -32,7 +33,7 @@ from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.verdict import Failure, Verdict
 
 FORMAT = "attnfuzz.conformance-set/1"
-_LATEST = 3
+_LATEST = 4
 _MOST_BYTES = 8 << 20
 
 
@@ -113,6 +114,8 @@ TWO_RUNS: OracleName = DEAD_MEMORY.name
 """The law of cases that run twice, with other numbers in memory that holds no token."""
 _PATIENCE = 6.0
 """Times that of a search, whose cases are smaller."""
+_FOR_THE_SET = 0.75
+"""Of a kernel's time; the rest is for what it keeps to."""
 _MOST_AT_ONCE = 8
 """Processes on one GPU, each with a context of its own."""
 _STOPPED = "the command was stopped before"
@@ -141,14 +144,26 @@ class Examined:
 
     declaration: Declaration
     outcomes: tuple[ConformanceOutcome, ...]
+    kept: tuple[Kept, ...] = ()
 
     def count(self, status: Status) -> int:
-        """How many cases came to that."""
+        """How many cases of the set came to that."""
         return sum(one.status == status for one in self.outcomes)
 
+    @property
+    def broken(self) -> tuple[ConformanceOutcome, ...]:
+        """The promises that it does not keep."""
+        return tuple(
+            ConformanceOutcome(
+                ConformanceEntry("promises", KEPT[one.name][0], one.case), one.case, "fail", failure=one.failure
+            )
+            for one in self.kept
+            if one.status == "fail" and one.case is not None
+        )
+
     def failing(self) -> dict[str, tuple[ConformanceOutcome, ...]]:
-        """The cases that failed, by cause, the smallest first."""
-        failed = sorted((one for one in self.outcomes if one.failure is not None), key=_size)
+        """The cases that failed and the promises not kept, by cause, the smallest first."""
+        failed = sorted((one for one in (*self.outcomes, *self.broken) if one.failure is not None), key=_size)
         causes = dict.fromkeys(map(self.cause_of, failed))
         return {cause: tuple(one for one in failed if self.cause_of(one) == cause) for cause in causes}
 
@@ -185,8 +200,8 @@ class Conformance:
 
     @property
     def failed(self) -> bool:
-        """Whether any kernel fails any case that it supports."""
-        return any(kernel.count("fail") for kernel in self.kernels)
+        """Whether any kernel fails any case that it supports, or does not keep a promise."""
+        return any(kernel.count("fail") or kernel.broken for kernel in self.kernels)
 
 
 def examine(
@@ -219,14 +234,16 @@ def examine(
         nonlocal left
         with lock:
             now = time.monotonic()
-            share = now + max(0.0, until - now) * min(1.0, at_once / left)
+            share = max(0.0, until - now) * min(1.0, at_once / left)
 
-        def why_not() -> str:
-            return _STOPPED if is_over() else _OUT_OF_TIME if time.monotonic() >= share else ""
+        def why_not(of: float = 1.0) -> str:
+            return _STOPPED if is_over() else _OUT_OF_TIME if time.monotonic() >= now + of * share else ""
 
         with runner.sibling() as own:
             own.give_up_builds(lambda builds: bool(why_not()) or give_up(builds))
-            examined = Examined(declaration, _in_order(_outcomes(declaration, own, cases, why_not), cases))
+            found = _in_order(_outcomes(declaration, own, cases, lambda: why_not(_FOR_THE_SET)), cases)
+            passed = [one.case for one in found if one.status == "pass"]
+            examined = Examined(declaration, found, tuple(what_is_kept(declaration, own, passed, own.device, why_not)))
         with lock:
             left -= 1
         return examined
@@ -271,7 +288,8 @@ def examine(
 def _outcomes(
     declaration: Declaration, runner: Runner, cases: ConformanceSet, why_not: Callable[[], str]
 ) -> Iterator[ConformanceOutcome]:
-    """Those of all that the kernel's problem has."""
+    """Those of all that the kernel's problem has. One that comes twice, as a field's usual value, is judged once."""
+    known: dict[tuple[bytes, OracleName | None], Verdict] = {}
     for entry in _by_turns(cases.entries):
         try:
             found = _described(entry, declaration)
@@ -287,9 +305,11 @@ def _outcomes(
             yield ConformanceOutcome(entry, found.case, "unsupported", found.changes, why=why)
             continue
         failure = None
+        same = encode_case(found.case), entry.law
         try:
-            if not (why := why_not()):
-                verdict = _judge(declaration, runner, entry, found.case)
+            if same in known or not (why := why_not()):
+                verdict = known.get(same) or _judge(declaration, runner, entry, found.case)
+                known[same] = verdict
                 why, failure = verdict.not_runnable, verdict.failure
         except DeadlinePassed:
             if not (why := why_not()):  # it is to come later

@@ -38,6 +38,8 @@ _IDLE = 0.1
 """Part of a CPU below which a process is idle: one that polls a lock ten or twenty times a second takes less."""
 _LONG_AT_WORK_S = 3.0
 """Assemblers that Triton starts are done sooner; what somebody else waits for is not."""
+_ASSEMBLER = "ptxas"
+"""What Triton starts itself; of a large kernel, beside many others, it may take longer. Others start it by nvcc."""
 _COMPILERS = frozenset(
     {"c++", "cc1plus", "cicc", "clang++", "cmake", "cudafe++", "g++", "hipcc", "make", "ninja", "nvcc"}
 )
@@ -107,7 +109,9 @@ class BuildWatch:
         long_ago = now_in_ticks() - _LONG_AT_WORK_S * TICKS_PER_S
         executors = [one for one, seen in processes.items() if seen.parent == zygote and one != pid]
         compilers = [
-            one for one, seen in processes.items() if seen.parent in executors and seen.start_ticks <= long_ago
+            one
+            for one, seen in processes.items()
+            if seen.parent in executors and seen.start_ticks <= long_ago and not seen.name.startswith(_ASSEMBLER)
         ]
         return any(self._has_computed([one, *descendants(processes, one)], processes) for one in compilers)
 

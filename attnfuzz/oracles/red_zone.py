@@ -23,7 +23,7 @@ def check(trial: Trial) -> Failure | None:
                 kind=f"{first.name} modified" if first.where == "inside" else f"write {first.where} {first.name}",
                 message=_sentence(first),
                 details=(
-                    *(one.words for one in displaced),
+                    *dict.fromkeys(one.words for one in displaced),
                     *place_of(trial.case, first.name, first.index if first.where == "inside" else ()),
                     *(f"also {other}" for other in [*others][1:9]),
                 ),
@@ -55,9 +55,9 @@ def _displaced(trial: Trial, seen: Observation, stray: Violation) -> tuple[Cause
 
 
 def _by_other_strides(seen: Observation, stray: Violation) -> tuple[Cause, ...]:
-    """The cause, if a result was written just where the strides of another tensor, or none at all, would put it.
+    """The causes, if a result was written just where the strides of another tensor, or none at all, would put it.
 
-    The worst stray write may lie beside the tensor that follows.
+    Several, where these strides are the same here. The worst stray write may lie beside the tensor that follows.
     """
     if stray.where == "inside":
         return ()
@@ -65,15 +65,18 @@ def _by_other_strides(seen: Observation, stray: Violation) -> tuple[Cause, ...]:
         out = result.tensor
         shape = tuple(out.shape)
         others = {
-            f"the strides of {one.name}": one.tensor.stride()
+            one.name: one.tensor.stride()
             for one in seen.given.regions
             if one.tensor.dim() == out.dim() and one.tensor.shape[:-1] == shape[:-1]
         }
-        others["the strides of a contiguous tensor"] = strided_layout(shape, "contiguous", out.dtype.itemsize).strides
-        for words, strides in others.items():
+        others["a contiguous tensor"] = strided_layout(shape, "contiguous", out.dtype.itemsize).strides
+        for strides in dict.fromkeys(others.values()):
             if strides != out.stride() and seen.given.is_written_with(result.name, strides):
-                told = f"{result.name} is written with {words}"
-                return (Cause(mistake=OTHER_STRIDES, way=f"{result.name}: {words}", words=told),)
+                names = [name for name, own in others.items() if own == strides]
+                alike = ", which are the same here" if len(names) > 1 else ""
+                told = f"{result.name} is written with the strides of {' or of '.join(names)}{alike}"
+                ways = (f"{result.name}: the strides of {name}" for name in names)
+                return tuple(Cause(mistake=OTHER_STRIDES, way=way, words=told) for way in ways)
     return ()
 
 

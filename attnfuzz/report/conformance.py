@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.conformance import Conformance, ConformanceOutcome, Examined
+from attnfuzz.conformance.kept import KEPT, KeptName
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.own_files import write_file
 from attnfuzz.problems.cases import encode_case
@@ -28,12 +29,6 @@ _TITLES = {
     "merge_states": "Merging",
 }
 """Of tables; kernels of a problem that is not here are in the first one, of an open problem in one by its name."""
-_PROMISES = (
-    ("deterministic", "deterministic"),
-    ("batch invariant", "batch_invariant"),
-    ("in CUDA graphs", "graph_replay"),
-)
-"""Rows, and the fields of `Supports` that they show."""
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +42,17 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
 
 
+class _Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``up_to``: the largest batch in which it was kept."""
+
+    name: str
+    promised: bool
+    status: str
+    up_to: int = 0
+    message: str = ""
+    why: str = ""
+
+
 class _Kernel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     problem: str
@@ -55,6 +61,7 @@ class _Kernel(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     unsupported: int
     not_run: int
+    kept: tuple[_Kept, ...]
     outcomes: tuple[_Outcome, ...]
 
 
@@ -94,23 +101,24 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """``promises``: what each kernel declares of itself, as rows."""
+    """``kept``: what each kernel keeps to, as rows."""
 
     title: str
     kernels: tuple[Examined, ...]
-    promises: tuple[tuple[str, tuple[_Cell, ...]], ...]
+    kept: tuple[tuple[str, tuple[_Cell, ...]], ...]
     groups: tuple[tuple[str, tuple[tuple[str, tuple[_Cell, ...]], ...]], ...]
 
 
 def print_examined(console: Console, kernel: Examined) -> None:
     """One line."""
     failed = kernel.count("fail")
-    line = Text(kernel.declaration.target, style="bold red" if failed else "green")
+    line = Text(kernel.declaration.target, style="bold red" if failed or kernel.broken else "green")
     of = "".join(f" ({package} {version})" for package, version in kernel.declaration.versions.items())
     parts = [f"{kernel.count('pass')} of {len(kernel.outcomes)} pass"]
     parts += [f"{failed} fail with {count(len(kernel.failing()), 'cause')}"] if failed else []
     parts += [f"{number} not supported" for number in (kernel.count("unsupported"),) if number]
     parts += [f"{number} not run" for number in (kernel.count("not_run"),) if number]
+    parts += [f"does not keep to {KEPT[one.name][0]}, as it promises" for one in kernel.kept if one.status == "fail"]
     console.print(line.append(f"{of}: {', '.join(parts)}", style="default"), soft_wrap=True)
 
 
@@ -161,6 +169,17 @@ def _kernel(kernel: Examined) -> _Kernel:
         failed=kernel.count("fail"),
         unsupported=kernel.count("unsupported"),
         not_run=kernel.count("not_run"),
+        kept=tuple(
+            _Kept(
+                name=one.name,
+                promised=one.promised,
+                status=one.status,
+                up_to=one.up_to,
+                message=one.failure.message if one.failure is not None else "",
+                why=one.why,
+            )
+            for one in kernel.kept
+        ),
         outcomes=tuple(
             _Outcome(
                 group=one.entry.group,
@@ -211,13 +230,24 @@ def _title(kernel: Examined) -> str:
     return problem.name if isinstance(problem, OpenProblem) else _TITLES.get(problem, _TITLES["paged_decode"])
 
 
-def _promised(kernel: Examined, name: str) -> _Cell:
-    """What the kernel promises; nothing where it says nothing, and is not held to it."""
-    supports = kernel.declaration.supports
-    value = getattr(supports, name)
-    if not value and supports.leaves_open(name):
-        return _Cell("none", title="it says nothing of it")
-    return _Cell("good", "yes") if value else _Cell("none", "no")
+def _kept(kernel: Examined, name: KeptName, numbers: dict[tuple[str, str], int]) -> _Cell:
+    """Whether the kernel keeps to it, and in which batches; nothing where that was not asked."""
+    promise = "promised" if getattr(kernel.declaration.supports, name) else "not promised"
+    one = next((one for one in kernel.kept if one.name == name), None)
+    if one is None:
+        return _Cell("none", title=promise)
+    upto = f" {one.up_to}" if one.up_to > 1 else ""
+    said = f"; {one.failure.message if one.failure is not None else one.why}".rstrip("; ")
+    if one.status == "fail":
+        broken = next(found for found in kernel.broken if found.failure is one.failure)
+        causes = (numbers[kernel.declaration.target, kernel.cause_of(broken)],)
+        return _Cell("bad", f"✓{upto}, no" if upto else "no", promise + said, causes)
+    if one.status == "not_run":
+        return _Cell("left", "○", promise + said)
+    if one.status == "pass":
+        return _Cell("good", f"✓{upto}", promise + said)
+    no = "no" if one.failure is not None else "–"
+    return _Cell("none", f"✓{upto}, no" if upto else no, promise + said)
 
 
 def _table(title: str, kernels: tuple[Examined, ...], causes: Sequence[_Cause]) -> _Table:
@@ -230,7 +260,7 @@ def _table(title: str, kernels: tuple[Examined, ...], causes: Sequence[_Cause]) 
     return _Table(
         title,
         kernels,
-        tuple((row, tuple(_promised(kernel, name) for kernel in kernels)) for row, name in _PROMISES),
+        tuple((row, tuple(_kept(kernel, name, numbers) for kernel in kernels)) for name, (row, _) in KEPT.items()),
         tuple((group, tuple((name, found) for of, name, found in cells if of == group)) for group in groups),
     )
 

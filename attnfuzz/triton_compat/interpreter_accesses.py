@@ -81,7 +81,7 @@ class _Recorder:
         @functools.wraps(method)
         def recording(builder: Any, *args: Any, **kwargs: Any) -> Any:
             made = method(builder, *args, **kwargs)
-            given = [one for one in (*args, *kwargs.values()) if isinstance(one, self._handle)]
+            given = operands(self._handle, args, kwargs)
             place = next((found for one in given if (found := getattr(one, _PLACE, None)) is not None), None)
             if name in ACCESSES and len(given) > 1:
                 self._note("load" if ACCESSES[name] == "load" else "store", name, given, made)
@@ -110,6 +110,11 @@ class _Recorder:
                 self.accesses.append(access)
 
 
+def operands(handle: type, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    """Tensors of an operation in their order. A block pointer's mask is an array of NumPy, and no handle."""
+    return [one for one in (*args, *named.values()) if isinstance(one, (handle, np.ndarray))]
+
+
 def addresses_of(name: str, given: Sequence[Any]) -> NDArray[np.uint64]:
     """What one of `ACCESSES` touches: its pointers, the first of ``given``, but for those that its mask leaves out."""
     addresses: NDArray[np.uint64] = given[0].data
@@ -125,7 +130,8 @@ def bits_of(given: Sequence[Any]) -> list[int]:
 
 def _mask(name: str, given: Sequence[Any]) -> NDArray[np.bool_]:
     """The mask of a load is the second operand, and else the last one."""
-    mask = np.broadcast_to(given[1 if ACCESSES[name] == "load" else -1].data, given[0].data.shape)
+    mask = given[1 if ACCESSES[name] == "load" else -1]
+    mask = np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, given[0].data.shape)
     return mask.astype(bool)
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from attnfuzz.explaining.operations import SourcePlace
-from attnfuzz.triton_compat.interpreter_accesses import ACCESSES, addresses_of, bits_of, place_of_caller
+from attnfuzz.triton_compat.interpreter_accesses import ACCESSES, addresses_of, bits_of, operands, place_of_caller
 from attnfuzz.triton_compat.patching import replaced
 
 _MOST_RESIDENT = 64
@@ -124,8 +124,7 @@ def _turning(method: Callable[..., Any], name: str, handle: type, running: Seque
     @functools.wraps(method)
     def turning(builder: Any, *args: Any, **kwargs: Any) -> Any:
         if running:
-            given = [one for one in (*args, *kwargs.values()) if isinstance(one, handle)]
-            running[-1].before_access(name, given)
+            running[-1].before_access(name, operands(handle, args, kwargs))
         made = method(builder, *args, **kwargs)
         if running and _is_atomic(name):
             running[-1].after_atomic()

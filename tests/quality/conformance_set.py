@@ -18,7 +18,17 @@ import msgspec
 from attnfuzz.campaign.draw.sampling import run_round
 from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
-from attnfuzz.families import CacheWrite, LatentVerify, MergeRanks, RecurrentDecode, SparseDecode
+from attnfuzz.families import (
+    BlockSparse,
+    CacheWrite,
+    History,
+    IndexerTopk,
+    LatentVerify,
+    MergeRanks,
+    PackedDecode,
+    RecurrentDecode,
+    SparseDecode,
+)
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import (
     Case,
@@ -296,6 +306,10 @@ def open_problems() -> Iterator[tuple[OpenProblem, str]]:
         (LatentVerify, "verified drafts"),
         (MergeRanks, "merged ranks"),
         (RecurrentDecode, "recurrent decode"),
+        (PackedDecode, "packed caches"),
+        (BlockSparse, "lists of blocks"),
+        (IndexerTopk, "blocks chosen by scores"),
+        (History, "histories of batches"),
     ):
         described = describe(family())
         place = f"attnfuzz/families/{described.place.rpartition('/')[2]}"

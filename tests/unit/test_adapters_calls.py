@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 import attnfuzz
 from attnfuzz.adapters import engine
@@ -153,7 +154,8 @@ class _Wrapper:
             for buffer, tensor in zip(self.buffers, given):
                 buffer[: len(tensor)].copy_(tensor)
             self.planned = self.buffers
-        self.said = {"scale": sm_scale, "left": window_left, "cap": logits_soft_cap or 0.0}
+        scale = size**-0.5 if sm_scale is None else sm_scale
+        self.said = {"scale": scale, "left": window_left, "cap": logits_soft_cap or 0.0}
 
     def _run(self, q, paged_kv_cache, sinks=None, out=None, lse=None):
         starts, indptr, indices, last = self.planned
@@ -172,7 +174,8 @@ class _Wrapper:
                 seen = self.mask[masked : masked + size].view(-1, length)
                 masked += size
             out[rows], found = attend(q[rows], k, v, first=first, sinks=sinks, seen=seen, **self.said)
-            lse[rows] = found / math.log(2)
+            if lse is not None:
+                lse[rows] = found / math.log(2)
         return out, lse
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -191,7 +194,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._plan(starts, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **others)
 
     def run(self, q, paged_kv_cache, *args, out=None, lse=None, return_lse=False):
-        assert return_lse and not args
+        assert not args and return_lse == (lse is not None)
         return self._run(q, paged_kv_cache, out=out, lse=lse)
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -297,7 +300,7 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
                                  packed_custom_mask=None, causal=False, kv_layout="NHD", pos_encoding_mode="NONE",
                                  use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
                                  rope_scale=None, rope_theta=None, backend="auto", return_lse=False):
-    assert causal and return_lse
+    assert causal and return_lse and backend in ("fa2", "fa3")
     out, lse = attend(q, k, v, scale=sm_scale, first=len(k) - len(q), left=window_left, cap=logits_soft_cap or 0.0)
     return out, lse / math.log(2)
 
@@ -321,6 +324,23 @@ class BatchPODWithPagedKVCacheWrapper:
         found = [half._run(q, cache, out=torch.zeros_like(q), lse=torch.zeros(q.shape[:2]))
                  for half, q, cache in zip(self.halves, (q_p, q_d), (paged_kv_cache_p, paged_kv_cache_d))]
         return tuple(zip(*found))
+
+class PODWithPagedKVCacheWrapper:
+    def __init__(self, float_workspace_buffer, kv_layout="NHD"):
+        self.decode = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+             pos_encoding_mode="NONE", window_left=-1, q_data_type="float16", kv_data_type=None, data_type=None,
+             sm_scale=None):
+        starts = torch.arange(len(indptr), dtype=torch.int32)
+        self.decode._plan(starts, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+                          sm_scale=sm_scale, window_left=window_left)
+
+    def run(self, q_p, k_p, v_p, q_d, paged_kv_cache_d, custom_mask_p=None, packed_custom_mask_p=None, causal_p=False,
+            kv_layout_p="NHD", pos_encoding_mode_p="NONE", sm_scale_p=None, window_left_p=-1):
+        assert causal_p
+        out, _ = attend(q_p, k_p, v_p, scale=sm_scale_p, first=len(k_p) - len(q_p), left=window_left_p)
+        return out, self.decode._run(q_d, paged_kv_cache_d, out=torch.zeros_like(q_d))[0]
 """
 XQA = """
 import torch
@@ -349,13 +369,19 @@ from plain import attend
 class BatchMLAPagedAttentionWrapper:
     def __init__(self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None,
                  kv_len_arr=None, backend="auto"):
-        pass
+        self.buffers = (qo_indptr, kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
 
     def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size,
              causal, sm_scale, q_data_type, kv_data_type, use_profiler=False):
         assert all(tensor.dtype == torch.int32 for tensor in (qo_indptr, kv_indptr, kv_indices, kv_len_arr))
         assert q_data_type == kv_data_type
-        self.planned = (qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale)
+        planned = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        if self.buffers is not None:
+            for buffer, given in zip(self.buffers, planned):
+                assert len(given) == len(buffer) or given is kv_indices
+                buffer[: len(given)].copy_(given)
+            planned = self.buffers
+        self.planned = (*planned, causal, sm_scale)
 
     def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None,
             kv_len=None, page_table=None, return_lse_base_on_e=False):
@@ -449,7 +475,73 @@ SGLANG = """
 def _supported_headdim(o):
     return o.shape[2] % (4 if o.dtype.itemsize == 4 else 8) == 0
 """
+LMDEPLOY_DECODE = """
+import torch
+from plain import attend
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q=None, max_seqlen_q=None,
+                            softmax_scale=None, causal=False, window_size=None, softcap=None, alibi_slopes=None,
+                            sinks=None, kv_layout="bshd"):
+    assert max_seqlen_q == 1 and k_cache.shape[kv_layout.index("s")] >= 16
+    out = torch.empty(q.shape[:-1] + v_cache.shape[-1:], dtype=q.dtype)
+    left = window_size if window_size else -1
+    for seq, length in enumerate(cache_seqlens.tolist()):
+        k, v = (one if kv_layout == "bshd" else one.transpose(1, 2) for one in (k_cache, v_cache))
+        k, v = (one[page_table[seq].long()].flatten(0, 1)[:length] for one in (k, v))
+        out[seq], _ = attend(q[seq][None], k, v, softmax_scale or q.shape[-1] ** -0.5, length - 1, left, softcap or 0.0,
+                             alibi_slopes, sinks)
+    return out
+"""
+LMDEPLOY_FLATTEN = """
+import torch
+
+def flatten_kv_cache(k_caches, v_caches, seqlens, block_offsets, start_loc=None, out_size=None, out_dtype=None,
+                     kv_layout="bshd", flatten_kv_layout="hsd"):
+    assert flatten_kv_layout == "hsd" and out_size >= int(seqlens.sum())
+    found = []
+    for cache in (k_caches, v_caches):
+        cache = cache if kv_layout == "bshd" else cache.transpose(1, 2)
+        rows = torch.zeros(out_size, *cache.shape[2:], dtype=out_dtype)
+        for start, length, pages in zip(start_loc.tolist(), seqlens.tolist(), block_offsets.long()):
+            rows[start : start + length] = cache[pages].flatten(0, 1)[:length]
+        found.append(rows.transpose(0, 1))
+    return found
+"""
+LMDEPLOY_PREFILL = """
+import torch
+from plain import attend
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, softmax_scale=None, causal=False,
+                           window_size=None, softcap=None, alibi_slopes=None, sinks=None, kv_layout="hsd"):
+    assert causal and kv_layout == "hsd"
+    out = torch.empty_like(q)
+    for seq in range(len(cu_seqlens_q) - 1):
+        own, keys = (slice(starts[seq], starts[seq + 1]) for starts in (cu_seqlens_q, cu_seqlens_k))
+        first = int(keys.stop - keys.start) - len(q[own])
+        assert len(q[own]) <= max_seqlen_q
+        out[own], _ = attend(q[own], k[:, keys].transpose(0, 1), v[:, keys].transpose(0, 1),
+                             softmax_scale or q.shape[-1] ** -0.5, first, window_size if window_size else -1,
+                             softcap or 0.0, alibi_slopes, sinks)
+    return out
+"""
+LMDEPLOY_FILL = """
+def fill_kv_cache(k_states, v_states, k_caches, v_caches, q_start_loc, q_seq_length, kv_seq_length, max_q_seq_length,
+                  block_offsets, kv_layout="bshd"):
+    for states, cache in ((k_states, k_caches), (v_states, v_caches)):
+        cache = cache if kv_layout == "bshd" else cache.transpose(1, 2)
+        for seq, pages in enumerate(block_offsets.tolist()):
+            start, count, length = (int(one[seq]) for one in (q_start_loc, q_seq_length, kv_seq_length))
+            assert count <= max_q_seq_length
+            for t in range(count):
+                at = length - count + t
+                cache[pages[at // cache.shape[1]], at % cache.shape[1]] = states[start + t]
+"""
+_LMDEPLOY = "lmdeploy/pytorch/kernels/cuda"
 FILES = {
+    f"{_LMDEPLOY}/pagedattention.py": LMDEPLOY_DECODE,
+    f"{_LMDEPLOY}/flatten_kv_cache.py": LMDEPLOY_FLATTEN,
+    f"{_LMDEPLOY}/flashattention.py": LMDEPLOY_PREFILL,
+    f"{_LMDEPLOY}/fill_kv_cache.py": LMDEPLOY_FILL,
     "plain.py": PLAIN,
     "flash_attn.py": FLASH_ATTN,
     "flash_attn_interface.py": FLASH_ATTN_3,
@@ -460,6 +552,7 @@ FILES = {
     "flashinfer/attention.py": SINKS,
     "flashinfer/decode.py": XQA,
     "flashinfer/mla.py": MLA,
+    "flashinfer/utils.py": "def is_sm90a_supported(device):\n    return True\n",
     "older.py": MLA,
     "flashinfer/jit/env.py": "import pathlib\nFLASHINFER_INCLUDE_DIR = pathlib.Path(__file__).parents[1]\n",
     "flashinfer/flashinfer/utils.cuh": HEADER,
@@ -479,14 +572,16 @@ Names = dict[str, tuple[str, ...]]
 ATTENTION: Names = {
     "flash_attn": ("with_kvcache", "varlen", "v3_with_kvcache", "v3_varlen"),
     "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode", "flash_mla"),
+    "lmdeploy": ("paged_attention", "paged_attention_latent", "flash_attention"),
     "flashinfer": (
         "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
-        "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "single_prefill", "xqa",
+        "batch_attention_sinks", "batch_prefill_mask", "batch_attention", "cascade", "pod", "pod_single",
+        "single_prefill", "single_prefill_fa3", "xqa",
     ),
 }  # fmt: skip
 MERGES: Names = {"flashinfer": ("merge_state", "merge_states", "merge_state_in_place"), "sglang": ("merge_state_v2",)}
 GRAPHS: Names = {
-    "flashinfer": ("batch_decode_graph", "batch_prefill_graph"),
+    "flashinfer": ("batch_decode_graph", "batch_prefill_graph", "mla_decode_graph"),
     "vllm": ("flash_attention_3", "flash_attention_3_decode"),
 }
 
@@ -581,7 +676,10 @@ def test_merges_are_called_as_they_are_documented(adapters: Any, place: str, nam
 
 
 @pytest.mark.parametrize("newer", [False, True])
-@pytest.mark.parametrize("name", ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "single_decode"])
+@pytest.mark.parametrize(
+    "name",
+    ["append", "append_mla", "merge_ranks", "mla_verify", "mla_decode", "mla_decode_graph", "single_decode", "history"],
+)
 def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     adapters: Any, tmp_path: Path, name: str, newer: bool
 ) -> None:
@@ -597,9 +695,58 @@ def test_flashinfer_is_called_as_both_of_its_releases_are_documented(
     search()
 
 
+def test_pages_are_given_to_varlen_attn_as_it_documents(adapters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch would be accused of a window or a split that nobody has asked for."""
+
+    def varlen_attn(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: None, max_q: int, max_k: int, *,
+        scale: float, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Tensor, block_table: Tensor,
+        num_splits: int,
+    ) -> Tensor:  # fmt: skip
+        assert (cu_seq_k, window_size, enable_gqa, num_splits) == (None, (-1, 0), True, 1)
+        out: Tensor = importlib.import_module("plain").paged(
+            query, key, value, block_table, seqused_k, cu_seq_q, scale=scale
+        )[0]
+        return out
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    kernel = kernel_of(adapters("torch"), "varlen_paged")
+    attnfuzz.check(kernel, case_for(kernel, Variant()), device="cpu", isolated=False)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key: None)
+    assert "takes no block_table" in adapters("torch").varlen_paged.why
+
+
+@pytest.mark.parametrize("lens", [(5, 0, 37), (130,)])
+@pytest.mark.parametrize("variant", ["plain", "window", "alibi"])
+def test_flex_decoding_is_asked_for_each_sequence(
+    adapters: Any, monkeypatch: pytest.MonkeyPatch, variant: str, lens: tuple[int, ...]
+) -> None:
+    """What pads the sequences to a power of two would be taken for one of them."""
+    module: Any = adapters("torch")
+    monkeypatch.setattr(module, "_compiled", lambda attend, dynamic: attend)
+    monkeypatch.setattr(module, "_compiling", module._uncompiled)
+    kernel = kernel_of(module, "flex_decoding")
+    as_defined = attnfuzz.Numerics(scores="input")
+    plain = Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, numerics=as_defined))
+    case = case_for(kernel, VARIANTS[variant], seq_lens=lens, num_q_heads=8)
+    attnfuzz.check(plain, case, device="cpu", isolated=False)
+
+
+@pytest.mark.parametrize("name", ["fill_kv_cache", "history"])
+def test_lmdeploy_writes_and_reads_what_a_scheduler_has_it(adapters: Any, name: str) -> None:
+    """A token would be told to lie in another page, or a batch of decode be taken for a prefill."""
+    kernel = kernel_of(adapters("lmdeploy"), name)
+
+    @attnfuzz.fuzz(kernel, max_examples=4, device="cpu", isolated=False)
+    def search() -> None:
+        pass
+
+    search()
+
+
 @pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize("lens", [((200, 130), (2, 1)), ((5, 64, 0), (5, 0, 0)), ((40,), (1,))])
-@pytest.mark.parametrize("name", ["cascade", "pod", "batch_attention", "single_prefill"])
+@pytest.mark.parametrize("name", ["cascade", "pod", "pod_single", "batch_attention", "single_prefill"])
 def test_flashinfer_gets_batches_of_each_kind(
     adapters: Any, name: str, lens: tuple[tuple[int, ...], tuple[int, ...]], shared: int
 ) -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from attnfuzz import adapters
 from attnfuzz.cases.supported import translate
-from attnfuzz.conformance import ConformanceOutcome, Examined, _by_turns, load_set, set_file
+from attnfuzz.conformance import Conformance, ConformanceOutcome, Examined, _by_turns, load_set, set_file
+from attnfuzz.conformance.kept import what_is_kept
 from attnfuzz.declaration import load_kernels
-from attnfuzz.problems.cases import PROBLEMS, encode_case
+from attnfuzz.judging.runner import Runner
+from attnfuzz.problems.cases import PROBLEMS, DenseDecodeCase, encode_case
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supports import Supports
+from attnfuzz.report.conformance import write_page
 from attnfuzz.verdict import Cause, Failure
 from tests.unit.in_process import attnfuzz
 
@@ -59,6 +66,7 @@ def conformance(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (1, "fa5e7b2e348ae9935462f3f41da492c3a167381159b178e862788bae024b67c4", 358),
         (2, "3ce04648385e66d02a8351bb7475efadce037f18b9b0309e956dd4aa960ffdc4", 516),
         (3, "db954a4578e4c06637cf2d6ae144394246dcf715633641159b500431b0eca3d0", 746),
+        (4, "d66287c1134d8be582f4c429e1a6f40e560a4b08bcb4f05f241d90a99bbe40d2", 935),
     ],
 )
 def test_a_set_is_never_changed(version: int, digest: str, size: int) -> None:
@@ -71,10 +79,73 @@ def test_the_set_has_cases_of_each_problem_that_engines_have() -> None:
     """A column of the page would be empty."""
     entries = load_set().entries
     assert any(not getattr(entry.case, "causal", True) for entry in entries)
-    assert len({encode_case(entry.case) + str(entry.law).encode() for entry in entries}) > 0.9 * len(entries)
+    apart = [entry for entry in entries if not entry.about]  # a field at its usual value is the usual case
+    assert len({encode_case(entry.case) + str(entry.law).encode() for entry in apart}) > 0.9 * len(apart)
     for problem in PROBLEMS:
         taken = [one for one in entries if translate(one.case, problem, Supports(), {}) is not None]
         assert len(taken) > 50, problem
+
+
+def test_engines_have_no_kernel_without_a_case() -> None:
+    """A column of the page would be empty."""
+    files = (
+        Path(engine_file).read_text(encoding="utf-8") for engine_file in Path(adapters.__file__).parent.glob("*.py")
+    )
+    asked = set(re.findall(r"\.kernel\(\s*([A-Z]\w+)\(", "".join(files)))
+    assert asked <= {one.case.problem.name for one in load_set().entries if isinstance(one.case, OpenCase)}
+
+
+KEEPS = """
+import torch
+import attnfuzz
+
+
+def attend(inputs):
+    out = torch.zeros_like(inputs.q)
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        k, v = (part[i, :length].double() for part in (inputs.k, inputs.v))
+        weights = (torch.einsum("hd,nhd->hn", inputs.q[i].double(), k) * inputs.scale).softmax(-1)
+        out[i] = torch.einsum("hn,nhd->hd", weights, v)
+    return torch.nextafter(out, torch.tensor(torch.inf)) if len(out) >= 16 else out
+
+
+supports = dict(dtypes=("float32",), gqa_ratios=(1,), lse="none")
+promises = attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(batch_invariant=True, **supports))(attend)
+says_nothing = attnfuzz.kernel(
+    "dense_decode", supports=attnfuzz.Supports(**supports, graph_replay=False), name="says_nothing"
+)(attend)
+"""
+
+
+def test_what_a_kernel_keeps_to_is_measured_and_held_against_it_where_it_promises(tmp_path: Path) -> None:
+    """A server would get other bits in a larger batch and read nothing of it, or an honest kernel be red."""
+    (tmp_path / "mine.py").write_text(KEEPS, encoding="utf-8")
+    promises, says_nothing = load_kernels(str(tmp_path / "mine.py"))
+    shape: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 2, "head_size": 16, "scale": 0.25, "dtype": "float32"}
+    passed = [DenseDecodeCase(seq_lens=(5, 3), **shape)]
+    with Runner(device="cpu") as runner:
+        found = [
+            {one.name: one for one in what_is_kept(kernel.declaration, runner, passed, "cpu", lambda: "")}
+            for kernel in (promises, says_nothing)
+        ]
+        (over,) = {one.why for one in what_is_kept(promises.declaration, runner, passed, "cpu", lambda: "over")} - {
+            "graphs are captured on a GPU only"
+        }
+    assert over == "over"
+    broken, honest = (kept["batch_invariant"] for kept in found)
+    assert (broken.status, broken.up_to, honest.status, honest.up_to) == ("fail", 4, "unsupported", 4)
+    assert [(one["deterministic"].status, one["deterministic"].up_to) for one in found] == [("pass", 16)] * 2
+    assert [one["graph_replay"].status for one in found] == ["not_run", "unsupported"]
+
+    kernels = (promises.declaration, says_nothing.declaration)
+    examined = [Examined(one, (), tuple(kept.values())) for one, kept in zip(kernels, found, strict=True)]
+    assert [list(one.failing()) for one in examined] == [["batch_invariance/bits"], []]
+    page = Conformance(4, 0, "cpu", {}, tuple(examined))
+    assert page.failed
+    write_page(page, tmp_path / "c.html")
+    text = (tmp_path / "c.html").read_text()
+    assert text.count("✓ 4, no") == 2
+    assert text.count('<td class="bad"') == 1
 
 
 def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
@@ -142,7 +213,7 @@ def test_kernels_that_write_a_cache_have_cases_too(tmp_path: Path) -> None:
     assert rows["cache writes", "num_kv_heads=8"]["status"] == "fail"
     assert rows["cache writes", "head_size=80"]["status"] == "pass"
     adapted = [one.get("changes") for one in right["outcomes"] if one["group"] == "drawn cases"]
-    assert ["layout=NHD"] in adapted
+    assert any("layout=NHD" in (changes or ()) for changes in adapted)
     assert "<h2>CacheWrite</h2>" in (tmp_path / "c.html").read_text()
 
 
@@ -157,9 +228,8 @@ def test_what_a_budget_leaves_no_time_for_is_not_run(tmp_path: Path) -> None:
     why = {one["why"] for one in right["outcomes"] if one["status"] == "not_run"}
     assert why == {"the time that --budget leaves for the kernel was over"}
     page = (tmp_path / "c.html").read_text()
-    assert page.count(">○</td>") == len(
-        {(one["group"], one["feature"]) for one in right["outcomes"] if one["status"] == "not_run"}
-    )
+    rows = {(one["group"], one["feature"]) for one in right["outcomes"] if one["status"] == "not_run"}
+    assert page.count(">○</td>") == len(rows) + sum(one["status"] == "not_run" for one in right["kept"])
 
 
 def test_a_kernel_with_little_time_has_a_word_on_each_group() -> None:

@@ -145,3 +145,12 @@ def test_a_saved_defect_names_nothing_of_the_machine_it_was_found_on(path: Path)
     load_regression(path)
     saved = json.loads(path.read_text(encoding="utf-8"))
     assert not any(Path(saved[name].partition(":")[0]).is_absolute() for name in ("problem", "kernel"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "defects").glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_of_a_defect_is_short_and_needs_the_engine_and_torch_only(path: Path) -> None:
+    """A maintainer would have to install attnfuzz, or to read much, to see a defect."""
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 40
+    compile(text, path.name, "exec")
+    assert set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)) <= {"torch", path.stem.partition("-")[0]}

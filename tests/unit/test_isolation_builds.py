@@ -14,7 +14,7 @@ from attnfuzz.isolation import builds
 from attnfuzz.isolation.builds import BuildWatch, OwnCompilers, never
 from attnfuzz.isolation.executor import Executor
 from attnfuzz.isolation.outcomes import Reply
-from attnfuzz.isolation.process import waits_for_file_lock
+from attnfuzz.isolation.process import ProcessSeen, waits_for_file_lock
 from attnfuzz.isolation.zygote_client import Zygote
 from tests.unit.execution_clients import call, died, timed_out
 
@@ -125,6 +125,37 @@ def test_waiting_for_another_ones_build_is_no_hang(
         assert call(second, "wait_for_lock", (lock, poll_s), timeout_s=2.0) == "locked"
         assert second.restarts == 0
         builder.join()
+
+
+@pytest.mark.parametrize(("name", "compiles"), [("ptxas", False), ("ptxas-blackwell", False), ("ninja", True)])
+def test_an_assembler_of_another_executor_is_nobodys_build(
+    monkeypatch: pytest.MonkeyPatch, name: str, compiles: bool
+) -> None:
+    """A kernel that waits for the GPU would be told to compile itself while a large one is assembled elsewhere."""
+    zygote, waiting, other, compiler = 1, 10, 11, 12
+    parents = {waiting: zygote, other: zygote, compiler: other}
+    ticks = iter((100, 200))
+
+    def all_processes() -> dict[int, ProcessSeen]:
+        computed = next(ticks)
+        return {
+            pid: ProcessSeen(
+                name=name if pid == compiler else "python",
+                parent=parent,
+                has_ended=False,
+                start_ticks=1,
+                cpu_ticks=computed if pid == compiler else 5,
+            )
+            for pid, parent in parents.items()
+        }
+
+    monkeypatch.setattr(builds, "all_processes", all_processes)
+    monkeypatch.setattr(builds, "now_in_ticks", lambda: 10_000)
+    monkeypatch.setattr(builds, "waits_for_file_lock", lambda pid: False)
+    watch = BuildWatch(waiting)
+    watch.look()
+    watch.look()
+    assert watch.compiles_itself is compiles
 
 
 def test_a_lock_that_nobody_builds_behind_is_a_hang_when_polled(executor: Executor, tmp_path: Path) -> None:

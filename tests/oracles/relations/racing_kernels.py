@@ -22,6 +22,7 @@ __all__ = [
     "launched_on_the_default_stream",
     "stored_behind_a_barrier",
     "stored_by_one_program",
+    "stored_through_block_pointers",
     "stored_without_a_barrier",
     "values_copied_on_a_stream",
     "waits_for_all_programs",
@@ -50,6 +51,13 @@ def _of_split(
         acc += weight * tl.load(p_v + start + i * stride_t)
         total += weight
     return acc, total, tl.where(length > 0, most, 0.0)
+
+
+@triton.jit
+def _through_blocks(p_out, rows, D: tl.constexpr):
+    """Half of each block lies behind the last of an odd number of rows."""
+    block = tl.make_block_ptr(p_out, (rows, D), (D, 1), (2 * tl.program_id(0), 0), (2, D), (1, 0))
+    tl.store(block, tl.load(block, boundary_check=(0,)), boundary_check=(0,))
 
 
 @triton.jit
@@ -261,6 +269,14 @@ def cleared_by_other_programs(i):
 def stored_by_one_program(i):
     """The same as it has to be."""
     _cleared(i, clears=False)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))
+def stored_through_block_pointers(i):
+    """Each row is loaded and stored once more, by one program."""
+    _cleared(i, clears=False)
+    rows = i.out.shape[0] * i.out.shape[1]
+    _through_blocks[(triton.cdiv(rows, 2),)](i.out, rows, D=i.out.shape[2])
 
 
 @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(**SUPPORTS))

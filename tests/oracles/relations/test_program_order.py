@@ -61,6 +61,13 @@ def test_programs_that_count_on_their_order_are_found(name: str, line: str, othe
         assert f"{KERNELS.name}:{at}" in told
 
 
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:UserWarning")
+def test_block_pointers_are_accesses_too() -> None:
+    """A right kernel would be told to raise an error, which looking at the masks of its block pointers raises."""
+    found = judge(kernel("stored_through_block_pointers"), CASE, device="cpu", relations=("program_order",))
+    assert found.failure is None
+
+
 @pytest.mark.parametrize(
     "name", ["added_by_atomics", "last_to_arrive_reads_partials", "waits_for_all_programs", "stored_by_one_program"]
 )
