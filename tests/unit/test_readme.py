@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -10,7 +11,6 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -175,12 +175,13 @@ def test_a_launcher_with_another_signature_is_wrapped_as_shown(tmp_path: Path) -
     check(f"{tmp_path}/my_attention.py:my_attention", case, device="cpu")  # a test before may have left its executor
 
 
-def test_the_flat_list_of_pages_is_that_of_the_block_table() -> None:
+def test_the_flat_list_of_pages_is_that_of_the_block_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who wraps a launcher with FlashInfer's arguments would hand it other pages, and be accused of them."""
-    page: dict[str, Any] = {}
-    exec(block("docs/first-finding.md", "python", "# flat_pages.py\n"), page)
+    (tmp_path / "flat_pages.py").write_text(block("docs/first-finding.md", "python", "# flat_pages.py\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    flat_pages = importlib.import_module("flat_pages").flat_pages
     table, lens = torch.tensor([[3, 1, 9], [9, 9, 9], [2, 9, 9]]), torch.tensor([17, 0, 16], dtype=torch.int32)
-    found = page["flat_pages"](SimpleNamespace(block_table=table, seq_lens=lens, block_size=16))
+    found = flat_pages(SimpleNamespace(block_table=table, seq_lens=lens, block_size=16))
     assert [part.tolist() for part in found] == [[0, 2, 2, 3], [3, 1, 2], [1, 0, 16]]
 
 
