@@ -141,6 +141,7 @@ for heads, pages in ((16, 80), (32, 80), (128, 400)):
 """
 
 
+@pytest.mark.night
 def test_it_compiles(tmp_path: Path) -> None:
     """On the first Hopper each call would end with a compiler's message, or want more shared memory than there is."""
     own = {"TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": str(tmp_path)}
