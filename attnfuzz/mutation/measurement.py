@@ -86,7 +86,8 @@ OnOutcome = Callable[[Mutant, MutantOutcome], None]
 def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declaration], list[Mutant]]:
     """The kernels asked for, and the mutants of their code. Raises KernelLoadError if there are none."""
     declarations = load_searchable(runner, request.kernels)
-    mutants = [one for one in mutants_of(declarations) if not request.operators or one.operator in request.operators]
+    mutants = mutants_of(declarations, device=runner.device)
+    mutants = [one for one in mutants if not request.operators or one.operator in request.operators]
     if unknown := set(request.ids) - {one.id for one in mutants}:
         raise KernelLoadError(f"no mutant is called {min(unknown)!r}; attnfuzz mutants --list names those there are")
     mutants = [one for one in mutants if not request.ids or one.id in request.ids]

@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.devices import Device
 from attnfuzz.mutation.operators import changes
 from attnfuzz.mutation.source import Function, Source
 from attnfuzz.report.sources import declared_names, entry_of
@@ -64,8 +65,8 @@ class Mutant:
         return [f"@@ {self.place} {self.function} @@", *removed, *added]
 
 
-def mutants_of(declarations: Iterable[Declaration]) -> list[Mutant]:
-    """All mutants of the code that the kernels run, in the order of their files; each once, whoever runs it.
+def mutants_of(declarations: Iterable[Declaration], *, device: Device = "cpu") -> list[Mutant]:
+    """All mutants of the code that kernels run on ``device``, in the order of their files; each once, whoever runs it.
 
     Raises KernelLoadError for source that cannot be read.
     """
@@ -74,6 +75,8 @@ def mutants_of(declarations: Iterable[Declaration]) -> list[Mutant]:
     kernels: dict[tuple[Path, str], list[Declaration]] = {}
     for declaration in declarations:
         for function in reach.functions(declaration):
+            if function.is_gluon and device == "cpu":
+                continue
             place = function.source.path, function.name
             functions[place] = function
             kernels.setdefault(place, []).append(declaration)

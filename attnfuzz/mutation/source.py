@@ -89,6 +89,11 @@ class Function:
         return any("jit" in self.source.text(decorator) for decorator in self.node.decorator_list)
 
     @cached_property
+    def is_gluon(self) -> bool:
+        """Whether Gluon compiles it, which no interpreter runs."""
+        return any(self.source.text(decorator).startswith("gluon.jit") for decorator in self.node.decorator_list)
+
+    @cached_property
     def parameters(self) -> list[str]:
         """The names of its parameters."""
         arguments = self.node.args
