@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from attnfuzz.explaining.neighbours import longer_cases
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.inputs.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.memory.patterns import bits
@@ -142,16 +143,22 @@ _OTHER_SEEDS = (1, 2)
 
 
 def _is_read_of_others(reruns: Reruns, name: str, ignored: Elements) -> bool:
-    """Whether these elements matter with other numbers: that they do not with these is chance then.
+    """Whether these elements matter with other numbers, or with more of what is counted: not to do so here says nothing
+    of them then.
 
-    Where all keys that a kernel reads are equal in one dimension, that of its query does not matter.
+    Where all keys that a kernel reads are equal in one dimension, that of its query does not matter; nor does any where
+    it reads one key alone.
     """
     case = reruns.case
     if not isinstance(case, OpenCase):
         return False
     seeds = {one: getattr(case, one) for one, field in case.problem.fields.items() if isinstance(field, Seed)}
-    for more in _OTHER_SEEDS if seeds else ():
-        other = reruns.of(msgspec.structs.replace(case, **{one: seed ^ more for one, seed in seeds.items()}))
+    renewed = [
+        msgspec.structs.replace(case, **{one: seed ^ more for one, seed in seeds.items()}) for more in _OTHER_SEEDS
+    ]
+    alike = (one for one in longer_cases(case) if tensor_specs(one)[name] == tensor_specs(case)[name])
+    for one in itertools.chain(renewed if seeds else (), alike):
+        other = reruns.of(one)
         other.reset()
         got = other.run()
         _flip(getattr(other.reset(), name), ignored)
