@@ -142,6 +142,12 @@ def test_a_query_that_does_not_matter_beside_a_single_key_is_no_cause() -> None:
     assert [(one.mistake, one.way) for one in read_elsewhere(reruns)] == [("not_read", "k")]
 
 
+def test_a_place_that_gives_the_results_by_chance_is_not_told() -> None:
+    """Of keys that are left out, whose weights are small, a reader would look for an address that is wrong."""
+    words = "32 of 48 elements of k (key 1-2, dim 0-15) do not matter, although they must"
+    assert told("attend_without_the_last_two", keys=3) == [("not_read", words)]
+
+
 def test_a_query_that_never_matters_is_told() -> None:
     """Nothing else says of a mean that it is one."""
     words = "16 of 16 elements of q (dim 0-15) do not matter, although they must"
