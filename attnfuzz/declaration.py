@@ -30,7 +30,7 @@ from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Problem
 from attnfuzz.problems.choices import without_lse
 from attnfuzz.problems.combinations import settled
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.open_cases import OpenProblem, implemented, narrowed
+from attnfuzz.problems.open_cases import PROMISES, OpenProblem, implemented, narrowed
 from attnfuzz.problems.own import Problem as OwnProblem
 from attnfuzz.problems.own import describe, moved
 from attnfuzz.problems.simplest import check_combinations
@@ -295,9 +295,7 @@ def _described(problem: OwnProblem, supports: Supports) -> tuple[Problem, Suppor
     if not isinstance(supports, Supports):
         raise ValueError(f"supports={supports!r:.80} must be an attnfuzz.Supports(...)")
     described = implemented(narrowed(describe(problem), supports), problem)
-    return described, Supports(
-        deterministic=supports.deterministic, graph_replay=supports.graph_replay, where=supports.where
-    )
+    return described, Supports(**{name: said for name, said in supports.declared().items() if name in PROMISES})
 
 
 def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Kernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 PAST_THE_END = "past_the_end"
@@ -17,6 +18,8 @@ LSE_TRANSPOSED = "lse_transposed"
 RACE = "race"
 """The result depends on the order in which the programs of a launch run."""
 NARROW_OFFSETS = "narrow_offsets"
+KV_SCALES = "kv_scales"
+K_SCALE, V_SCALE = "k_scale", "v_scale"
 OTHER_STRIDES = "other_strides"
 """A "red_zone" failure where a result lies where the strides of another tensor put it."""
 
@@ -29,12 +32,14 @@ class Mistake:
     - ``rounds``: it loses bits.
     - ``reads``: which tokens were read, or where; that goes by the size of a case and by what lies at a wrong address,
       so that two such mistakes, told of two cases, may be one.
+    - ``of``: the mistake of which it is a part, which may be made by itself.
     """
 
     name: str
     is_everywhere: bool = False
     rounds: bool = False
     reads: bool = False
+    of: str = ""
 
     @property
     def is_of_luck(self) -> bool:
@@ -51,7 +56,8 @@ def _reads(*names: str) -> dict[str, Mistake]:
 
 
 _KNOWN = (
-    _everywhere(
+    {name: Mistake(name, of=KV_SCALES) for name in (K_SCALE, V_SCALE)}
+    | _everywhere(
         "converted",
         "cut_off",
         "exponential_rounded",
@@ -96,6 +102,23 @@ _KNOWN = (
 def mistake_of(name: str) -> Mistake:
     """The facts about a mistake; for one that is not listed, no more than its name."""
     return _KNOWN.get(name) or Mistake(name)
+
+
+def common_to(names: Iterable[str]) -> str:
+    """The mistake that all of these are, or are parts of; empty if they have none in common."""
+    every = frozenset(names)
+    whole = {mistake_of(one).of or one for one in every}
+    return next(iter(every if len(every) == 1 else whole), "") if len(whole) == 1 else ""
+
+
+def parts_of(names: frozenset[str]) -> frozenset[str]:
+    """These, and all parts of those that have some."""
+    return names | {one.name for one in _KNOWN.values() if one.of in names}
+
+
+def in_particular(names: frozenset[str]) -> frozenset[str]:
+    """These without those of which a part is among them; of the others all parts."""
+    return parts_of(names - {mistake_of(one).of for one in names})
 
 
 def are_of_what_was_read(names: frozenset[str]) -> bool:

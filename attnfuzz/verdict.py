@@ -20,6 +20,7 @@ from attnfuzz.mistake import (
     RACE,
     READ_BEFORE_WRITTEN,
     WITHOUT_WEIGHT,
+    common_to,
     mistake_of,
 )
 from attnfuzz.oracles.registry import ACCURACY, OracleName, oracle_of
@@ -246,8 +247,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def cause(self) -> str:
         """The mistake of all ``causes``; empty if there is none, or no one of them is known to be it."""
-        mistakes = {one.mistake for one in self.causes}
-        return mistakes.pop() if len(mistakes) == 1 else ""
+        return common_to(one.mistake for one in self.causes)
 
     @property
     def undecided(self) -> Failure:

@@ -24,6 +24,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     strided_tensors_of,
 )
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind, ValueRecipe
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supports import Supports
@@ -104,12 +105,14 @@ def with_ordinary(case: Case, name: str, point: Supports) -> Case | None:
 class ProbeCases:
     """Cases with the values of ``point``, which has one of each field.
 
-    ``is_even``: sequences have one length, which fills their pages; else they are ragged.
+    ``is_even``: sequences have one length, which fills their pages; else they are ragged. ``kv``: the 8-bit cache of
+    those with lengths.
     """
 
     declaration: Declaration
     point: Supports
     is_even: bool = False
+    kv: QuantisedKv | None = None
 
     def ordinary(self, **fields: Any) -> list[Case]:
         """Small cases in which each layout and stride makes a difference; none where values do not go together."""
@@ -136,7 +139,7 @@ class ProbeCases:
         supports = self.declaration.supports
         longest = supports.max_seq_len or max(lengths)
         seq_lens = tuple(min(length, longest) for length in lengths)
-        changes: dict[str, Any] = {"seq_lens": seq_lens, **fields}
+        changes: dict[str, Any] = {"seq_lens": seq_lens, **({"kv": self.kv} if self.kv else {}), **fields}
         if head_counts_of(self.point) is None:
             changes = {"num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio, **changes}
         if has_query_lens(case.problem) and "query_lens" not in fields:

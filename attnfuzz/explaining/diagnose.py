@@ -29,6 +29,7 @@ from attnfuzz.explaining.row import AttentionRow, AveragedRow
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.isolation.progress import run_is_over
 from attnfuzz.memory.patterns import Fill, poison_value
+from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE, common_to
 from attnfuzz.numerics import error_ratio
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.open_cases import OpenCase
@@ -58,8 +59,8 @@ def no_runs(cases: Iterable[Case]) -> Iterable[Compared]:
 
 
 MAKERS: tuple[Maker, ...] = (
-    Maker.of("kv_scales", formulas.kv_scales),
-    Maker({"kv_scales"}, tokens.unscaled_tokens),
+    Maker({KV_SCALES, K_SCALE, V_SCALE}, formulas.kv_scales),
+    Maker({KV_SCALES, K_SCALE, V_SCALE}, tokens.unscaled_tokens),
     Maker.of("mask", formulas.masks),
     Maker({"scored_dims", "score_columns", "value_columns"}, formulas.columns),
     Maker({"window", "soft_cap", "alibi", "sinks"}, formulas.variants),
@@ -95,7 +96,9 @@ IN_GENERAL = {
     "displaced_rows": "output rows lie in the places of others",
     "head_map": "another KV head is read",
     "hidden_keys": "hidden keys take part with a finite score",
-    "kv_scales": "the scales of K and V are wrong",
+    KV_SCALES: "the scales of K and V are wrong",
+    K_SCALE: "the scale of K is wrong",
+    V_SCALE: "the scale of V is wrong",
     "mask": "the mask is read wrongly",
     "merge": "the weights of prefix and suffix are wrong",
     "not_rescaled": "the sums so far are rescaled wrongly when the maximum grows",
@@ -556,8 +559,7 @@ class Survivors:
             believed = tuple(msgspec.structs.replace(one, rule="") for one in believed)
         if self._is_nothing:  # that is what was seen, and all that leaves out every key explains it
             believed = tuple(one for one in believed if one.mistake in _NOTHING) or believed
-        mistakes = {one.mistake for one in believed}
-        said = in_words(believed) or (IN_GENERAL.get(mistakes.pop(), "") if len(mistakes) == 1 else "")
+        said = in_words(believed) or IN_GENERAL.get(common_to(one.mistake for one in believed), "")
         if said and is_partial and not any(one.tokens for one in believed):
             said += ", though not always"
         return said if is_sure or not said else f"perhaps {said}"

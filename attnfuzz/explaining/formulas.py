@@ -21,6 +21,7 @@ from torch import Tensor
 from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, TILES, Scores, in_parts, maxima_so_far, merged, tiles_of
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
+from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES
@@ -387,44 +388,45 @@ def _partitions(row: AttentionRow, *, fewest: int = 2) -> dict[tuple[int, ...], 
     return found
 
 
-def kv_scales(row: AttentionRow) -> Iterator[Predicted]:
-    """Of an 8-bit cache: what K and V are multiplied with beside or instead of their scales, or another format."""
+def kv_scales(row: AttentionRow) -> Iterator[Family]:
+    """Of an 8-bit cache: what K and V are multiplied with beside or instead of their scales, or another format.
+
+    What is wrong with both is another mistake than what is wrong with either alone.
+    """
     if row.kv_scales is None:
         return
     k_scales, v_scales = row.kv_scales.tolist()
     own = row.kv_head
     k, v = k_scales[own], v_scales[own]
+    found: dict[str, list[Predicted]] = {KV_SCALES: [], K_SCALE: [], V_SCALE: []}
 
-    def scaled(of_k: float, of_v: float, way: str, words: str) -> Predicted:
-        return Predicted(*row.given(row.scores * of_k, row.v * of_v), way, words)
+    def replay(of_k: float | None, of_v: float | None, words: str, way: str = "") -> None:
+        mistake = K_SCALE if of_v is None else V_SCALE if of_k is None else KV_SCALES
+        scores, values = (part if of is None else part * of for part, of in ((row.scores, of_k), (row.v, of_v)))
+        found[mistake].append(Predicted(*row.given(scores, values), way or words, words))
 
-    factors = []
     if (k, v) != (1.0, 1.0):
-        factors += [
-            (1 / k, 1 / v, "the scales of K and V are left out"),
-            (1 / k, 1.0, "the scale of K is left out"),
-            (1.0, 1 / v, "the scale of V is left out"),
-            (k, 1.0, "the scale of K is applied twice"),
-            (1.0, v, "the scale of V is applied twice"),
-            (k, v, "the scales of K and V are applied twice"),
-            (1 / k**2, 1.0, "K is divided by its scale"),
-            (1.0, 1 / v**2, "V is divided by its scale"),
-        ]
+        replay(1 / k, 1 / v, "the scales of K and V are left out")
+        replay(1 / k, None, "the scale of K is left out")
+        replay(None, 1 / v, "the scale of V is left out")
+        replay(k, None, "the scale of K is applied twice")
+        replay(None, v, "the scale of V is applied twice")
+        replay(k, v, "the scales of K and V are applied twice")
+        replay(1 / k**2, None, "K is divided by its scale")
+        replay(None, 1 / v**2, "V is divided by its scale")
     if k != v:
-        factors += [
-            (v / k, k / v, "the scales of K and V are swapped"),
-            (v / k, 1.0, "K is multiplied with the scale of V"),
-            (1.0, k / v, "V is multiplied with the scale of K"),
-        ]
-    for of_k, of_v, words in factors:
-        yield scaled(of_k, of_v, words, words)
+        replay(v / k, k / v, "the scales of K and V are swapped")
+        replay(v / k, None, "K is multiplied with the scale of V")
+        replay(None, k / v, "V is multiplied with the scale of K")
     for rule, head in row.other_kv_heads():
-        of_k, of_v = k_scales[head] / k, v_scales[head] / v
+        a, b = k_scales[head] / k, v_scales[head] / v
         number_of = " (the query head's number)" if row.head == head else ""
-        for which, a, b in (("the scales", of_k, of_v), ("the scale of K", of_k, 1.0), ("the scale of V", 1.0, of_v)):
+        for which, of_k, of_v in (("the scales", a, b), ("the scale of K", a, None), ("the scale of V", None, b)):
             words = f"KV head {own} is read with {which} of KV head {head}{number_of}"
-            yield scaled(a, b, f"{which} of KV head {rule}", words)
-    yield from _another_format(row)
+            replay(of_k, of_v, words, f"{which} of KV head {rule}")
+    found[KV_SCALES] += _another_format(row)
+    for mistake, predicted in found.items():
+        yield from family(mistake, predicted)
 
 
 def _another_format(row: AttentionRow) -> Iterator[Predicted]:

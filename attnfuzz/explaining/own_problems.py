@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from attnfuzz.explaining.neighbours import longer_cases
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.inputs.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.memory.patterns import bits
@@ -55,6 +56,24 @@ Some = Int64[Tensor, " some"]
 def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
     """Inputs that do not matter though they must, if it is known where the kernel reads in place of them."""
     case = reruns.case
+    for name, ignored, is_replayed in _unread(reruns):
+        tensor = getattr(reruns.inputs, name)
+        mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu").index_fill(0, ignored, True)
+        which = extent(name, axes_of(name, case), mask.view(tensor.shape))
+        found = {step: why for step, why in _steps(case) if is_replayed(step)}
+        if len(found) == 1 and not _is_refuted(reruns, name, *found):
+            ((step, why),) = found.items()
+            side = "before" if step < 0 else "behind"
+            words = f"{which} are read {plural(abs(step), 'element')} {side} their places{why}"
+            yield Cause(mistake="read_elsewhere", way=f"{name}: {step:+}", words=words)
+        elif not _is_read_of_others(reruns, name, ignored):
+            yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
+
+
+def _unread(reruns: Reruns, among: str = "") -> Iterator[tuple[str, Elements, Callable[[int], bool]]]:
+    """Inputs, or the one that is named, with their elements that do not matter though they must; and whether what lies
+    so many elements from these gives the results in their place."""
+    case = reruns.case
     if not isinstance(case, OpenCase):
         return
     _tell_bytes_apart(reruns)
@@ -68,21 +87,31 @@ def read_elsewhere(reruns: Reruns) -> Iterator[Cause]:
         if spec.role != "input" or tensor.dtype not in _FLIPPED or not tensor.is_contiguous():
             continue
         live = reruns.values.written[name][1].flatten().nonzero().flatten()
-        if not 0 < len(live) <= _MOST_ELEMENTS:
+        if (among and name != among) or not 0 < len(live) <= _MOST_ELEMENTS:
             continue
         ignored = _ignored(reruns, reference, name, live, got)
-        if not len(ignored):
-            continue
-        mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu").index_fill(0, ignored, True)
-        which = extent(name, axes_of(name, case), mask.view(tensor.shape))
-        found = {step: why for step, why in _steps(case) if is_given(got, reference.moved(reruns, name, ignored, step))}
-        if len(found) == 1:
-            ((step, why),) = found.items()
-            side = "before" if step < 0 else "behind"
-            words = f"{which} are read {plural(abs(step), 'element')} {side} their places{why}"
-            yield Cause(mistake="read_elsewhere", way=f"{name}: {step:+}", words=words)
-        elif not _is_read_of_others(reruns, name, ignored):
-            yield Cause(mistake=NOT_READ, way=name, words=f"{which} do not matter, although they must")
+        if len(ignored):
+            yield name, ignored, partial(_is_replayed, reruns, reference, got, name, ignored)
+
+
+def _is_replayed(
+    reruns: Reruns, reference: AskedProblem, got: Results, name: str, elements: Elements, step: int
+) -> bool:
+    return is_given(got, reference.moved(reruns, name, elements, step))
+
+
+def _is_refuted(reruns: Reruns, name: str, step: int) -> bool:
+    """Whether with other numbers it is not what lies there that is read in place of what does not matter: what matters
+    little is given by whatever lies anywhere, and a key that is left out by another one in its place."""
+    return any(not replayed(step) for one in _renewed(reruns.case) for *_, replayed in _unread(reruns.of(one), name))
+
+
+def _renewed(case: Case) -> Iterator[OpenCase]:
+    """The case with other numbers, where they have a seed."""
+    if isinstance(case, OpenCase):
+        seeds = {one: getattr(case, one) for one, field in case.problem.fields.items() if isinstance(field, Seed)}
+        for more in _OTHER_SEEDS if seeds else ():
+            yield msgspec.structs.replace(case, **{one: seed ^ more for one, seed in seeds.items()})
 
 
 _Replays = Callable[["AskedProblem"], Iterator[tuple[Cause, Callable[[], list[Target]]]]]
@@ -138,20 +167,22 @@ def _key(cause: Cause) -> tuple[str, str]:
     return cause.mistake, cause.way
 
 
-_OTHER_SEEDS = (1, 2)
+_OTHER_SEEDS = (1, 2, 3)
 
 
 def _is_read_of_others(reruns: Reruns, name: str, ignored: Elements) -> bool:
-    """Whether these elements matter with other numbers: that they do not with these is chance then.
+    """Whether these elements matter with other numbers, or with more of what is counted: not to do so here says nothing
+    of them then.
 
-    Where all keys that a kernel reads are equal in one dimension, that of its query does not matter.
+    Where all keys that a kernel reads are equal in one dimension, that of its query does not matter; nor does any where
+    it reads one key alone.
     """
     case = reruns.case
     if not isinstance(case, OpenCase):
         return False
-    seeds = {one: getattr(case, one) for one, field in case.problem.fields.items() if isinstance(field, Seed)}
-    for more in _OTHER_SEEDS if seeds else ():
-        other = reruns.of(msgspec.structs.replace(case, **{one: seed ^ more for one, seed in seeds.items()}))
+    alike = (one for one in longer_cases(case) if tensor_specs(one)[name] == tensor_specs(case)[name])
+    for one in itertools.chain(_renewed(case), alike):
+        other = reruns.of(one)
         other.reset()
         got = other.run()
         _flip(getattr(other.reset(), name), ignored)
@@ -171,10 +202,10 @@ def _tell_bytes_apart(reruns: Reruns) -> None:
     reruns.keep()
 
 
-def _steps(case: OpenCase) -> Iterator[tuple[int, str]]:
+def _steps(case: Case) -> Iterator[tuple[int, str]]:
     """How far from its place something may be read, and which fields of the case are as large."""
     said: dict[int, list[str]] = {}
-    for name in case.problem.fields:
+    for name in case.problem.fields if isinstance(case, OpenCase) else ():
         value = getattr(case, name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             said.setdefault(value, []).append(name)

@@ -20,6 +20,7 @@ from attnfuzz.explaining.low_precision import TILES
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, Query
 from attnfuzz.inputs.reference import row_weights
+from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.wording import row_words
@@ -544,7 +545,7 @@ def another_token(row: AttentionRow) -> Iterator[Family]:
 
         ways = [f"{way}, from the token {where} it" for way, _ in inside]
         sets = [chosen for _, chosen in inside]
-        yield from _of_some_tokens("another_token", row, ways, sets, row.k[sources], row.v[sources], told)
+        yield from _of_some_tokens(("another_token",) * 3, row, ways, sets, row.k[sources], row.v[sources], told)
 
 
 def unscaled_tokens(row: AttentionRow) -> Iterator[Family]:
@@ -558,7 +559,7 @@ def unscaled_tokens(row: AttentionRow) -> Iterator[Family]:
     def words(chosen: Positions) -> str:
         return f"{row.tokens(chosen)} of sequence {row.seq} {_are(chosen)} read without the scales of the cache"
 
-    yield from _of_some_tokens("kv_scales", row, ways, sets, row.k / of_k, row.v / of_v, words)
+    yield from _of_some_tokens((KV_SCALES, K_SCALE, V_SCALE), row, ways, sets, row.k / of_k, row.v / of_v, words)
 
 
 def _named_sets(row: AttentionRow) -> list[tuple[str, Positions]]:
@@ -578,7 +579,7 @@ def _moved_words(row: AttentionRow, moved: Sequence[int], sources: Sequence[int]
 
 
 def _of_some_tokens(
-    mistake: str,
+    mistakes: tuple[str, str, str],
     row: AttentionRow,
     ways: Sequence[str],
     sets: Sequence[Positions],
@@ -586,7 +587,10 @@ def _of_some_tokens(
     v: Values,
     words: Callable[[Positions], str],
 ) -> Iterator[Family]:
-    """The tokens of each set have these keys and values, or one of both, and the others have their own."""
+    """The tokens of each set have these keys and values, or one of both, and the others have their own.
+
+    ``mistakes``: of both, of the keys alone, and of the values alone.
+    """
     if not sets:
         return
     inside = torch.zeros((len(sets), row.num_tokens), dtype=torch.bool, device="cpu")
@@ -594,10 +598,8 @@ def _of_some_tokens(
         inside[i, list(chosen)] = True
     own = row.log_weights.expand(inside.shape)
     others = torch.where(inside, row.final(row.case.scale * (k @ row.q)), own)
-    for which, scores, is_of_v in (
-        ("", others, True),
-        (", for K alone", others, False),
-        (", for V alone", own, True),
+    for mistake, which, scores, is_of_v in zip(
+        mistakes, ("", ", for K alone", ", for V alone"), (others, others, own), (True, False, True), strict=True
     ):
         terms = torch.cat((scores, row.sink.expand(len(sets), 1)), -1)
         weights = terms.softmax(-1)[:, :-1]

@@ -16,7 +16,15 @@ import msgspec
 from attnfuzz.cases.features import KV_STRIDES_DIFFER, SHARED_PAGES
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import case_features, kernel_parts, needs_numbers, widened
-from attnfuzz.identity.nearby_cases import alternatives, crossed, simpler_in_one_respect, strides_swapped, without
+from attnfuzz.identity.nearby_cases import (
+    alternatives,
+    crossed,
+    simpler_beside,
+    simpler_in_one_respect,
+    strides_swapped,
+    with_numbers_moved,
+    without,
+)
 from attnfuzz.oracles.registry import KNOWN, OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, decode_case
 from attnfuzz.problems.feature import Feature
@@ -119,6 +127,13 @@ def needs_of(found: FailingCase, needed: frozenset[Feature], known: KnownBugs, r
             other = runs(case)
             if other is not None and known.predicting(other) is None:
                 needed &= other.features
+        for case in with_numbers_moved(declaration, found.case):
+            if needed <= case_features(declaration, case):
+                continue
+            cures = simpler_beside(found.with_case(case, found.failure), found.case)
+            other = runs(case) if cures else None
+            if other is not None and known.predicting(other) is None and all(runs(one) is None for one in cures):
+                needed &= other.features  # what cures both is one and the same
         # if the numbers matter, another value may pass since it has others
         for feature in [] if needs_numbers(needed) else sorted(one for one in found.features if one.role == "other"):
             for case in without(feature, declaration, found.case):

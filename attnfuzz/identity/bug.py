@@ -33,7 +33,15 @@ from attnfuzz.identity.features import (
     of_last_digits,
 )
 from attnfuzz.judging.leaks import LEAK
-from attnfuzz.mistake import PAST_THE_END, WITHOUT_WEIGHT, are_of_what_was_read, are_roundings, mistake_of
+from attnfuzz.mistake import (
+    PAST_THE_END,
+    WITHOUT_WEIGHT,
+    are_of_what_was_read,
+    are_roundings,
+    in_particular,
+    mistake_of,
+    parts_of,
+)
 from attnfuzz.oracles.registry import RED_ZONE, OracleName, oracle_of
 from attnfuzz.problems.cases import AttentionCase, Case, encode_case
 from attnfuzz.problems.feature import Feature, words_of
@@ -364,7 +372,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return False
         if self.line is not None and seen.line is not None and self.line.is_that_of(seen.line):
             return True  # whichever tensor lies there, and whether anything does
-        if self.mistakes & (seen.mistakes | seen.perhaps) and (
+        if in_particular(self.mistakes) & parts_of(seen.mistakes | seen.perhaps) and (
             self.is_everywhere or is_about(seen.all_features, self.features)
         ):
             return True
@@ -407,7 +415,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kn
             return False
         if self.mistakes == {WITHOUT_WEIGHT} and other.oracle == "accuracy" and other.kind.endswith(":value"):
             return True  # it matters only where NaN or infinity lies, whose product with a weight of 0 is NaN
-        if self.mistakes & (other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
+        if in_particular(self.mistakes) & parts_of(other.mistakes | other.perhaps) or other.mistakes & self.perhaps:
             return False
         if any(one.symptom.is_fault and another.is_in_formula_beside(one) for one, another in pairs):
             return True

@@ -10,9 +10,11 @@ from attnfuzz.cases.facets import Changes, Domain, changed, facets_of, storage
 from attnfuzz.cases.supported import supports_case
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.bug import FailingCase
+from attnfuzz.identity.features import case_features
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.choices import dtypes_of
 from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.repeated import repeated
 
 
@@ -79,6 +81,35 @@ def alternatives(declaration: Declaration, case: Case) -> list[Case]:
     domain = _domain(declaration)
     ways = (facet.alternatives(case, domain) for facet in facets_of(type(case)))
     return _made(declaration, case, itertools.chain.from_iterable(ways))
+
+
+def with_numbers_moved(declaration: Declaration, case: Case) -> list[Case]:
+    """``case`` of a user's problem with some of one number added to another one instead.
+
+    Where several numbers come to one length, a mistake that begins at some length may need more of any of them.
+    """
+    if not isinstance(case, OpenCase):
+        return []
+    fields = case.problem.fields
+    ways = (
+        {name: less, other: more}
+        for name, kind in fields.items()
+        for less, by in kind.lower(getattr(case, name))
+        for other, its in fields.items()
+        if other != name and (more := its.higher(getattr(case, other), by)) is not None
+    )
+    return _made(declaration, case, ways)
+
+
+def simpler_beside(moved: FailingCase, case: Case) -> list[Case]:
+    """The case ``moved`` with one facet as in the simplest case, of those that it has in common with ``case``."""
+    other = [name for name in case.__struct_fields__ if getattr(moved.case, name) != getattr(case, name)]
+    return [
+        one
+        for one in simpler_in_one_respect(moved)
+        if all(getattr(one, name) == getattr(moved.case, name) for name in other)
+        if not moved.features <= case_features(moved.declaration, one)
+    ]
 
 
 def in_other_formats(declaration: Declaration, case: Case) -> list[Case]:

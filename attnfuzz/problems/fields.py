@@ -109,6 +109,15 @@ class _Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Propose simpler values in place of ``value``."""
         return (yield from first_of(case, (put(case, simpler) for simpler in self.simpler(value))))
 
+    def lower(self, value: Any) -> Iterator[tuple[Any, int]]:
+        """Lower values that lack a feature of this one, each with how much of its numbers is gone."""
+        del value
+        yield from ()
+
+    def higher(self, value: Any, by: int) -> Any:
+        """The value whose numbers are all larger ``by`` so much; None where there is none."""
+        del value, by
+
     def features(self, name: str, value: Any) -> Iterator[Feature]:
         """What is away from the simplest value."""
         del name, value
@@ -160,6 +169,13 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     def others(self, value: int) -> Iterator[int]:
         yield from (near for near in (value - 1, value + 1) if self.low <= near <= self.high)
+
+    def lower(self, value: int) -> Iterator[tuple[int, int]]:
+        if value > self.low:
+            yield self.low, value - self.low
+
+    def higher(self, value: int, by: int) -> int | None:
+        return value + by if value + by <= self.high else None
 
     def shrink(self, case: C, value: int, put: Put[C]) -> Proposal[C]:
         return (yield from lower_integer(case, value, self.low, put, likely=self.drawn))
@@ -259,6 +275,14 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     def others(self, value: OptionValue) -> Iterator[OptionValue]:
         yield from (other for other in self.values if type(other) is not type(value) or other != value)
 
+    def lower(self, value: Any) -> Iterator[tuple[Any, int]]:
+        """The next value below it, and the lowest."""
+        before = self.values[: self._place(value)] if self._are_whole else ()
+        yield from ((one, value - one) for one in dict.fromkeys((*before[-1:], *before[:1])) if isinstance(one, int))
+
+    def higher(self, value: Any, by: int) -> Any:
+        return value + by if self._are_whole and value + by in self.values else None
+
     def traits(self, name: str, value: OptionValue) -> Iterator[Feature]:
         yield Feature(name, f" is {value}")
 
@@ -288,6 +312,11 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         """Whether its values are numbers, each above the one before."""
         numbers = [value for value in self.values if isinstance(value, int | float) and not isinstance(value, bool)]
         return len(numbers) == len(self.values) and numbers == sorted(set(numbers))
+
+    @property
+    def _are_whole(self) -> bool:
+        """Whether these are whole numbers."""
+        return self._are_ascending and all(isinstance(value, int) for value in self.values)
 
     def _place(self, value: object) -> int | None:
         places = (i for i, one in enumerate(self.values) if type(one) is type(value) and one == value)
@@ -362,6 +391,14 @@ class Integers(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         for i, one in enumerate(value):
             nearby = ((*value[:i], near, *value[i + 1 :]) for near in self._each.others(one))
             yield from filter(self._fits, nearby)
+
+    def lower(self, value: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
+        if (largest := max(value, default=self.low)) > self.low:
+            yield (self.low,) * len(value), largest - self.low
+
+    def higher(self, value: tuple[int, ...], by: int) -> tuple[int, ...] | None:
+        raised = tuple(one + by for one in value)
+        return raised if raised and max(raised) <= self.high and self._fits(raised) else None
 
     def traits(self, name: str, value: tuple[int, ...]) -> Iterator[Feature]:
         yield from number_traits(f"len({name})", len(value)) | number_traits(f"sum({name})", sum(value))

@@ -138,8 +138,8 @@ def implementation_of(description: OpenProblem) -> Any:
 
 _NARROWED_BY = {"dtypes": "dtype", "head_sizes": "head_size", "block_sizes": "block_size"}
 """The fields that a word of `Supports` narrows."""
-_PROMISES = ("deterministic", "graph_replay", "where")
-"""Words that may be said of any problem."""
+PROMISES = ("deterministic", "graph_replay", "where")
+"""Fields of `Supports` that may be said of any problem."""
 
 
 def narrowed(problem: OpenProblem, supports: Supports) -> OpenProblem:
@@ -147,10 +147,10 @@ def narrowed(problem: OpenProblem, supports: Supports) -> OpenProblem:
     fields = dict(problem.fields)
     for declared in msgspec.structs.fields(supports):
         name, value = declared.name, getattr(supports, declared.name)
-        if value == declared.default or name in _PROMISES:
+        if value == declared.default or name in (*PROMISES, "promised"):
             continue
         if (field := fields.get(_NARROWED_BY.get(name, ""))) is None:
-            known = (*(word for word, own in _NARROWED_BY.items() if own in fields), *_PROMISES)
+            known = (*(word for word, own in _NARROWED_BY.items() if own in fields), *PROMISES)
             raise ValueError(
                 f"Supports({name}={value!r:.80}) says nothing about {problem.name}; of it only {', '.join(known)} may "
                 f"be declared, beside the problem's own fields: {problem.name}(field=attnfuzz.Choice(...))"

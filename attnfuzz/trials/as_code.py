@@ -77,10 +77,15 @@ def _definitions(tensors: Mapping[str, Tensor], most: int) -> list[str]:
             made[name] = tensor
         elif (base := next((one for one in made if _shares(made[one], tensor)), None)) is not None:
             lines.append(f"{name} = {placed(tensor, base, made[base])}")
+        elif others := [one for one in tensors if one not in made and _touches(tensors[one], tensor)]:
+            parts = [name, *others]
+            whole = _around([tensors[one] for one in parts])  # the one tensor of which these are views
+            made[base := "_and_".join(parts)] = whole
+            lines += _defined(base, whole, most)
+            lines.append(f"{name} = {placed(tensor, base, whole)}")
         else:
             is_dense = tensor.is_contiguous()
-            # all elements from its first to its last one, those between included
-            whole = tensor if is_dense else tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
+            whole = tensor if is_dense else _around([tensor])
             lines += _defined(name, whole, most)
             if not is_dense:
                 lines.append(f"{name} = {name}.as_strided({tuple(tensor.shape)}, {tensor.stride()})")
@@ -136,7 +141,8 @@ def placed(tensor: Tensor, base: str, of: Tensor) -> str:
     if same and tensor.is_contiguous() and of.is_contiguous() and tensor.numel() == of.numel():
         return f"{base}.view{tuple(tensor.shape)}"
     view = base if tensor.dtype == of.dtype else f"{base}.view({tensor.dtype})"
-    return f"{view}.as_strided({tuple(tensor.shape)}, {tensor.stride()}, {view}.storage_offset() + {offset})"
+    behind = f", {view}.storage_offset() + {offset}" if offset else ""
+    return f"{view}.as_strided({tuple(tensor.shape)}, {tensor.stride()}{behind})"
 
 
 def _shares(base: Tensor, tensor: Tensor) -> bool:
@@ -145,6 +151,23 @@ def _shares(base: Tensor, tensor: Tensor) -> bool:
         return False
     first, last = base.data_ptr(), base.data_ptr() + _span(base) * base.element_size()
     return first <= tensor.data_ptr() and tensor.data_ptr() + _span(tensor) * tensor.element_size() <= last
+
+
+def _touches(one: Tensor, other: Tensor) -> bool:
+    """Whether ``one`` lies among another's elements but not within them, or right behind: as views of one tensor do."""
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or one.dtype != other.dtype:
+        return False
+    if _shares(other, one):
+        return False
+    first, last = sorted((one, other), key=lambda tensor: tensor.storage_offset())
+    return bool(one.numel() and other.numel()) and last.storage_offset() <= first.storage_offset() + _span(first)
+
+
+def _around(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements from the first to the last one of views of one tensor, those between included."""
+    start = min(one.storage_offset() for one in tensors)
+    end = max(one.storage_offset() + _span(one) for one in tensors)
+    return tensors[0].as_strided((end - start,), (1,), start)
 
 
 def _span(tensor: Tensor) -> int:

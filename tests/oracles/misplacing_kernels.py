@@ -102,3 +102,36 @@ def dequantise(inputs: Any) -> None:
 @attnfuzz.kernel(Dequantise())
 def dequantise_as_if_packed(inputs: Any) -> None:
     dequantised(inputs, inputs.pages.shape[1] - inputs.padding)
+
+
+class Attend(attnfuzz.Problem):
+    """One query and a few keys, which are values, too."""
+
+    keys = attnfuzz.Integer(3, 16)
+    seed = attnfuzz.Seed()
+
+    def tensors(self, case: Any) -> dict[str, attnfuzz.TensorSpec]:
+        return {
+            "q": attnfuzz.TensorSpec((16,), "float32", axes=("dim",)),
+            "k": attnfuzz.TensorSpec((case.keys, 16), "float32", axes=("key", "dim")),
+            "out": attnfuzz.TensorSpec((16,), "float32", "output", axes=("dim",)),
+        }
+
+    def write(self, case: Any, tensors: Mapping[str, Tensor]) -> None:
+        for name in ("q", "k"):
+            tensors[name].copy_(attnfuzz.numbers(tuple(tensors[name].shape), seed=case.seed, name=name))
+
+    def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        k = tensors["k"].double()
+        return {"out": (k @ tensors["q"].double()).softmax(0) @ k}
+
+
+@attnfuzz.kernel(Attend())
+def attend_without_the_last_two(inputs: Any) -> None:
+    k = inputs.k[:-2]
+    inputs.out.copy_((k @ inputs.q).softmax(0) @ k)
+
+
+@attnfuzz.kernel(Attend())
+def average(inputs: Any) -> None:
+    inputs.out.copy_(inputs.k.mean(0))

@@ -10,6 +10,8 @@ import pytest
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.explaining.own_problems import read_elsewhere
+from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.judging.judge import judge
 
 KERNELS = Path(__file__).with_name("misplacing_kernels.py")
@@ -132,3 +134,26 @@ def test_one_scale_for_all_of_a_latent_vector_is_told() -> None:
     case = problem.case_type(contexts=(3,), query_len=1, rank=256, rope_size=16, latents="fp8", num_heads=1)
     causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
     assert [one.words for one in causes] == ["latent_scales: the first block's is taken for each block"]
+
+
+def test_a_query_that_does_not_matter_beside_a_single_key_is_no_cause() -> None:
+    """Of a kernel that sees one key of three, whose weight is 1, a reader would look for where it reads its query."""
+    reruns = Reruns(kernel_of("attend_without_the_last_two"), _attending(3), device="cpu", is_over=lambda: False)
+    assert [(one.mistake, one.way) for one in read_elsewhere(reruns)] == [("not_read", "k")]
+
+
+def test_a_place_that_gives_the_results_by_chance_is_not_told() -> None:
+    """Of keys that are left out, whose weights are small, a reader would look for an address that is wrong."""
+    words = "32 of 48 elements of k (key 1-2, dim 0-15) do not matter, although they must"
+    assert told("attend_without_the_last_two", keys=3) == [("not_read", words)]
+
+
+def test_a_query_that_never_matters_is_told() -> None:
+    """Nothing else says of a mean that it is one."""
+    words = "16 of 16 elements of q (dim 0-15) do not matter, although they must"
+    assert told("average", keys=3) == [("not_read", words)]
+
+
+def _attending(keys: int) -> Any:
+    problem: Any = kernel_of("average").declaration.problem
+    return problem.case_type(keys=keys)

@@ -12,8 +12,11 @@ import attnfuzz
 from attnfuzz.cases.facets import Domain, changed, facets_of
 from attnfuzz.cases.features import features
 from attnfuzz.declaration import Kernel
+from attnfuzz.families import CacheWrite
 from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
 from attnfuzz.problems.open_cases import implementation_of
+from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, Relations
 from tests.unit.named_features import words
 
@@ -246,3 +249,14 @@ def test_numbers_that_add_up_take_each_others_place() -> None:
     assert case_of(scatters, num_rows=3, skipped=2, seed=2) in others  # other numbers may be what shows the mistake
     assert case_of(scatters, num_rows=1, spare=2, skipped=2) in others
     assert case_of(scatters, num_rows=3) not in others  # shrinking has tried that
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"graph_replay": True}, {"deterministic": True}, {"deterministic": False, "graph_replay": False}]
+)
+def test_of_a_kernel_nothing_counts_as_declared_but_what_it_says(said: dict[str, bool]) -> None:
+    """A verified kernel was told to promise what nobody had declared of it."""
+    kernel = attnfuzz.kernel(CacheWrite(), supports=Supports(**said))(lambda _: None)
+    assert kernel.declaration.supports.declared() == said
+    is_replayed = GRAPH_REPLAY.applies(kernel.declaration, case_of(kernel))
+    assert is_replayed is said.get("graph_replay", False)

@@ -17,7 +17,7 @@ from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.judging.runner import Runner
-from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Cause, Failure, Verdict
@@ -122,6 +122,73 @@ def test_a_rounding_is_a_design_if_runs_on_other_cases_leave_nothing_else(
     bench = ToldByOtherRuns(lambda case: None, adopting=True, left=left, most_cases=400).run()
     assert bool(bench.of(Adopted)) is is_adopted
     assert bool(bench.of(Found)) is not is_adopted
+
+
+CONVERTS = Declaration(
+    name="pretended",
+    problem="paged_decode",
+    supports=Supports(
+        dtypes=("float16",), head_sizes=(16,), layouts=("NHD",), strides="contiguous", kv_dtypes=("float8_e4m3fn",)
+    ),
+    target="kernels.py:pretended",
+)
+CONVERTED = Cause(mistake="converted", way="K V to float16", numerics={"dequantised": "input"})
+
+
+@dataclass
+class Converts(Bench):
+    """Its kernel keeps what an 8-bit cache stands for in float16, as runs on other cases tell and its own do not.
+
+    ``path``: the cases in which it does so. ``others``: those that are wrong all the same.
+    """
+
+    kernels: tuple[Declaration, ...] = (CONVERTS,)
+    path: Callable[[PagedDecodeCase], bool] = lambda case: True
+    others: Callable[[PagedDecodeCase], bool] = lambda case: False
+
+    def judge(self, declaration: Declaration, case: Case, **how: Any) -> Verdict:
+        assert isinstance(case, PagedDecodeCase)
+        self.note([case])
+        rounds = case.kv is not None and case.kv.scales == "scattered" and self.path(case)
+        is_wrong = rounds and (declaration.numerics.dequantised == "float32" or self.others(case))
+        failure = Failure(oracle="accuracy", kind="out:value", message="out is wrong", maybe=("cut_off",))
+        return Verdict(failure=failure if is_wrong else None, error_ratio=0.5)
+
+    def timed(self, deadline: float) -> CaseJudge:
+        def explain(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+            return Explanation(told=msgspec.structs.replace(failure, causes=(CONVERTED,)))
+
+        return judging(scripted(self.judge), deadline=deadline, explain=explain)
+
+    def send(self, message: msgspec.Struct) -> None:
+        super().send(message)
+        if isinstance(message, Adopted):
+            self.mail.append(Join(kernel=with_declared(CONVERTS, Supports(), Numerics(dequantised="input"))))
+
+
+def test_a_rounding_that_only_runs_on_other_cases_tell_is_adopted() -> None:
+    """A right kernel that converts its 8-bit cache before the products would be accused, with no word on how to say so.
+
+    Of what its own numbers show several roundings are possible, of which that is none.
+    """
+    bench = Converts(lambda case: None, adopting=True, most_cases=1500).run()
+    assert [one.numerics for one in bench.of(Adopted)] == [{"dequantised": "input"}]
+    assert bench.of(Minimised) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": lambda case: max(case.seq_lens) < 64},
+        {"path": lambda case: max(case.seq_lens) > 16},
+        {"others": lambda case: case.values.keys == "fine"},
+    ],
+    ids=["short", "long", "others"],
+)
+def test_what_one_path_converts_or_is_wrong_besides_is_a_finding(wrong: Any) -> None:
+    """Cases of a plain cache say nothing of what is done with another one, and would declare a bug away."""
+    bench = Converts(lambda case: None, adopting=True, enough=after(Minimised), most_cases=2000, **wrong).run()
+    assert (bench.of(Adopted), len(bench.of(Minimised))) == ([], 1)
 
 
 @pytest.mark.parametrize(

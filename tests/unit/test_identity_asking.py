@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.cases.facets import changed
 from attnfuzz.declaration import Declaration
 from attnfuzz.identity.asking import Unanswered, bug_behind, needs_of
 from attnfuzz.identity.bug import Bug, FailingCase, KnownBugs
 from attnfuzz.identity.features import most_specific, unconditional
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case
+from attnfuzz.problems.fields import Choice, Integers
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName
@@ -139,3 +142,50 @@ def test_a_question_takes_so_many_runs_and_no_more(most: int) -> None:
     needed = FailingCase(KERNEL, case, WRONG).features
     assert needs_of(FailingCase(KERNEL, case, WRONG), needed, KnownBugs(), runs) < needed
     assert 0 < len(runs.asked) <= min(most, 24)
+
+
+VERIFY = Declaration(
+    name="k",
+    problem=OpenProblem(
+        place="k.py:P",
+        fields={
+            "contexts": Integers(0, 9),
+            "query_len": Choice((1, 2, 3)),
+            "ragged": Choice((False, True)),
+            "num_heads": Choice((1, 2)),
+        },
+    ),
+    target="k",
+    supports=Supports(),
+)
+
+
+def _last_key(case: Any) -> int:
+    """Of the first token of the last sequence, whose new tokens are one fewer where that is ``ragged``."""
+    return int(case.contexts[-1]) + max(1, case.query_len - case.ragged) - 1
+
+
+@pytest.mark.parametrize(
+    ("smallest", "without"),
+    [({"contexts": (1,), "query_len": 2}, "contexts"), ({"query_len": 3}, "query_len>2")],
+)
+def test_of_numbers_that_come_to_one_length_none_is_needed_by_itself(smallest: dict[str, Any], without: str) -> None:
+    """An offset of ragged sequences would be one bug of those with a context, and one of those with two new tokens."""
+    case = changed(simplest_case(VERIFY.problem, VERIFY.supports, {}), ragged=True, **smallest)
+    found = FailingCase(VERIFY, case, WRONG)
+    runs = Runs(lambda one: one.ragged and one.query_len > 1 and _last_key(one) > 0, kernel=VERIFY)
+    assert runs.fails(case)
+    assert any(without in one for one in words(found.features))
+    needed = needs_of(found, unconditional(found.features), KnownBugs(), runs)
+    assert words(most_specific(needed)) == {"query_len>1", "ragged=True"}
+
+
+def test_what_fails_with_another_number_and_is_cured_by_nothing_in_common_is_another_bug() -> None:
+    """A bug of ragged sequences with a context would lose what it needs to one of two heads, and hide that."""
+    case = changed(simplest_case(VERIFY.problem, VERIFY.supports, {}), ragged=True, contexts=(1,))
+    found = FailingCase(VERIFY, case, WRONG)
+    runs = Runs(lambda one: (one.ragged and one.contexts != (0,)) or one.num_heads > 1, kernel=VERIFY)
+    assert needs_of(found, unconditional(found.features), KnownBugs(), runs) == unconditional(found.features)
+    alone = FailingCase(VERIFY, changed(case, ragged=False), WRONG)
+    runs = Runs(lambda one: one.contexts != (0,) or one.num_heads > 1, kernel=VERIFY)
+    assert needs_of(alone, unconditional(alone.features), KnownBugs(), runs) == unconditional(alone.features)

@@ -85,6 +85,20 @@ PREDICTED: dict[str, tuple[Bug, tuple[Bug, ...], tuple[Bug, ...]]] = {
         (a_bug("fp8 cache", oracle="value_affinity", kind="bits", cause="kv_scales"),),
         (a_bug("fp8 cache", cause="kv_scales"),),
     ),
+    "a scale of K by no bug of that of V: another head's was put down to a tail that is not scaled": (
+        a_bug("fp8 cache", "scales", cause="v_scale"),
+        (
+            a_bug("fp8 cache", "scales", "seq_len>1", cause="v_scale"),
+            a_bug("fp8 cache", "scales", cause="kv_scales"),
+            a_bug("fp8 cache", "scales", "seq_len>1", maybe=("k_scale", "v_scale")),
+        ),
+        (a_bug("fp8 cache", "scales", "seq_len>1", cause="k_scale"),),
+    ),
+    "what is wrong with both scales where it shows in one, the other being 1": (
+        a_bug("fp8 cache", "scales", cause="kv_scales"),
+        (a_bug("fp8 cache", "scales", cause="k_scale"), a_bug("fp8 cache", "scales", cause="v_scale")),
+        (),
+    ),
     "by a rounding no large errors: a token that is lost would be put down to scores in 16 bits": (
         a_bug("seq_len>1", cause="scores_rounded"), (a_bug(maybe=("scores_rounded",)),), (a_bug("seq_len>1"),),
     ),
@@ -437,3 +451,13 @@ def test_an_error_beyond_its_bound_is_a_wrong_number_whoever_sees_it() -> None:
     """The runs of ``residuals`` with other numbers would tell every wrong number a second time."""
     assert Symptom.of("k", Failure(oracle="residuals", kind="out:value", message="")).oracle == "accuracy"
     assert Symptom.of("k", Failure(oracle="residuals", kind="out:size", message="")).oracle == "residuals"
+
+
+def test_causes_of_one_scale_and_of_both_are_a_mistake_with_scales() -> None:
+    """Where the other scale is 1, a finding would have no cause, and a saved one be told again."""
+    causes = tuple(Cause(mistake=one) for one in ("v_scale", "kv_scales"))
+    told = msgspec.structs.replace(a_failure("accuracy", "out:value"), causes=causes)
+    assert told.cause == "kv_scales"
+    known = Bug.shown_by("k", told, named("fp8 cache", "scales"))
+    assert known.predicts(a_bug("fp8 cache", "scales", cause="v_scale"))
+    assert not known.predicts(a_bug("fp8 cache", "scales", cause="k_scale"))

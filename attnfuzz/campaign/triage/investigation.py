@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import math
 import time
@@ -48,6 +49,7 @@ from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.choices import dtypes_of, without_lse
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.feature import Feature
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.supports import Supports
 from attnfuzz.verdict import Failure, OracleName, Relations, ends_process
 
@@ -112,6 +114,8 @@ class Investigation:
         self._adopting = adopting
         self._numerics = numerics
         self._asked_for_designs: tuple[object, ...] = ()
+        self._asked_about: tuple[Declaration, Case, Failure] | None = None
+        self._answer = Explanation()
         self._first = self._now = failing
         self._is_flaky = False
         self._same_as = ""
@@ -162,28 +166,30 @@ class Investigation:
             needed = same.bug.features & self._now.features
             self._send(Duplicate(finding=self._finding, bugs=self._learn(needed, same.bug.finding)))
         else:
-            if self._is_design(self._finding):
+            if self._is_design(self._finding, is_smallest=True):
                 return True
             self._close_as_new()
         return True
 
-    def _is_design(self, finding: str = "") -> bool:
+    def _is_design(self, finding: str = "", *, is_smallest: bool = False) -> bool:
         """Whether the case, by itself, only shows what the kernel rounds on purpose, though it does not say so; tell.
 
         With the declaration of that, the case passes, with other numbers as well, and so do those that tell roundings.
         And it rounds so whatever the shape: what only some of its paths do, nobody has decided. Another bug of the
-        kernel may show in all of these, once it is known. ``finding``: what has been told of the case.
+        kernel may show in all of these, once it is known. ``finding``: what has been told of the case. Of that which
+        ``is_smallest``, runs on other cases are asked for roundings that its own numbers do not tell.
         """
         now = self._now
         if not self._adopting or self._is_flaky or now.preceding or now.failure.oracle != ACCURACY.name:
             return False
-        asked = now.failure.designs, len(self._known.of_sort(now.symptom)), self._numerics.get(now.declaration.target)
+        numerics = self._numerics.get(now.declaration.target)
+        asked = now.failure.designs, len(self._known.of_sort(now.symptom)), numerics, is_smallest
         if asked == self._asked_for_designs:
             return False
         self._asked_for_designs = asked
         before = now.declaration.numerics
         try:
-            found = next(self._designs(), None)
+            found = next(self._designs(is_smallest), None)
         except OutOfTime:
             return False
         if found is None:
@@ -193,10 +199,11 @@ class Investigation:
         self._send(Adopted(kernel=self.target, numerics=fields, failure=now.failure, finding=finding))
         return True
 
-    def _designs(self) -> Iterator[Numerics]:
+    def _designs(self, is_smallest: bool) -> Iterator[Numerics]:
         """The intended roundings that the kernel was found to have, if they explain the case; else those of replays.
 
-        Where a known bug spoils the log-sum-exp alone, replays are of the output. Raises OutOfTime.
+        Of the smallest case also those that runs on other cases leave, if it may be a rounding at all. Where a known
+        bug spoils the log-sum-exp alone, replays are of the output. Raises OutOfTime.
         """
         now, before = self._now, self._now.declaration.numerics
         since = self._numerics.get(now.declaration.target, before)
@@ -207,7 +214,9 @@ class Investigation:
         alone = self._failure_of(shown, now.case) if now.failure.designs or spoilt else now.failure
         if alone is None:
             return
-        for numerics in designs_of(before, alone.designs):
+        told = self._explained(shown, now.case, alone).told if is_smallest and alone.maybe else None
+        named = (*designs_of(before, alone.designs), *designs_of(before, () if told is None else told.designs))
+        for numerics in dict.fromkeys(named):
             if self._passes_with(numerics) and self._rounds_throughout(numerics) and self._is_told(shown, alone):
                 yield numerics
 
@@ -230,11 +239,13 @@ class Investigation:
     def _passes_with(self, numerics: Numerics) -> bool:
         now, declared = self._now, self._declaring(numerics)
         supports = declared.supports
+        caches = (None, quantised) if (quantised := self._quantised(numerics)) else (None,)
         telling = (
             case
             for dtype in dtypes_of(supports)
             for point in itertools.islice(points(declared), 1)
-            for kept in [ProbeCases(declared, msgspec.structs.replace(point, dtypes=(dtype,)))]
+            for kv in caches
+            for kept in [ProbeCases(declared, msgspec.structs.replace(point, dtypes=(dtype,)), kv=kv)]
             for case in kept.permitted(kept.of_roundings())
         )
         cases = itertools.chain((now.case,), with_other_numbers(now), telling)
@@ -268,13 +279,23 @@ class Investigation:
         The values of the case are what it is asked about: kernels may be compiled for each head size by themselves.
         """
         now, declared = self._now, self._declaring(numerics)
-        adopted = {name for name in numerics.declared() if now.declaration.numerics.leaves_open(name)}
-        point = next(points(declared), None)
-        if point is None or not adopted & TOLD_ON_ALL_PATHS:
+        quantised, point = self._quantised(numerics), next(points(declared), None)
+        if point is None or not (quantised or self._adopted_by(numerics) & TOLD_ON_ALL_PATHS):
             return True
-        kept = ProbeCases(declared, with_values_of(now.case, point))
+        kept = ProbeCases(declared, with_values_of(now.case, point), kv=quantised)
         shapes = filter(None, map(kept.permitted, kept.of_paths()))
         return all(any(self._failure_of(now.declaration, case) is not None for case in shape) for shape in shapes)
+
+    def _adopted_by(self, numerics: Numerics) -> set[str]:
+        """The fields that ``numerics`` says and the declaration leaves open."""
+        return {name for name in numerics.declared() if self._now.declaration.numerics.leaves_open(name)}
+
+    def _quantised(self, numerics: Numerics) -> QuantisedKv | None:
+        """The 8-bit cache of the case, where its numbers are said to be rounded, with scales that tell it."""
+        kv: QuantisedKv | None = getattr(self._now.case, "kv", None)
+        if kv is None or "dequantised" not in self._adopted_by(numerics):
+            return None
+        return msgspec.structs.replace(kv, scales="scattered")
 
     def _is_known_to_need_others(self) -> bool:
         """A case that ran after others and does not fail alone, of a kernel that is known to keep something of those.
@@ -643,10 +664,13 @@ class Investigation:
         return self._explained(now.declaration, now.case, now.failure)
 
     def _explained(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
-        try:
-            return self._judge.explain(declaration, case, failure)
-        except Unjudged:
-            return Explanation()
+        """The explanation, which is made once of what is asked about several times in a row."""
+        asked = declaration, case, failure
+        if self._asked_about != asked:
+            self._asked_about, self._answer = asked, Explanation()
+            with contextlib.suppress(Unjudged):
+                self._answer = self._judge.explain(declaration, case, failure)
+        return self._answer
 
     def _learn(self, needed: frozenset[Feature], finding: str, smallest: FailingCase | None = None) -> tuple[Bug, ...]:
         """Take later failures that show as this one did for the bug of ``finding``."""

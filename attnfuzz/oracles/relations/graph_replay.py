@@ -36,6 +36,7 @@ from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import Relation, on_host, unequal_bits
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.wording import element, number, ratio
 from attnfuzz.trials.comparison import Comparison, compare, extent, first_index
@@ -199,8 +200,9 @@ Memory = UInt8[Tensor, " nbytes"]
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    is_tried = declaration.supports.graph_replay or declaration.supports.leaves_open("graph_replay")
-    return is_tried and tensor_nbytes(case) <= MOST_BYTES
+    supports = declaration.supports
+    is_asked = supports.leaves_open("graph_replay") and not isinstance(case, OpenCase)
+    return bool(supports.graph_replay or is_asked) and tensor_nbytes(case) <= MOST_BYTES
 
 
 _REMEDY: Mapping[str, Any] = {"graph_replay": False}

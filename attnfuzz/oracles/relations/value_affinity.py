@@ -36,6 +36,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.inputs.registry import Contents
+from attnfuzz.mistake import V_SCALE
 from attnfuzz.numerics.arithmetic import SMALLEST_NORMAL_FLOAT32
 from attnfuzz.oracles import registry
 from attnfuzz.oracles.relations.relation import (
@@ -157,7 +158,7 @@ def _of_scale(one: Results, found: Results, factor: float) -> Cause | None:
         (factor * factor, "the result grows as the square of the scale of V"),
     ):
         if torch.equal(found[name], (-times * out.double()).to(out.dtype)):
-            return Cause(mistake="kv_scales", way=words, words=words)
+            return Cause(mistake=V_SCALE, way=words, words=words)
     return None
 
 

@@ -74,7 +74,7 @@ def test_a_scale_of_v_that_is_left_out_or_counted_twice_is_named(times: int, wor
     case = paged(dtype="bfloat16", kv=one)
     failure = judge(wrong, case, device="cpu", relations=("value_affinity",)).failure
     assert failure is not None
-    assert failure.cause == "kv_scales"
+    assert failure.cause == "v_scale"
     assert failure.message.endswith(words)
 
 
