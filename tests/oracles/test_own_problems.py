@@ -254,7 +254,7 @@ def test_numbers_that_add_up_take_each_others_place() -> None:
 @pytest.mark.parametrize(
     "said", [{}, {"graph_replay": True}, {"deterministic": True}, {"deterministic": False, "graph_replay": False}]
 )
-def test_of_a_kernel_nothing_counts_as_declared_but_what_it_says(said: dict[str, bool]) -> None:
+def test_of_a_kernel_nothing_counts_as_declared_but_what_it_says(said: dict[str, Any]) -> None:
     """A verified kernel was told to promise what nobody had declared of it."""
     kernel = attnfuzz.kernel(CacheWrite(), supports=Supports(**said))(lambda _: None)
     assert kernel.declaration.supports.declared() == said

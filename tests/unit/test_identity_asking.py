@@ -162,7 +162,16 @@ VERIFY = Declaration(
 
 def _last_key(case: Any) -> int:
     """Of the first token of the last sequence, whose new tokens are one fewer where that is ``ragged``."""
-    return int(case.contexts[-1]) + max(1, case.query_len - case.ragged) - 1
+    last: int = case.contexts[-1] + max(1, case.query_len - case.ragged) - 1
+    return last
+
+
+def _verify(**fields: Any) -> Case:
+    """The simplest ragged case but for these fields."""
+    simplest = simplest_case(VERIFY.problem, VERIFY.supports, {})
+    case = None if simplest is None else changed(simplest, **{"ragged": True, **fields})
+    assert case is not None
+    return case
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,7 @@ def _last_key(case: Any) -> int:
 )
 def test_of_numbers_that_come_to_one_length_none_is_needed_by_itself(smallest: dict[str, Any], without: str) -> None:
     """An offset of ragged sequences would be one bug of those with a context, and one of those with two new tokens."""
-    case = changed(simplest_case(VERIFY.problem, VERIFY.supports, {}), ragged=True, **smallest)
+    case = _verify(**smallest)
     found = FailingCase(VERIFY, case, WRONG)
     runs = Runs(lambda one: one.ragged and one.query_len > 1 and _last_key(one) > 0, kernel=VERIFY)
     assert runs.fails(case)
@@ -182,10 +191,10 @@ def test_of_numbers_that_come_to_one_length_none_is_needed_by_itself(smallest: d
 
 def test_what_fails_with_another_number_and_is_cured_by_nothing_in_common_is_another_bug() -> None:
     """A bug of ragged sequences with a context would lose what it needs to one of two heads, and hide that."""
-    case = changed(simplest_case(VERIFY.problem, VERIFY.supports, {}), ragged=True, contexts=(1,))
+    case = _verify(contexts=(1,))
     found = FailingCase(VERIFY, case, WRONG)
     runs = Runs(lambda one: (one.ragged and one.contexts != (0,)) or one.num_heads > 1, kernel=VERIFY)
     assert needs_of(found, unconditional(found.features), KnownBugs(), runs) == unconditional(found.features)
-    alone = FailingCase(VERIFY, changed(case, ragged=False), WRONG)
+    alone = FailingCase(VERIFY, _verify(contexts=(1,), ragged=False), WRONG)
     runs = Runs(lambda one: one.contexts != (0,) or one.num_heads > 1, kernel=VERIFY)
     assert needs_of(alone, unconditional(alone.features), KnownBugs(), runs) == unconditional(alone.features)
