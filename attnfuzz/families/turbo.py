@@ -27,15 +27,15 @@ _LEAST_STEP = 1e-8
 
 def codes_of(packed: Tensor, bits: int, count: int) -> Tensor:
     """The first ``count`` codes of ``bits`` each in rows of bytes."""
-    place = torch.arange(count, device=packed.device) * bits
+    place = torch.arange(count, dtype=torch.int32, device=packed.device) * bits
     wide = torch.nn.functional.pad(packed.int(), (0, 1))
     return (wide[..., place // 8] | wide[..., place // 8 + 1] << 8) >> place % 8 & (1 << bits) - 1
 
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:
     """The bytes that hold ``codes``, whose number is a multiple of 8."""
-    single = codes.int()[..., None] >> torch.arange(bits, device=codes.device) & 1
-    of_bytes = single.reshape(*codes.shape[:-1], -1, 8) << torch.arange(8, device=codes.device)
+    single = codes.int()[..., None] >> torch.arange(bits, dtype=torch.int32, device=codes.device) & 1
+    of_bytes = single.reshape(*codes.shape[:-1], -1, 8) << torch.arange(8, dtype=torch.int32, device=codes.device)
     return of_bytes.sum(-1).to(torch.uint8)
 
 
@@ -56,7 +56,8 @@ def _centroids(case: Any) -> Tensor:
     """Where a number of a turned row of length 1 lies as often below as above, in parts that are as frequent."""
     count = 1 << int(case.key_bits)
     places = (2 * torch.arange(count, dtype=torch.float64, device="cpu") + 1) / count - 1
-    return torch.special.erfinv(places).mul(float(2 / case.head_size) ** 0.5).float()
+    found: Tensor = torch.special.erfinv(places) * (2 / case.head_size) ** 0.5
+    return found.float()
 
 
 def _turn(case: Any) -> Tensor:
@@ -258,7 +259,7 @@ class TurboWrite(attnfuzz.Problem):
         if name != "kv_cache":
             return ""
         names = ("codes of K", "length of K", "codes of V", "step and least number of V", "behind the row")
-        ends = torch.tensor(row_parts(case), device="cpu").cumsum(0)
+        ends = torch.tensor(row_parts(case), dtype=torch.int64, device="cpu").cumsum(0)
         return f"slot {index[0] * case.block_size + index[1]}, {names[int((ends <= index[3]).sum())]}"
 
 
