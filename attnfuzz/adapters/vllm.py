@@ -874,7 +874,7 @@ def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
 def turboquant_store(i: Any, *, store: Any) -> None:
     """New tokens into rows of bytes that hold K and V, `triton_turboquant_store`."""
     store(
-        i.key, i.value, i.kv_cache, i.slot_mapping, getattr(i, "turn", None), getattr(i, "midpoints", None),
+        i.key, i.value, i.cache_rows, i.slot_mapping, getattr(i, "turn", None), getattr(i, "midpoints", None),
         i.key_bits if i.key_bits < 8 else 0, sum(row_parts(i)[:2]), i.value_bits, key_fp8=i.key_bits == 8,
     )  # fmt: skip
 
@@ -893,7 +893,7 @@ def turboquant_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
 
     def call() -> Tensor:
         out: Tensor = decode(
-            i.q, i.kv_cache, i.block_table, i.seq_lens, None, getattr(i, "centroids", None), i.head_size**-0.5,
+            i.q, i.cache_rows, i.block_table, i.seq_lens, None, getattr(i, "centroids", None), i.head_size**-0.5,
             i.key_bits if i.key_bits < 8 else 0, sum(row_parts(i)[:2]), i.value_bits, key_fp8=i.key_bits == 8,
             norm_correction=i.corrected, PiT=getattr(i, "turn", None), max_num_kv_splits=splits,
         )  # fmt: skip

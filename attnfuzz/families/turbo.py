@@ -68,7 +68,7 @@ def _turn(case: Any) -> Tensor:
 
 class TurboDecode(attnfuzz.PagedProblem):
     """``key_bits``: of a number of K, 8 for float8; ``value_bits``: of one of V. ``padding``: bytes between rows.
-    ``corrected``: centroids that a row names are divided by the length of them all. ``kv_cache [pages, block_size,
+    ``corrected``: centroids that a row names are divided by the length of them all. ``cache_rows [pages, block_size,
     num_kv_heads, bytes]``; a query times ``turn`` is to be multiplied with ``centroids``.
     """
 
@@ -87,7 +87,7 @@ class TurboDecode(attnfuzz.PagedProblem):
         of_rows = (*cached.pop("k_cache").shape[:3], sum(row_parts(case)))
         del cached["v_cache"]
         axes: Any = {"axes": ("page", "offset", "head", "byte"), "named_by": "block_table"}
-        found = {"q": q, "kv_cache": TensorSpec(of_rows, "uint8", strides=case.cache_strides, **axes), **cached}
+        found = {"q": q, "cache_rows": TensorSpec(of_rows, "uint8", strides=case.cache_strides, **axes), **cached}
         if case.key_bits < 8:
             found["centroids"] = TensorSpec((1 << case.key_bits,), "float32")
             found["turn"] = TensorSpec((case.head_size, case.head_size), "float32")
@@ -118,11 +118,11 @@ class TurboDecode(attnfuzz.PagedProblem):
             of_k = (keys.to(torch.uint8), _bytes(lengths)[..., :of_length])
             row = torch.cat((*of_k, drawn(of_values).to(torch.uint8), _bytes(steps), _bytes(least)), -1)
             pages, offsets = self.places(case, tensors, seq)
-            tensors["kv_cache"][pages, offsets, :, : row.shape[-1]] = row
+            tensors["cache_rows"][pages, offsets, :, : row.shape[-1]] = row
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
         """An empty sequence gives 0. A query that is turned may be rounded."""
-        rows = [tensors["kv_cache"][self.places(case, tensors, seq)] for seq in range(len(case.lengths))]
+        rows = [tensors["cache_rows"][self.places(case, tensors, seq)] for seq in range(len(case.lengths))]
         both = [self._numbers(case, tensors, row) for row in rows]
         q, numerics = tensors["q"].double(), None
         if case.key_bits < 8:
@@ -148,10 +148,10 @@ class TurboDecode(attnfuzz.PagedProblem):
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         """Parts of rows that are read by other rules."""
-        rows = tensors["kv_cache"]
+        rows = tensors["cache_rows"]
         keys, length, values, others, rest = split_row(rows, case)
         swapped = torch.cat((keys, length, values, others[..., 2:], others[..., :2], rest), -1)
-        found: dict[str, dict[str, Any]] = {"the step of V is taken for its least number": {"kv_cache": swapped}}
+        found: dict[str, dict[str, Any]] = {"the step of V is taken for its least number": {"cache_rows": swapped}}
         if case.key_bits < 8:
             found |= {
                 "the query is turned the other way": {"turn": tensors["turn"].mT.contiguous()},
@@ -186,7 +186,7 @@ class TurboWrite(attnfuzz.Problem):
     seed = Seed()
 
     def tensors(self, case: Any) -> dict[str, TensorSpec]:
-        """``kv_cache`` as `TurboDecode` has it."""
+        """``cache_rows`` as `TurboDecode` has it."""
         rows, heads = case.num_tokens + case.skipped, case.num_kv_heads
         blocks = -(-case.num_tokens // case.block_size) + case.spare_blocks
         new = TensorSpec((rows, heads, case.head_size), case.dtype, "input", case.strides, ("token", "head", "dim"))
@@ -194,7 +194,7 @@ class TurboWrite(attnfuzz.Problem):
         of_slots: Any = {"named_by": "slot_mapping", "places": case.block_size}
         axes = ("block", "offset", "head", "byte")
         found = {"key": new, "value": new, "slot_mapping": TensorSpec((rows,), "int64")}
-        found["kv_cache"] = TensorSpec(of_rows, "uint8", "in_place", case.cache_strides, axes, **of_slots)
+        found["cache_rows"] = TensorSpec(of_rows, "uint8", "in_place", case.cache_strides, axes, **of_slots)
         if case.key_bits < 8:
             found["midpoints"] = TensorSpec(((1 << case.key_bits) - 1,), "float32")
             found["turn"] = TensorSpec((case.head_size, case.head_size), "float32")
@@ -209,7 +209,7 @@ class TurboWrite(attnfuzz.Problem):
                 tensors[name][min(1, len(tensors[name]) - 1)] = 1.25
             if case.zeros:
                 tensors[name][0] = 0
-        slots, rows = tensors["kv_cache"].shape[0] * case.block_size, len(tensors["slot_mapping"])
+        slots, rows = tensors["cache_rows"].shape[0] * case.block_size, len(tensors["slot_mapping"])
         order, places = (
             torch.randperm(count, generator=generator, device="cpu", dtype=torch.int64)[: case.num_tokens]
             for count in (slots, rows)
@@ -225,14 +225,14 @@ class TurboWrite(attnfuzz.Problem):
         """The bytes; of one that holds what may be rounded either way, any."""
         low, high = (self._rows(case, tensors, way) for way in (-1, 1))
         slots = tensors["slot_mapping"]
-        shape, named = tuple(tensors["kv_cache"].shape), slots[slots >= 0]
+        shape, named = tuple(tensors["cache_rows"].shape), slots[slots >= 0]
         value, bound = (torch.zeros(shape, dtype=torch.float64, device="cpu").flatten(0, 1) for _ in range(2))
         where = torch.zeros(value.shape, dtype=torch.bool, device="cpu")
         size = low.shape[-1]
         value[named, :, :size] = low[slots >= 0].double()
         bound[named, :, :size] = torch.where(low == high, 0.0, 255.0)[slots >= 0].double()
         where[named, :, :size] = True
-        return {"kv_cache": Expected(value.view(shape), where.view(shape), bound.view(shape))}
+        return {"cache_rows": Expected(value.view(shape), where.view(shape), bound.view(shape))}
 
     @staticmethod
     def _rows(case: Any, tensors: Mapping[str, Tensor], way: int) -> Tensor:
@@ -256,7 +256,7 @@ class TurboWrite(attnfuzz.Problem):
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Which slot, and which part of a row, it is."""
-        if name != "kv_cache":
+        if name != "cache_rows":
             return ""
         names = ("codes of K", "length of K", "codes of V", "step and least number of V", "behind the row")
         ends = torch.tensor(row_parts(case), dtype=torch.int64, device="cpu").cumsum(0)

@@ -21,7 +21,7 @@ def turbo_decode_eager(inputs: Any) -> None:
     for seq, length in enumerate(inputs.seq_lens.tolist()):
         tokens = torch.arange(length, device=q.device)
         pages = inputs.block_table[seq, tokens // inputs.block_size].long()
-        rows = inputs.kv_cache[pages, tokens % inputs.block_size]
+        rows = inputs.cache_rows[pages, tokens % inputs.block_size]
         k, v = (part.repeat_interleave(inputs.gqa_ratio, 1) for part in _numbers(inputs, rows))
         scores = torch.einsum("hd,thd->ht", q[seq], k) * inputs.head_size**-0.5
         inputs.out[seq] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(inputs.out.dtype)
@@ -60,4 +60,4 @@ def turbo_write_eager(inputs: Any) -> None:
     named = inputs.slot_mapping >= 0
     slots = inputs.slot_mapping[named]
     size = inputs.block_size
-    inputs.kv_cache[slots // size, slots % size, :, : rows.shape[-1]] = rows[named]
+    inputs.cache_rows[slots // size, slots % size, :, : rows.shape[-1]] = rows[named]

@@ -16,7 +16,7 @@ from attnfuzz.families.turbo import codes_of, packed_codes, row_parts, split_row
 def _decode(inputs: Any, bug: str) -> None:
     """The bundled kernel, on what it is handed wrongly."""
     changed = SimpleNamespace(**vars(inputs))
-    keys, length, values, others, rest = split_row(inputs.kv_cache, inputs)
+    keys, length, values, others, rest = split_row(inputs.cache_rows, inputs)
     if bug == "high_first":
         values = values >> 4 | values << 4 if inputs.value_bits == 4 else values
     if bug == "bits_of_one_byte" and inputs.value_bits == 3:  # codes 2 and 5 of eight lie in two bytes each
@@ -28,10 +28,10 @@ def _decode(inputs: Any, bug: str) -> None:
     if bug == "length_of_head_0":
         length = length[:, :, :1].expand_as(length)
     if bug == "unpadded":  # rows are taken to lie side by side
-        heads, size = inputs.kv_cache.shape[2], sum(row_parts(inputs)[:4])
-        flat = inputs.kv_cache.flatten(2)[..., : size * heads].unflatten(-1, (heads, size))
+        heads, size = inputs.cache_rows.shape[2], sum(row_parts(inputs)[:4])
+        flat = inputs.cache_rows.flatten(2)[..., : size * heads].unflatten(-1, (heads, size))
         keys, length, values, others, _ = split_row(flat, inputs)
-    changed.kv_cache = torch.cat((keys, length, values, others, rest), -1)
+    changed.cache_rows = torch.cat((keys, length, values, others, rest), -1)
     if inputs.key_bits < 8 and bug in ("turned_back", "not_turned"):
         changed.turn = inputs.turn.mT if bug == "turned_back" else torch.eye(inputs.head_size)
     if bug == "never_corrected":
@@ -43,7 +43,7 @@ def _decode(inputs: Any, bug: str) -> None:
 
 def _write(inputs: Any, bug: str) -> None:
     changed = SimpleNamespace(**vars(inputs))
-    before = inputs.kv_cache.clone()
+    before = inputs.cache_rows.clone()
     parts = row_parts(inputs)
     if bug == "minus_one":
         last = len(before) * inputs.block_size - 1
@@ -55,15 +55,15 @@ def _write(inputs: Any, bug: str) -> None:
     if bug == "not_turned" and inputs.key_bits < 8:
         changed.turn = torch.eye(inputs.head_size)
     bundled.turbo_write_eager.function(changed)
-    written = (inputs.kv_cache != before).any(-1, keepdim=True)
+    written = (inputs.cache_rows != before).any(-1, keepdim=True)
     if bug == "whole_rows" and parts[-1]:
-        inputs.kv_cache[..., -1:] = torch.where(written, 0, inputs.kv_cache[..., -1:])
+        inputs.cache_rows[..., -1:] = torch.where(written, 0, inputs.cache_rows[..., -1:])
     if bug == "length_in_bfloat16" and inputs.key_bits < 8:
         place = slice(parts[0], parts[0] + 2)
-        length = inputs.kv_cache[..., place].contiguous().view(torch.float16).bfloat16().half().view(torch.uint8)
-        inputs.kv_cache[..., place] = torch.where(written, length, inputs.kv_cache[..., place])
+        length = inputs.cache_rows[..., place].contiguous().view(torch.float16).bfloat16().half().view(torch.uint8)
+        inputs.cache_rows[..., place] = torch.where(written, length, inputs.cache_rows[..., place])
     if bug == "codes_up_to_six" and inputs.value_bits == 3:
-        codes = split_row(inputs.kv_cache, inputs)[2]  # a view
+        codes = split_row(inputs.cache_rows, inputs)[2]  # a view
         lower = packed_codes(codes_of(codes, 3, inputs.head_size).clamp(max=6), 3)
         codes.copy_(torch.where(written, lower, codes))
 
