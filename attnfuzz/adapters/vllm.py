@@ -20,8 +20,11 @@ from attnfuzz.families import (
     PackedDecode,
     RecurrentDecode,
     SparseDecode,
+    TurboDecode,
+    TurboWrite,
 )
 from attnfuzz.families.history import steps_of
+from attnfuzz.families.turbo import row_parts
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.variants import VariantName
 
@@ -55,6 +58,8 @@ __all__ = [
     "segmented_full",
     "sparse_mla",
     "triton_backend",
+    "turboquant_decode",
+    "turboquant_store",
     "unified_attention",
     "unified_attention_full",
     "unified_attention_quantised",
@@ -859,6 +864,42 @@ def reshape_and_cache_int4(i: Any, *, quantise: Any, modes: Any) -> None:
         is_new = old != new
         scales[is_new] = (new & -16).view(torch.float32)[is_new]
         zeros[is_new] = (new & 15).to(torch.uint8)[is_new]
+
+
+@VLLM.kernel(
+    TurboWrite(),
+    needs={"store": _ops("triton_turboquant_store:triton_turboquant_store")},
+    supports=attnfuzz.Supports(),
+)
+def turboquant_store(i: Any, *, store: Any) -> None:
+    """New tokens into rows of bytes that hold K and V, `triton_turboquant_store`."""
+    store(
+        i.key, i.value, i.cache_rows, i.slot_mapping, getattr(i, "turn", None), getattr(i, "midpoints", None),
+        i.key_bits if i.key_bits < 8 else 0, sum(row_parts(i)[:2]), i.value_bits, key_fp8=i.key_bits == 8,
+    )  # fmt: skip
+
+
+@VLLM.kernel(
+    TurboDecode(lengths=attnfuzz.Integers(1, 100, likely=(1, 4, 15, 16, 17, 31, 32, 33, 64, 65), least=1, most=4)),
+    needs={"decode": _ops("triton_turboquant_decode:triton_turboquant_decode_attention")},
+    supports=attnfuzz.Supports(),
+)
+def turboquant_decode(i: Any, *, decode: Any) -> Callable[[], Tensor]:
+    """Decode over such rows, `triton_turboquant_decode_attention`; vLLM has no empty sequences.
+
+    In 32 splits, or 4 in the interpreter, where each program of a split takes as long as one that has tokens.
+    """
+    splits = 32 if VLLM.on_gpu() else 4
+
+    def call() -> Tensor:
+        out: Tensor = decode(
+            i.q, i.cache_rows, i.block_table, i.seq_lens, None, getattr(i, "centroids", None), i.head_size**-0.5,
+            i.key_bits if i.key_bits < 8 else 0, sum(row_parts(i)[:2]), i.value_bits, key_fp8=i.key_bits == 8,
+            norm_correction=i.corrected, PiT=getattr(i, "turn", None), max_num_kv_splits=splits,
+        )  # fmt: skip
+        return out
+
+    return call
 
 
 @VLLM.kernel(

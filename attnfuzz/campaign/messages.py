@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from attnfuzz.campaign.draw.compiled_fields import CompiledValues
 from attnfuzz.campaign.statistics import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
@@ -177,10 +178,13 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
 
 
 class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
-    """A worker has had a case judged in a format that was new to it, in ``seconds``: the others may draw from it."""
+    """A worker has had a case judged in a format that was new to it, in ``seconds``: the others may draw from it.
+
+    Of an open problem, which has no formats, the values of the case's fields stand for one.
+    """
 
     kernel: str
-    format: Format
+    format: Format | CompiledValues
     seconds: float = 0.0
 
 

@@ -528,14 +528,14 @@ def work(
         setup = msgspec.structs.replace(setup, deadline=begin.deadline)
         judge.deadline = begin.deadline
         runner.give_up_builds(lambda builds: time.monotonic() >= begin.deadline + GRACE_S)
-        turn = setup.worker / setup.num_workers
+        turn, workers = setup.worker / setup.num_workers, setup.num_workers
         WorkerLoop(
             setup,
             judge=judge,
             strategy_for=partial(_strategy, sizes),
             channel=channel,
             mail=mail,
-            formats=WorkingSets(partial(_formats, setup, sizes), turn=turn) if on_gpu else None,
+            formats=WorkingSets(partial(_formats, setup, sizes), turn=turn, workers=workers) if on_gpu else None,
             larger=_larger_cases(setup, sizes, on_gpu=on_gpu),
         ).run()
 

@@ -13,6 +13,8 @@ from attnfuzz.families.merge_ranks import MergeRanks as MergeRanks
 from attnfuzz.families.packed_decode import PackedDecode as PackedDecode
 from attnfuzz.families.recurrent_decode import RecurrentDecode as RecurrentDecode
 from attnfuzz.families.sparse_decode import SparseDecode as SparseDecode
+from attnfuzz.families.turbo import TurboDecode as TurboDecode
+from attnfuzz.families.turbo import TurboWrite as TurboWrite
 from attnfuzz.families.written_decode import WrittenDecode as WrittenDecode
 
 __all__ = [
@@ -26,5 +28,7 @@ __all__ = [
     "PackedDecode",
     "RecurrentDecode",
     "SparseDecode",
+    "TurboDecode",
+    "TurboWrite",
     "WrittenDecode",
 ]

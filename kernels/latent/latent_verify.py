@@ -20,7 +20,8 @@ __all__ = ["latent_verify_kernel"]
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
     do_not_specialize=[
-        "num_heads", "block_size", "stride_qt", "stride_qh", "stride_ss", "stride_table", "stride_ot", "stride_oh",
+        "num_heads", "block_size", "is_causal", "stride_qt", "stride_qh", "stride_ss", "stride_table", "stride_ot",
+        "stride_oh",
     ]
 )  # fmt: skip
 def latent_verify_kernel(
@@ -36,11 +37,10 @@ def latent_verify_kernel(
     p_lse,  # [tokens, num_heads], or None
     # scalars
     scale,
-    num_heads, block_size,
+    num_heads, block_size, is_causal,
     rank, rope_size,
     # constants
     SCALED: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
     TILE: tl.constexpr,  # tokens per step, a power of two, whatever the page size
     BLOCK_M: tl.constexpr,  # rows of a program: a power of two of at least 16, for tl.dot
     BLOCK_R: tl.constexpr,  # rank rounded up to a power of two of at least 16
@@ -60,7 +60,7 @@ def latent_verify_kernel(
     o_p = tl.arange(0, BLOCK_P).to(tl.int64)
     m_p = o_p < rope_size
     seq_len = tl.load(p_seq_lens + i_seq).to(tl.int64)
-    limit = seq_len - query_len + i_q + 1 if IS_CAUSAL else tl.zeros([BLOCK_M], tl.int64) + seq_len
+    limit = seq_len - (query_len - i_q - 1) * is_causal
 
     p_rows = p_q + (first + i_q)[:, None] * stride_qt + i_head[:, None] * stride_qh
     m_rr = m_row[:, None] & m_r[None, :]

@@ -304,6 +304,6 @@ def latent_verify(
             q, q.stride(0), q.stride(1), latents, latents.stride(0), ropes, ropes.stride(0),
             scales, 0 if scales is None else scales.stride(0), block_table, block_table.stride(0),
             seq_lens, cu_seqlens_q, out, out.stride(0), out.stride(1), lse,
-            float(scale), num_heads, block_size, rank, rope_size, SCALED=_SCALED, IS_CAUSAL=causal, TILE=tile,
+            float(scale), num_heads, block_size, int(causal), rank, rope_size, SCALED=_SCALED, TILE=tile,
             BLOCK_M=block_m, BLOCK_R=block_columns(rank, block_m), BLOCK_P=block_columns(rope_size, block_m),
         )  # fmt: skip

@@ -59,16 +59,15 @@ def recurrent_decode(
     _, num_v_heads, v_head_size = v.shape
     if num_v_heads % num_heads:
         raise ValueError(f"{num_v_heads} heads of v must be a multiple of {num_heads} heads of q and k")
-    per_channel = gate.dim() == 3
     grid = (triton.cdiv(v_head_size, _TILE_V), len(cu_seqlens) - 1, num_v_heads)
     with on_device_of(q):
         recurrent_decode_kernel[grid](
             q, q.stride(0), q.stride(1),
             k, k.stride(0), k.stride(1),
             v, v.stride(0), v.stride(1),
-            gate, gate.stride(0), gate.stride(1),
+            gate, *gate.stride()[:2], gate.stride(2) if gate.dim() == 3 else 0,
             beta, beta.stride(0),
-            log_rate, bias,
+            log_rate, bias, 0 if bias is None else bias.stride(0),
             cu_seqlens,
             state, *state.stride()[:3],
             slots, slots.stride(0),
@@ -78,6 +77,6 @@ def recurrent_decode(
             parents, 0 if parents is None else parents.stride(0),
             out, out.stride(0), out.stride(1),
             head_size**-0.5 if scale is None else scale,
-            num_v_heads // num_heads, head_size, v_head_size, first_slot,
-            TILE_V=_TILE_V, BLOCK_D=triton.next_power_of_2(head_size), NORMALISED=normalised, PER_CHANNEL=per_channel,
+            num_v_heads // num_heads, head_size, v_head_size, first_slot, int(normalised),
+            TILE_V=_TILE_V, BLOCK_D=triton.next_power_of_2(head_size),
         )  # fmt: skip

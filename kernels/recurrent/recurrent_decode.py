@@ -35,12 +35,13 @@ def _raw_decay(b_a, log_rate):
 
 
 # Strides that only place a program's base pointer are not specialised on (== 1, divisible by 16): that buys nothing
-# and would compile the kernel again for each combination.
+# and would compile the kernel again for each combination. Neither are choices that a program makes once for a token.
 @triton.jit(
     do_not_specialize=[
         "stride_qt", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh", "stride_gt", "stride_gh",
-        "stride_bt", "stride_ss", "stride_sh", "stride_sv", "stride_slots", "stride_ps", "stride_pt", "stride_ph",
-        "stride_pv", "stride_parents", "stride_ot", "stride_oh", "values_per_key", "first_slot",
+        "stride_gd", "stride_bt", "stride_bias", "stride_ss", "stride_sh", "stride_sv", "stride_slots", "stride_ps",
+        "stride_pt", "stride_ph", "stride_pv", "stride_parents", "stride_ot", "stride_oh", "values_per_key",
+        "first_slot", "normalised",
     ]
 )  # fmt: skip
 def recurrent_decode_kernel(
@@ -48,10 +49,10 @@ def recurrent_decode_kernel(
     p_q, stride_qt, stride_qh,  # [tokens, num_heads, head_size]
     p_k, stride_kt, stride_kh,  # [tokens, num_heads, head_size]
     p_v, stride_vt, stride_vh,  # [tokens, num_v_heads, v_head_size]
-    p_gate, stride_gt, stride_gh,  # g or a: [tokens, num_v_heads], or [tokens, num_v_heads, head_size]
+    p_gate, stride_gt, stride_gh, stride_gd,  # g or a: [tokens, num_v_heads, head_size]; one number a head: stride 0
     p_beta, stride_bt,  # beta or b: [tokens, num_v_heads]
     p_log_rate,  # A_log [num_v_heads], or None: gates are given
-    p_bias,  # dt_bias [num_v_heads], or [num_v_heads, head_size]
+    p_bias, stride_bias,  # dt_bias: [num_v_heads, head_size], of which the last stride is that of p_gate
     p_cu_seqlens,  # [sequences + 1]
     p_state, stride_ss, stride_sh, stride_sv,  # [slots, num_v_heads, v_head_size, head_size]
     p_slots, stride_slots,  # [sequences], or [sequences, tokens] of EACH
@@ -65,11 +66,10 @@ def recurrent_decode_kernel(
     values_per_key,  # heads of v, and of states, per head of q and k
     head_size, v_head_size,
     first_slot,  # slots below this one are sentinels
+    normalised,  # whether q and k are to be divided by their lengths
     # constants
     TILE_V: tl.constexpr,  # rows of a state per program, a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
-    NORMALISED: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(ceil(v_head_size / TILE_V), sequences, num_v_heads)``."""
     # Indices are int64 from the start: a pool of states passes 2^31 elements, 16384 bytes a slot and head.
@@ -111,23 +111,17 @@ def recurrent_decode_kernel(
         b_v = tl.load(p_v + i_t * stride_vt + i_head * stride_vh + o_v, mask=m_v, other=0.0).to(tl.float32)  # [TILE_V]
         beta = tl.load(p_beta + i_t * stride_bt + i_head).to(tl.float32)
         p_gate_t = p_gate + i_t * stride_gt + i_head * stride_gh
-        if PER_CHANNEL:
-            b_gate = tl.load(p_gate_t + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]  # [1, BLOCK_D]
-        else:
-            b_gate = tl.load(p_gate_t).to(tl.float32)
+        b_gate = tl.load(p_gate_t + o_d * stride_gd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
         if p_log_rate is not None:
-            if PER_CHANNEL:
-                b_gate += tl.load(p_bias + i_head * head_size + o_d, mask=m_d, other=0.0)[None, :]
-            else:
-                b_gate += tl.load(p_bias + i_head)
+            b_gate += tl.load(p_bias + i_head * stride_bias + o_d * stride_gd, mask=m_d, other=0.0)
             b_decay = _raw_decay(b_gate, log_rate)
             beta = 1.0 / (1.0 + tl.exp(-beta))
         else:
             b_decay = tl.exp(b_gate)
-        if NORMALISED:
+        if normalised:
             b_q, b_k = _normalised(b_q), _normalised(b_k)
 
-        b_s *= b_decay
+        b_s *= b_decay[None, :]
         b_v -= tl.sum(b_s * b_k[None, :], axis=1)  # what the state has of this key already
         b_s += (b_v * beta)[:, None] * b_k[None, :]
         b_o = tl.sum(b_s * (b_q * scale)[None, :], axis=1)  # [TILE_V]

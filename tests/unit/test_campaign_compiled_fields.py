@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from attnfuzz.campaign.draw.compiled_fields import CompiledFields
+from attnfuzz.campaign.draw.compiled_fields import CompiledFields, CompiledValues
 from attnfuzz.campaign.draw.sampling import CaseSource, WorkingSets
+from attnfuzz.campaign.messages import FormatCompiled
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.fields import Choice, Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenProblem
@@ -39,28 +41,47 @@ def drawn(declaration: Declaration) -> list[Any]:
 
 
 class Worker:
-    """Searches a kernel that is compiled for what ``compiled_for`` says of a case; the clock is its own."""
+    """Searches a kernel that is compiled for what ``compiled_for`` says of a case; the clock is its own.
 
-    def __init__(self, compiled_for: Callable[[Any], Any], declaration: Declaration = KERNEL) -> None:
+    ``number`` of ``workers``, which share the ``compiled``, as they do Triton's cache. ``batch``: cases that are drawn
+    before the first of them is judged.
+    """
+
+    def __init__(
+        self,
+        compiled_for: Callable[[Any], Any],
+        declaration: Declaration = KERNEL,
+        *,
+        number: int = 0,
+        workers: int = 1,
+        batch: int = 1,
+        compiled: set[Any] | None = None,
+    ) -> None:
         self.compiled_for = compiled_for
-        self.compiled: set[Any] = set()
+        self.compiled: set[Any] = set() if compiled is None else compiled
         self.cases: list[Any] = []
-        self._drawn = iter(drawn(declaration))
-        self.learned = CompiledFields(declaration)
+        self.batch = batch
+        self._drawn = drawn(declaration)
+        if number:
+            random.Random(number).shuffle(self._drawn)
+        self.learned = CompiledFields(declaration, turn=number / workers, workers=workers)
         self.compiling_s = 0.0
         self.seconds = 0.0
 
-    def search(self, seconds: float) -> Worker:
+    def search(self, seconds: float, others: Sequence[Worker] = ()) -> Worker:
         until = self.seconds + seconds
         while self.seconds < until:
-            case = self.learned.fitted(next(self._drawn))
-            key = self.compiled_for(case)
-            compile_s = 0.0 if key in self.compiled else COMPILED_S
-            self.compiled.add(key)
-            self.cases.append(case)
-            self.learned.judged(case, compile_s + WARM_S, compile_s)
-            self.compiling_s += compile_s
-            self.seconds += compile_s + WARM_S
+            for case in [self.learned.fitted(self._drawn.pop(0)) for _ in range(self.batch)]:
+                key = self.compiled_for(case)
+                compile_s = 0.0 if key in self.compiled else COMPILED_S
+                self.compiled.add(key)
+                self.cases.append(case)
+                published = self.learned.judged(case, compile_s + WARM_S, compile_s)
+                for other in others:
+                    if published is not None and other is not self:
+                        other.learned.learn(published, compile_s)
+                self.compiling_s += compile_s
+                self.seconds += compile_s + WARM_S
         return self
 
 
@@ -132,3 +153,48 @@ def test_a_worker_on_a_gpu_draws_by_what_it_has_learned() -> None:
     for _ in range(5):
         source.round(KERNEL, visit, until=float("inf"))
     assert 8 <= len(compiled) < 20  # of 90, in 1,000 cases
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_workers_learn_of_each_other(batch: int) -> None:
+    """Each of nine waited for a compiler once for every field that decides, which was nine tenths of their time."""
+    together: Any = {"workers": 9, "batch": batch, "compiled": set()}
+
+    def compiled_for(case: Any) -> Any:
+        return (case.size, case.dtype, case.heads, case.order, case.options["tile"], case.spare % 4 == 0)
+
+    workers = [Worker(compiled_for, number=number, **together) for number in range(9)]
+    for seconds in (1.0, 3.0, 3.0, 3.0):
+        for worker in workers:
+            worker.search(seconds, others=workers)
+    seconds = sum(worker.seconds for worker in workers)
+    assert sum(worker.compiling_s for worker in workers) <= 0.3 * seconds
+    assert len({compiled_for(case) for worker in workers for case in worker.cases}) >= 10
+
+
+def test_a_case_that_finds_its_program_clears_nothing() -> None:
+    """Where another worker had all dtypes compiled, every case would say that dtypes decide nothing."""
+    worker = Worker(lambda case: case.dtype, compiled={"float16", "bfloat16", "float32"})
+    first = drawn(KERNEL)[0]
+    for dtype in worker.compiled:
+        case = msgspec.structs.replace(first, dtype=dtype)
+        worker.learned.learn(CompiledValues(worker.learned._values_of(case)), COMPILED_S)
+    worker.search(5.0)
+    fields = dict(zip(worker.learned._names, worker.learned._fields, strict=False))
+    assert [name for name, field in fields.items() if not field.is_free] == ["dtype"]
+
+
+def test_what_one_worker_had_compiled_another_draws_from() -> None:
+    """Its first case would wait for a compiler, though thousands in a format that another had compiled would not."""
+    first, second = (WorkingSets(lambda declaration: iter(()), turn=turn, workers=2) for turn in (0.0, 0.5))
+    cases = drawn(KERNEL)
+    theirs = next(case for case in cases if case.size == 64 and case.dtype == "float32" and case.heads == 6)
+    mine = next(case for case in cases if case.size == 16 and case.dtype == "float16" and case.heads == 1)
+    published = first.judged(KERNEL, first.fitted(KERNEL, theirs), COMPILED_S + WARM_S, compile_s=COMPILED_S)
+    assert published is not None
+    message = FormatCompiled(kernel=KERNEL.target, format=published, seconds=COMPILED_S)
+    sent = msgspec.json.decode(msgspec.json.encode(message), type=FormatCompiled)
+    second.offer(KERNEL, sent.format, sent.seconds)
+    case: Any = second.fitted(KERNEL, mine)
+    unlike = [name for name in PROBLEM.fields if getattr(case, name) != getattr(theirs, name)]
+    assert len({*unlike} - {"lengths", "spare", "seed"}) <= 1

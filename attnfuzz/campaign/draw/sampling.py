@@ -27,7 +27,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.draw.compiled_fields import CompiledFields
+from attnfuzz.campaign.draw.compiled_fields import CompiledFields, CompiledValues
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
@@ -250,12 +250,13 @@ class WorkingSets:
 
     Each kernel has its own time: those that compile for seconds leave that of the others alone. ``turn``, from 0 to 1,
     is how much of a format's cost has to be saved up before it is compiled: another one for each worker, or all of
-    them would exceed the compilers' share of a kernel by a format as soon as they have had a moment with it.
+    them would exceed the compilers' share of a kernel by a format as soon as they have had a moment with it. There are
+    ``workers`` of them.
     """
 
-    def __init__(self, source: FormatSource, *, turn: float = 0.0) -> None:
+    def __init__(self, source: FormatSource, *, turn: float = 0.0, workers: int = 1) -> None:
         self._source = source
-        self._turn = turn
+        self._turn, self._workers = turn, workers
         self._kernels: dict[str, _Formats] = {}
         self._open: dict[str, CompiledFields] = {}
 
@@ -304,15 +305,16 @@ class WorkingSets:
             joined += 1
         return list(formats.active)
 
-    def judged(self, declaration: Declaration, case: Case, seconds: float, *, compile_s: float = 0.0) -> Format | None:
-        """Note that ``case`` took ``seconds``; its format if it is new, to be published.
+    def judged(
+        self, declaration: Declaration, case: Case, seconds: float, *, compile_s: float = 0.0
+    ) -> Format | CompiledValues | None:
+        """Note that ``case`` took ``seconds``; what of it is to be published, as its format if it is new.
 
         ``compile_s`` of them went into Triton's compiler, which also has work in formats that are known: some kernels
         choose by lengths what to launch, and relations change strides and options.
         """
         if isinstance(case, OpenCase):
-            self._fields_of(declaration).judged(case, seconds, compile_s)
-            return None
+            return self._fields_of(declaration).judged(case, seconds, compile_s)
         formats, format_ = self._of(declaration), format_of(case)
         key = format_key(format_)
         formats.seconds += seconds
@@ -328,8 +330,11 @@ class WorkingSets:
         formats.active.append(format_)
         return format_
 
-    def offer(self, declaration: Declaration, format_: Format, seconds: float = 0.0) -> None:
+    def offer(self, declaration: Declaration, format_: Format | CompiledValues, seconds: float = 0.0) -> None:
         """Another worker has compiled ``format_``, which took ``seconds``, if that is known."""
+        if isinstance(format_, CompiledValues):
+            self._fields_of(declaration).learn(format_, seconds)
+            return
         formats, key = self._of(declaration), format_key(format_)
         if key not in formats.known:
             formats.costs_s += seconds
@@ -357,7 +362,7 @@ class WorkingSets:
 
     def _fields_of(self, declaration: Declaration) -> CompiledFields:
         if declaration.target not in self._open:
-            self._open[declaration.target] = CompiledFields(declaration)
+            self._open[declaration.target] = CompiledFields(declaration, turn=self._turn, workers=self._workers)
         return self._open[declaration.target]
 
     def _of(self, declaration: Declaration) -> _Formats:
