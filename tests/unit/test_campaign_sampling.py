@@ -118,7 +118,7 @@ def scouted(sets: WorkingSets, declaration: Declaration = KERNEL) -> list[Format
     """Have what is to be scouted judged; returns what was published."""
     cases = [case_in(one.num_q_heads) for one in sets.to_scout(declaration)]
     published = [sets.judged(declaration, case, COMPILED_S) for case in cases]
-    return [one for one in published if one is not None]
+    return [one for one in published if isinstance(one, Format)]
 
 
 def test_a_kernel_without_formats_is_scouted_first() -> None:
