@@ -58,7 +58,8 @@ class _Replay(NamedTuple):
 def misread(reruns: Reruns) -> Iterator[Cause]:
     """The one mistake that gives what the kernel makes of the case, or of one like it that tells more."""
     case: Any = reruns.case
-    if not isinstance(case, OpenCase) or not isinstance(implementation_of(case.problem), PagedProblem):
+    problem = implementation_of(case.problem) if isinstance(case, OpenCase) else None
+    if not isinstance(problem, PagedProblem) or not problem.tensors(case).keys() & {"k_cache", "kv_cache"}:
         return
     left: _Causes = {}
     for one in (*_telling(case), case):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import attnfuzz
+from attnfuzz.explaining.own_pages import misread
 from attnfuzz.families import turbo_kernels as bundled
 from attnfuzz.families.turbo import codes_of, packed_codes
 from tests.families import turbo_kernels
@@ -34,6 +37,13 @@ def test_planted_bugs_are_found_and_shrunk(name: str) -> None:
         tokens = sum(case.lengths) if name.startswith("decode") else case.num_tokens
         assert case.num_kv_heads <= most[0]
         assert tokens <= most[1]
+
+
+def test_rows_of_k_and_v_are_not_laid_out_as_two_caches() -> None:
+    """The explanation of a planted bug ended in a KeyError, since there is no `k_cache` in its pages."""
+    problem: Any = bundled.turbo_decode_eager.declaration.problem
+    asked: Any = SimpleNamespace(case=problem.case_type(lengths=(1,)))
+    assert list(misread(asked)) == []
 
 
 @pytest.mark.parametrize("name", bundled.__all__)
