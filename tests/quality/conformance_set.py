@@ -28,6 +28,8 @@ from attnfuzz.families import (
     PackedDecode,
     RecurrentDecode,
     SparseDecode,
+    TurboDecode,
+    TurboWrite,
 )
 from attnfuzz.oracles.registry import OracleName
 from attnfuzz.problems.cases import (
@@ -310,6 +312,8 @@ def open_problems() -> Iterator[tuple[OpenProblem, str]]:
         (BlockSparse, "lists of blocks"),
         (IndexerTopk, "blocks chosen by scores"),
         (History, "histories of batches"),
+        (TurboDecode, "TurboQuant caches"),
+        (TurboWrite, "writes of TurboQuant"),
     ):
         described = describe(family())
         place = f"attnfuzz/families/{described.place.rpartition('/')[2]}"
