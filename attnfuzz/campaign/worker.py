@@ -280,7 +280,7 @@ class WorkerLoop:
         self._collect()
         if not self._goes_on():
             return
-        with contextlib.suppress(OutOfTime, Unjudged):
+        with contextlib.suppress(OutOfTime, Unjudged):  # the case has passed all else, and is counted as that
             verdict = self._judge(declaration, case, relations=relations, patience="longest")
             self._meter.related(declaration, verdict)
             if verdict.failure is not None:

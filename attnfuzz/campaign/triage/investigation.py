@@ -668,7 +668,7 @@ class Investigation:
         asked = declaration, case, failure
         if self._asked_about != asked:
             self._asked_about, self._answer = asked, Explanation()
-            with contextlib.suppress(Unjudged):
+            with contextlib.suppress(Unjudged):  # which has been said: the finding is told without an explanation
                 self._answer = self._judge.explain(declaration, case, failure)
         return self._answer
 
