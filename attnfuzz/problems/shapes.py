@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from attnfuzz.problems.module import Case, module_of
 from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
@@ -140,9 +140,25 @@ def named_in_strides(case: Case, name: str) -> str:
 
 
 def _open_specs(case: OpenCase) -> Specs:
-    """As its problem has them, in a process that has imported it."""
+    """As its problem has them, in a process that has imported it; asked once for a case that is judged."""
+    problem = implementation_of(case.problem)
+    known, asked, specs = _LATEST.get(id(case), (None, None, {}))
+    if known is not case or asked is not problem:
+        specs = _asked(problem, case)
+        _LATEST[id(case)] = case, problem, specs
+        if len(_LATEST) > _MOST_KEPT:
+            del _LATEST[next(iter(_LATEST))]
+    return dict(specs)
+
+
+_LATEST: dict[int, tuple[OpenCase, Any, Specs]] = {}
+"""Specs by the case's id, which nothing else has as long as the case is held here."""
+_MOST_KEPT = 512
+
+
+def _asked(problem: Any, case: OpenCase) -> Specs:
     try:
-        specs: Specs = dict(implementation_of(case.problem).tensors(case))
+        specs: Specs = dict(problem.tensors(case))
     except Exception as error:
         raise ProblemError.raised("tensors", case, error) from error
     for name, spec in specs.items():
