@@ -162,7 +162,7 @@ def _foreign(
 
         def negate(chosen: Int64[Tensor, " n"], slots: Tensor = slots, others: list[int] = others) -> None:
             at = torch.tensor(others, dtype=torch.int64, device="cpu")[chosen].to(slots.device)
-            a, b, c = torch.unravel_index(at, places.shape)
+            a, b, c = places.coordinates(at)
             turned = -2 * slots[a, b, c].float() + 1
             limit = torch.finfo(slots.dtype).max
             bits(slots)[a, b, c] = bits(turned.clamp(-limit, limit).to(slots.dtype))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,6 +22,7 @@ from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeS
 from attnfuzz.problems.wording import plural
 
 SIDES = ("prefix", "suffix")
+_Numbers = TypeVar("_Numbers", int, Tensor)
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Places:
         """The number of a place."""
         return (a * self.shape[1] + b) * self.shape[2] + c
 
-    def coordinates(self, place: int) -> tuple[int, int, int]:
-        """Undo `number`."""
-        rest, c = divmod(place, self.shape[2])
-        return (*divmod(rest, self.shape[1]), c)
+    def coordinates(self, place: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Undo `number`, of one place or of many."""
+        rest = place // self.shape[2]
+        return rest // self.shape[1], rest % self.shape[1], place % self.shape[2]
 
     @cached_property
     def owners(self) -> dict[tuple[int, int], list[tuple[int, int]]]:

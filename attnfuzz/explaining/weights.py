@@ -110,7 +110,7 @@ def run_with(reruns: Reruns, places: Places, chosen: Int64[Tensor, " n"], dims: 
         tensor.zero_()
         size = places.count // len(tensors)
         mine = (chosen >= first) & (chosen < first + size)
-        where = torch.unravel_index((chosen[mine] - first).to(tensor.device), tensor.shape[:-1])
+        where = places.coordinates(chosen[mine].to(tensor.device))[4 - tensor.ndim :]  # of a merge, without the side
         one = bits(torch.tensor(_ONE, dtype=tensor.dtype, device="cpu")).item()
         if dims is None:
             bits(tensor)[where] = one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -15,14 +16,18 @@ from attnfuzz.problems.variants import VARIANTS, VariantName
 from attnfuzz.untrusted_text import check_text
 
 
+@cache
+def _defaults(of: type[msgspec.Struct]) -> dict[str, Any]:
+    return {one.name: one.default for one in msgspec.structs.fields(of)}  # which reads all annotations each time
+
+
 class _Remembers(msgspec.StructMeta):
     """Notes which fields a program passed at their defaults; a copy by ``msgspec.structs.replace`` keeps the note."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
         made = super().__call__(*args, **fields)
         if fields and "promised" not in fields:
-            defaults = {one.name: one.default for one in msgspec.structs.fields(made)}
-            said = tuple(sorted(name for name, value in fields.items() if value == defaults[name]))
+            said = tuple(sorted(name for name, value in fields.items() if value == _defaults(cls)[name]))
             msgspec.structs.force_setattr(made, "promised", said)
         return made
 
@@ -37,8 +42,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def leaves_open(self, name: str) -> bool:
         """Whether nothing was said of the field ``name``."""
-        default = next(field.default for field in msgspec.structs.fields(self) if field.name == name)
-        return bool(getattr(self, name) == default) and name not in self.promised
+        return bool(getattr(self, name) == _defaults(type(self))[name]) and name not in self.promised
 
     def declared(self) -> dict[str, Any]:
         """The fields that something was said of, with their values."""
