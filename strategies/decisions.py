@@ -33,7 +33,9 @@ class Decisions:
 
     def pick_rarely(self, usual: Sequence[T], rare: Sequence[T], *, weight: int) -> T:
         """One of both, each of ``usual`` ``weight`` times as likely as one of ``rare``, which come last."""
-        return self.pick([*(one for one in usual for _ in range(weight)), *rare])
+        of_usual = weight * len(usual)
+        place = self.pick(range(of_usual + len(rare)))
+        return usual[place // weight] if place < of_usual else rare[place - of_usual]
 
     def part(self, size: int) -> Decisions:
         """The next ``size`` bytes, to decide about one part of the value."""
