@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -185,15 +186,35 @@ def test_the_flat_list_of_pages_is_that_of_the_block_table(tmp_path: Path, monke
     assert [part.tolist() for part in found] == [[0, 2, 2, 3], [3, 1, 2], [1, 0, 16]]
 
 
-def test_the_demo_finds_replays_and_repairs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [True, False])
+@pytest.mark.by_day("False")
+def test_the_demo_finds_replays_and_repairs(
+    processes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The first thing that a reader tries would not work, or would show something else than the pages say."""
-    command = [sys.executable, str(ROOT / "docs" / "demo.py"), str(tmp_path / "demo")]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "docs" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+
+    def run(command: list[str], *, cwd: Path, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
+        started = len(demo.ATTNFUZZ)
+        assert (command[:started], env["PYTHONPATH"], check) == (demo.ATTNFUZZ, str(ROOT), False)
+        done = attnfuzz(*command[started:], cwd=cwd)
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+        return done
+
+    if not processes:
+        monkeypatch.setattr(demo, "subprocess", SimpleNamespace(run=run))
+    assert demo.main(tmp_path / "demo") is None
+    told, complaints = capfd.readouterr()
+    assert complaints == ""
     for page in ("README.md", "docs/first-finding.md", "docs/index.md"):
-        assert lines_that_are_missing(page, run.stdout) == []
+        assert lines_that_are_missing(page, told) == []
     assert block("README.md", "python") in block("docs/first-finding.md", "python", "# my_decode.py")
-    assert run.stdout.index("FAIL  ") < run.stdout.index("\nPASS  ") < run.stdout.index("\nNow yours")
+    assert told.index("FAIL  ") < told.index("\nPASS  ") < told.index("\nNow yours")
 
 
 @pytest.mark.night
