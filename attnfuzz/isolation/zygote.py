@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import selectors
 import signal
@@ -249,7 +248,7 @@ def prepare_environment(device: str) -> None:
 def _preload(modules: Sequence[str]) -> None:
     """Import `modules`, as far as they are installed: Triton is not, on some systems."""
     for name in modules:
-        if importlib.util.find_spec(name) is not None:
+        with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
         if name == "torch":
             _use_one_thread()

@@ -78,8 +78,6 @@ def compute_compiler_key() -> bool:
 
 
 _NVIDIA = "triton.backends.nvidia.driver"
-_FIRST_LAUNCH = "triton.experimental.gluon.nvidia.hopper"
-"""Modules that Triton imports when a process launches its first kernel, in a tenth of a second."""
 
 
 def build_launcher() -> bool:
@@ -105,9 +103,8 @@ def prepare_compiler() -> None:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return
-    for name in (_NVIDIA, _FIRST_LAUNCH):
-        with contextlib.suppress(ImportError):  # none, or one for other GPUs, or one that has it elsewhere
-            importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # none, or one for other GPUs, or one that has it elsewhere
+        importlib.import_module(_NVIDIA)
     with ThreadPoolExecutor(1) as beside:
         beside.submit(build_launcher)
         compute_compiler_key()
