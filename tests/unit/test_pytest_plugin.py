@@ -75,13 +75,16 @@ def save(project: pytest.Pytester, name: str, content: Regression | str) -> None
 
 
 def outcomes(output: str) -> dict[str, str]:
-    """The outcome of every test, from a verbose run."""
-    lines = re.findall(r"(saved/\S+?::\S+) (PASSED|FAILED|XFAIL|XPASS)|(PASSED|FAILED|XFAIL) (saved/\S+::\S+)", output)
-    return {one or two: result or other for one, result, other, two in lines}
+    """The outcome of every test, from a verbose run by pytest-xdist."""
+    lines = re.findall(r"\[gw\d\] \[ *\d+%\] (\w+) \.\./(saved/\S+::\S+)", output)
+    return {test: outcome for outcome, test in lines}
 
 
-def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
-    """An open case would fail the run, a repaired one or one that is back would not, or other kernels be skipped."""
+def test_each_kernel_is_held_to_the_status(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open case would fail the run, a repaired one or one that is back would not, or other kernels be skipped.
+
+    Run from another folder, workers of pytest-xdist would collect other tests than each other, or miss a kernel's file.
+    """
     save(project, "saved/open.json", regression(9))
     save(project, "saved/repaired.json", regression(8, issue="https://example.org/issues/12"))
     save(project, "saved/fixed.json", regression(8, status="fixed"))
@@ -89,7 +92,9 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
     save(project, "saved/gone.json", regression(9, kernel="kernels.py:drop_a_token"))
     elsewhere = FindingRecord(oracle="graph_replay", message="the bits must be equal")  # seen on a GPU only
     save(project, "saved/elsewhere.json", regression(8, finding=elsewhere))
-    result = project.runpytest_subprocess("-v")
+    monkeypatch.chdir(project.mkdir("elsewhere"))
+    places = ("--rootdir", str(project.path), str(project.path / "saved"))
+    result = project.runpytest_subprocess("-v", "-n", "2", *places)
     assert outcomes(result.stdout.str()) == {
         f"saved/open.json::{TARGET}": "XFAIL",
         f"saved/repaired.json::{TARGET}": "FAILED",
@@ -107,11 +112,11 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
         [
             f"{TARGET} fails accuracy/out:value: *token 8 of sequence 0*",
             "replay:",
-            f"  attnfuzz replay saved/back.json --kernel {TARGET}",
-            "*XPASS(strict)*open, https://example.org/issues/12: *; once repaired: *--fixed saved/repaired.json*",
+            f"  attnfuzz replay ../saved/back.json --kernel {TARGET}",
+            "*XPASS(strict)*open, https://example.org/issues/12: *; once repaired: *--fixed ../saved/repaired.json*",
         ]
     )
-    result.stdout.fnmatch_lines(["*no kernel 'drop_a_token' in kernels.py; did you mean 'drops_a_token'[?]*"])
+    result.stdout.fnmatch_lines(["*no kernel 'drop_a_token' in */kernels.py; did you mean 'drops_a_token'[?]*"])
     assert "Traceback" not in result.stdout.str()
 
 
@@ -121,15 +126,6 @@ def test_bundled_kernels_are_tested_only_where_that_is_wanted(project: pytest.Py
     save(project, "saved/open.json", regression(9))
     result = project.runpytest_subprocess("--collect-only", "-q")
     assert [line for line in result.outlines if "::" in line] == [f"saved/open.json::{TARGET}"]
-
-
-def test_parallel_run_from_another_folder(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of pytest-xdist would collect other tests than each other, or not find a kernel's file."""
-    save(project, "saved/open.json", regression(9))
-    save(project, "saved/fixed.json", regression(8, status="fixed"))
-    monkeypatch.chdir(project.mkdir("elsewhere"))
-    result = project.runpytest_subprocess("-n", "2", "--rootdir", str(project.path), str(project.path / "saved"))
-    result.assert_outcomes(passed=5, xfailed=1)
 
 
 def test_only_regression_files_in_the_folder_are_collected(project: pytest.Pytester) -> None:
