@@ -16,7 +16,7 @@ from attnfuzz.isolation.serve import Service, instantiate_service, load_service
 from attnfuzz.isolation.zygote_client import DEFAULT_PRELOAD, Zygote
 from attnfuzz.judging.runner import SERVICE, Runner
 
-_NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE")
+_NOT_FOR_EXECUTORS = ("PYTEST_", "PY_COLORS", "TORCHINDUCTOR_CACHE_DIR", "GITHUB_", "BUILDKITE", "CI")
 
 
 class SharedZygote(Zygote):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +14,12 @@ def found_of(kernel: Any, *, max_examples: int = 150) -> list[attnfuzz.KernelFai
     """What a search of ``kernel`` finds, the same in each run: once in thirty a smaller case is missed."""
     before = settings.get_current_profile_name()
     settings.load_profile("ci")
-    try:
-        search: Callable[[], None] = attnfuzz.fuzz(kernel, max_examples=max_examples, device="cpu")(lambda: None)
-    finally:
-        settings.load_profile(before)
+
+    @attnfuzz.fuzz(kernel, max_examples=max_examples, device="cpu")
+    def search() -> None:
+        pass
+
+    settings.load_profile(before)
     with pytest.raises((attnfuzz.KernelFailure, ExceptionGroup)) as caught:  # a group of those that show it twice
         search()
     raised = caught.value

@@ -23,6 +23,7 @@ from attnfuzz.testing.loading import shared_runner
 from tests.unit import oracles_that_fail as failing
 from tests.unit import own_oracle_kernels as beside
 from tests.unit.in_process import attnfuzz as run_command
+from tests.unit.in_process import ending_after
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_oracles.md"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, scale=0.25, seq_lens=(3, 0))
@@ -74,9 +75,8 @@ def test_the_oracle_of_the_page_finds_saves_and_replays(page: Path) -> None:
 
 def test_what_is_not_asked_finds_nothing_and_what_does_not_exist_is_refused(page: Path) -> None:
     """--oracle would mean something else for a user's oracle than for one of attnfuzz's."""
-    usual = run_command(
-        "explore", "kernels.py", "--oracle", "accuracy", "--budget", "2s", "--workers", "1", "--device", "cpu", cwd=page
-    )
+    with ending_after(cases=20):
+        usual = explore("--oracle", "accuracy", cwd=page)
     assert (usual.returncode, "nothing found by accuracy" in usual.stdout) == (0, True)
     misspelt = explore("--oracle", "empty_rows_are_plus_zeros", cwd=page)
     assert misspelt.returncode == 2
