@@ -126,7 +126,7 @@ def run_executor(
         _print_traceback()
         raise
     finally:
-        _flush_standard_streams()
+        flush_standard_streams()
         os._exit(status)
 
 
@@ -213,7 +213,8 @@ def _print_traceback() -> None:
         traceback.print_exc()
 
 
-def _flush_standard_streams() -> None:
+def flush_standard_streams() -> None:
+    """Before a process ends by `os._exit`."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or replaced by the code under test
             stream.flush()

@@ -70,7 +70,8 @@ def test_executors_start_with_torch_and_triton_imported() -> None:
     """Each restart would take seconds, an OpenMP pool could deadlock after the fork, or CUDA fail to start."""
     with Zygote.start(service=f"{SERVICES}:Rogue") as zygote, Executor(zygote) as executor:
         for _ in range(2):
-            assert call(executor, "loaded", ["torch", "triton", "numpy", "attnfuzz.cli"]) == [True, True, True, False]
+            loaded = ["torch", "triton", "numpy", "triton.experimental.gluon.nvidia.hopper", "attnfuzz.cli"]
+            assert call(executor, "loaded", loaded) == [True, True, True, True, False]
             assert call(executor, "torch_state") == {"threads": 1, "cuda_initialized": False}
             executor.restart()
 
@@ -80,6 +81,15 @@ def test_modules_that_are_not_installed_are_passed_over() -> None:
     preload = ("no_such_module", "fractions")
     with Zygote.start(service=f"{SERVICES}:Rogue", preload=preload) as zygote, Executor(zygote) as executor:
         assert call(executor, "loaded", ["fractions"]) == [True]
+
+
+def test_a_zygote_that_is_stopped_takes_nothing_apart(tmp_path: Path) -> None:
+    """At the end of each command a user would wait until all that torch has loaded is taken apart."""
+    module, apart = tmp_path / "ending_service.py", tmp_path / "apart"
+    module.write_text(f"import atexit, pathlib\natexit.register(pathlib.Path({str(apart)!r}).touch)\nService = int\n")
+    with Zygote.start(service=f"{module}:Service", preload=()):
+        pass
+    assert not apart.exists()
 
 
 def test_service_that_initialises_cuda_at_import_is_refused(tmp_path: Path) -> None:
