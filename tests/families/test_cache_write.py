@@ -104,7 +104,7 @@ def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
     of_blocks = dict.fromkeys(
         ("blocks_of_32", "one_scale", "swizzled", "global_of_k"), 64
     )  # more than one of 16 numbers
-    largest = {"tile": 80, "zero_cut": 64, "page_size": 64, **of_blocks}.get(bug, 16)
+    largest = {"tile": 80, "zero_cut": 64, "symmetric": 128, "page_size": 64, **of_blocks}.get(bug, 16)
     assert all(case.head_size <= largest for case in cases)
 
 
