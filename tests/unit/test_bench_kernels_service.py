@@ -95,6 +95,34 @@ def test_windows_and_8_bit_caches_are_what_is_computed(
     assert (reply.status, bool(reply.times)) == (status, status == "ok"), reply.note
 
 
+LATENT = Shape(label="", num_q_heads=8, num_kv_heads=1, head_size=24, rank=16, seq_lens=(40, 40), block_size=8)
+LISTS = msgspec.structs.replace(LATENT, head_size=96, rank=64, block_size=1)
+SPARSE = "attnfuzz.families.sparse_decode_kernels:sparse_decode_eager"
+
+
+@pytest.mark.parametrize(
+    ("contender", "shape", "status"),
+    [
+        ("latent_eager", msgspec.structs.replace(LATENT, head_size=96, rank=64, seq_lens=(40, 33)), "ok"),
+        ("latent_eager", LISTS, "ok"),
+        (f"{KERNELS}:latent_values_with_positions", LATENT, "wrong"),
+        (f"{KERNELS}:latent_values_with_positions", LISTS, "unsupported"),
+        (SPARSE, LISTS, "ok"),
+        (SPARSE, msgspec.structs.replace(LISTS, dtype="float32"), "unsupported"),
+        (f"{KERNELS}:list_without_its_end", LISTS, "wrong"),
+        (f"{KERNELS}:another_sparse_decode", LISTS, "unsupported"),
+        (SPARSE, LATENT, "unsupported"),
+        ("paged_eager", LATENT, "unsupported"),
+    ],
+)
+def test_latent_vectors_and_lists_of_slots_are_what_is_computed(
+    service: TimingService, contender: str, shape: Shape, status: str
+) -> None:
+    """A kernel that reads other keys or other values would have the time of a right one, or a right one none."""
+    reply = measured(service, contender, shape)
+    assert (reply.status, bool(reply.times)) == (status, status == "ok"), reply.note
+
+
 def test_what_is_wrong_gets_no_time(service: TimingService) -> None:
     """A kernel would be fast by leaving work out."""
     reply = measured(service, f"{KERNELS}:drops_the_last_key", SHAPE)
