@@ -143,8 +143,10 @@ def test_all_is_compiled_before_the_first_time_is_taken() -> None:
     """Kernels would be compiled one after the other, between times, and a run take minutes of a GPU."""
     process = Pretended(answer)
     run(process, "split", num_splits=(2, 4))
-    assert process.asked
-    assert process.checked == process.asked
+    checked, asked = (
+        [replace(one, shape=replace(one.shape, label="")) for one in some] for some in (process.checked, process.asked)
+    )
+    assert checked == asked != []
 
 
 def test_bytes_of_a_merge_are_three_states() -> None:
