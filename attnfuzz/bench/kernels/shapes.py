@@ -149,9 +149,11 @@ def _merge() -> list[Shape]:
 
 def _latent() -> list[Shape]:
     """DeepSeek's latent vectors, for all of its 128 heads and for those of a GPU of two and of eight."""
-    points = [(batch, length) for batch in (1, 8, 64) for length in (512, 4096, 32768)]
+    points = [(batch, n, 64) for batch in (1, 8, 64) for n in (512, 4096, 32768)]
     return [
-        _latents(f"{heads} heads {batch}x{n}", heads, (n,) * batch) for heads in (16, 64, 128) for batch, n in points
+        _latents(f"{heads} heads {batch}x{n} page {page}", heads, (n,) * batch, block_size=page)
+        for heads in (16, 64, 128)
+        for batch, n, page in (*points, (64, 4096, 16))
     ]
 
 
@@ -287,17 +289,17 @@ def _attention(
 
 SUITES: dict[str, Callable[[], list[Shape]]] = {
     "decode": _decode,
-    "qwen": _qwen,
-    "merge": _merge,
+    "variety": _variety,
+    "ragged": partial(_steps, 100),
     "latent": _latent,
     "sparse": _sparse,
-    "graph": _graph,
     "prompts": _prompts,
     "half": partial(_steps, 50),
-    "ragged": partial(_steps, 100),
+    "merge": _merge,
+    "qwen": _qwen,
+    "graph": _graph,
     "output": _output,
     "padded": _padded,
-    "variety": _variety,
 }
 
 
