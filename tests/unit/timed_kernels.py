@@ -46,6 +46,13 @@ def drops_the_last_key(inputs: Any) -> tuple[Tensor, Tensor]:
     return attend(inputs, drop=1)
 
 
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(layouts=("NHD",)))
+def asks_another_question(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Right of the queries that it leaves behind."""
+    inputs.q.zero_()
+    return attend(inputs)
+
+
 @attnfuzz.kernel("paged_decode", supports=_GRAPH)
 def raises(inputs: Any) -> Tensor:
     """Cannot be called."""

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Float, Float32, Float64, Int32
 from torch import Tensor
 
 from attnfuzz.bench.kernels.shapes import (
@@ -29,7 +29,7 @@ from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.families.sparse_decode import SparseDecode
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.numerics import attention_bound, error_ratio, merge_bound
+from attnfuzz.numerics import Bound, attention_bound, error_ratio, merge_bound
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
 from attnfuzz.problems.combinations import with_values
@@ -379,22 +379,33 @@ _MOST_ROWS = 6
 _MOST_MERGED = 512
 
 
-def largest_error_ratio(
-    tensors: AttentionTensors | MergeTensors,
-    out: Float[Tensor, "num_tokens num_q_heads head_size"],
-    lse: Float32[Tensor, "num_tokens num_q_heads"] | None,
-    *,
-    numerics: Numerics,
-    num_partials: int,
-    one_copy: bool,
-) -> float:
-    """Error over bound, the largest of the rows that are looked at; above 1 the result is wrong.
+@dataclass(frozen=True, slots=True)
+class RightRows:
+    """What rows of the results are to hold, by their ``place`` in them; without an LSE only the output counts."""
+
+    place: int | slice
+    out: Float64[Tensor, "..."]
+    lse: Float64[Tensor, "..."]
+    bound: Bound
+
+    def error_ratio(self, out: Tensor, lse: Tensor | None) -> float:
+        """The largest error over its bound; above 1 a result is wrong."""
+        worst = float(error_ratio(out[self.place], self.out, self.bound.out).max())
+        if lse is None:
+            return worst
+        return max(worst, float(error_ratio(lse[self.place], self.lse, self.bound.lse).max()))
+
+
+def right_rows(
+    tensors: AttentionTensors | MergeTensors, *, numerics: Numerics, num_partials: int, one_copy: bool
+) -> list[RightRows]:
+    """Those that are looked at.
 
     ``num_partials``: into how many parts the kernel may have cut a sequence. ``one_copy``: as for `attention_bound`.
     """
     if isinstance(tensors, MergeTensors):
-        return _of_merge(tensors, out, lse)
-    worst = 0.0
+        return [_merged_rows(tensors)]
+    found = []
     scale, dtype = tensors.shape.scale, tensors.q.dtype
     smallest = None if tensors.shape.kv_dtype is None else (SMALLEST[tensors.shape.kv_dtype],) * 2
     for seq, token, visible in _rows(tensors):
@@ -402,14 +413,11 @@ def largest_error_ratio(
         k, v = (part[seen].double() for part in tensors.sequence(seq, visible))
         q = tensors.q[token].double()
         bound = attention_bound(
-            q, k, v, scale, in_dtype=dtype, out_dtype=out.dtype,
+            q, k, v, scale, in_dtype=dtype, out_dtype=dtype,
             numerics=numerics, num_partials=num_partials, one_copy=one_copy, smallest_kv=smallest,
         )  # fmt: skip
-        expected_out, expected_lse = _attention(q, k, v, scale)
-        worst = max(worst, float(error_ratio(out[token], expected_out, bound.out).max()))
-        if lse is not None:
-            worst = max(worst, float(error_ratio(lse[token], expected_lse, bound.lse).max()))
-    return worst
+        found.append(RightRows(token, *_attention(q, k, v, scale), bound))
+    return found
 
 
 def _rows(tensors: AttentionTensors) -> list[tuple[int, int, int]]:
@@ -434,16 +442,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, T
     return (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1), scores.logsumexp(-1).flatten()
 
 
-def _of_merge(tensors: MergeTensors, out: Tensor, lse: Tensor | None) -> float:
+def _merged_rows(tensors: MergeTensors) -> RightRows:
     step = max(1, tensors.shape.num_tokens // _MOST_MERGED)
     outputs = [part[::step].double() for part in (tensors.prefix_output, tensors.suffix_output)]
     lses = [part[::step].double() for part in (tensors.prefix_lse, tensors.suffix_lse)]
-    bound = merge_bound(*outputs, *lses, out_dtype=out.dtype)
-    expected_out, expected_lse = merge_all(torch.stack(outputs, -2), torch.stack(lses, -1))
-    worst = float(error_ratio(out[::step], expected_out, bound.out).max())
-    if lse is None:
-        return worst
-    return max(worst, float(error_ratio(lse[::step], expected_lse, bound.lse).max()))
+    bound = merge_bound(*outputs, *lses, out_dtype=tensors.prefix_output.dtype)
+    return RightRows(slice(None, None, step), *merge_all(torch.stack(outputs, -2), torch.stack(lses, -1)), bound)
 
 
 _PROBES = 5
@@ -476,7 +480,11 @@ def measure(
         prepared = [contender.prepare(tensors) for tensors in sets]
     except Unsupported as why:
         return MeasureReply(status="unsupported", note=str(why))
-    ratio = _error_ratio(contender, sets[0], prepared[0], prepared[0].call(), on_gpu=on_gpu)
+    with as_not_measured():
+        right = right_rows(
+            sets[0], numerics=contender.numerics, num_partials=contender.num_partials, one_copy=not on_gpu
+        )
+    ratio = _error_ratio(right, sets[0], prepared[0], prepared[0].call())
     if ratio > 1:
         return MeasureReply(status="wrong", error_ratio=_finite(ratio), note=f"{ratio:.3g} times the error bound")
     times: list[Timed] = []
@@ -488,7 +496,7 @@ def measure(
     if not contender.in_graph:
         return MeasureReply(status="ok", times=tuple(times), error_ratio=ratio, note="declares no graph_replay")
     for l2, calls in states.items():
-        timed, in_graph = _in_graph(contender, sets, calls, request, stopwatch, l2)
+        timed, in_graph = _in_graph(right, sets, calls, request, stopwatch, l2)
         ratio = max(ratio, in_graph)
         if ratio > 1:
             note = f"{ratio:.3g} times the error bound when its graph is replayed"
@@ -506,7 +514,7 @@ def _eager(calls: Sequence[Prepared], request: MeasureRequest, stopwatch: Stopwa
 
 
 def _in_graph(
-    contender: Contender,
+    right: Sequence[RightRows],
     sets: Sequence[Tensors],
     calls: Sequence[Prepared],
     request: MeasureRequest,
@@ -524,7 +532,7 @@ def _in_graph(
     _set_lengths(calls, sets, 0)
     try:
         timed = time_samples(graph.replay, stopwatch, calls=count, seconds=request.seconds, l2=l2, mode="graph")
-        return timed, _error_ratio(contender, sets[0], calls[0], graph.results[0], on_gpu=True)
+        return timed, _error_ratio(right, sets[0], calls[0], graph.results[0])
     finally:
         graph.close()
 
@@ -542,20 +550,11 @@ def _take(turns: Iterator[Callable[[], object]], count: int) -> None:
         call()
 
 
-def _error_ratio(
-    contender: Contender, tensors: Tensors, prepared: Prepared, returned: object, *, on_gpu: bool
-) -> float:
+def _error_ratio(right: Sequence[RightRows], tensors: Tensors, prepared: Prepared, returned: object) -> float:
     out, lse = prepared.read(returned)
     _check_shape(tensors, out)
     with as_not_measured():
-        return largest_error_ratio(
-            tensors,
-            out,
-            lse,
-            numerics=contender.numerics,
-            num_partials=contender.num_partials,
-            one_copy=not on_gpu,
-        )
+        return max((rows.error_ratio(out, lse) for rows in right), default=0.0)
 
 
 def _check_shape(tensors: Tensors, out: Tensor) -> None:
