@@ -286,13 +286,14 @@ class _Explaining:
     def _constants(self, weights: Weights, unwritten: frozenset[int]) -> Iterator[str]:
         finite = weights.constant.isfinite().all(-1)
         rows = [row for row in (weights.has_constant & finite).nonzero()[:, 0].tolist() if row not in unwritten]
-        if isinstance(self.reruns.case, AttentionCase):
+        if has_keys := isinstance(self.reruns.case, AttentionCase):
             rows = [row for row in rows if self.reruns.case.row_lens[row // self.reruns.case.num_q_heads]]
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
-            is_of_keys = bool((without_keys(self.reruns, self.places)[rows] == 0).all())
-            what = "is read from K" if is_of_keys else "does not come from any value in the cache"
+            is_of_keys = has_keys and bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+            values = "any value in the cache" if has_keys else "the outputs that are merged"
+            what = "is read from K" if is_of_keys else f"does not come from {values}"
             beside = ", and 0 where all keys are, too" if is_of_keys else ""
             yield (
                 f"{self._where(rows)}part of the output {what} "

@@ -90,7 +90,7 @@ def _write_nvfp4(inputs: Any, name: str, cache: Any, rows: Any, at: Any, bug: st
     stored = exact.clamp(max=448).to(torch.float8_e4m3fn)
     factors = (exact if bug == "unrounded" else stored.float()) * of_all
     numbers = (blocks / factors[..., None].clamp(min=1e-30)).flatten(-2)
-    ties = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
+    ties = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0), device=numbers.device)
     codes = torch.bucketize(numbers.abs(), ties) + (0 if bug == "unsigned" else 8) * (numbers < 0)
     first, second = (codes[..., ::2], codes[..., 1::2])[:: -1 if bug == "high_first" else 1]
     cache[at] = (first | second << 4).to(torch.uint8)

@@ -28,16 +28,15 @@ _TILE = 16
 @triton.jit
 def _write_kernel(
     new, new_token, new_head, cache, cache_page, cache_place, cache_head, slots, block_size, head_size,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + token)
     if slot >= 0:
-        if not WIDE:
-            slot = slot.to(tl.int32)
         dims = tl.arange(0, BLOCK)
         row = tl.load(new + token * new_token + head * new_head + dims, mask=dims < head_size)
-        at = slot // block_size * cache_page + slot % block_size * cache_place + head * cache_head
+        of_kind = slot.to(KIND)
+        at = of_kind // block_size * cache_page + of_kind % block_size * cache_place + head * cache_head
         tl.store(cache + at + dims, row, mask=dims < head_size)
 
 
@@ -71,12 +70,12 @@ def _attend_kernel(
     tl.store(lse + row, top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
-def _write(inputs: Any, *, wide: bool) -> None:
+def _write(inputs: Any, kind: Any) -> None:
     for new, cache in ((inputs.key, inputs.k_cache), (inputs.value, inputs.v_cache)):
         num_tokens, num_heads, head_size = new.shape
         _write_kernel[(num_tokens, num_heads)](
             new, *new.stride()[:2], cache, *cache.stride()[:3], inputs.slot_mapping, cache.shape[1], head_size,
-            BLOCK=triton.next_power_of_2(head_size), WIDE=wide,
+            BLOCK=triton.next_power_of_2(head_size), KIND=kind,
         )  # fmt: skip
 
 
@@ -94,13 +93,13 @@ def _attend(inputs: Any, kind: Any) -> tuple[Tensor, Tensor]:
 @attnfuzz.kernel(_WRITE)
 def write_wide(inputs: Any) -> None:
     """Slots have the 64 bits of the mapping."""
-    _write(inputs, wide=True)
+    _write(inputs, tl.int64)
 
 
 @attnfuzz.kernel(_WRITE)
 def write_narrow(inputs: Any) -> None:
     """Slots are cut to 32 bits before they are multiplied with a stride."""
-    _write(inputs, wide=False)
+    _write(inputs, tl.int32)
 
 
 @attnfuzz.kernel(_ATTEND)

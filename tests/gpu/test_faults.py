@@ -20,7 +20,7 @@ CASE = DenseDecodeCase(num_q_heads=8, num_kv_heads=8, head_size=128, seq_lens=(4
 def test_kills_on_a_gpu_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     """A context killed in the middle of a launch would take the other workers' along."""
     with Campaign(tmp_path, "--budget", "240s", workers=4) as campaign:
-        campaign.family.wait_for("worker", timeout_s=120)
+        campaign.wait_for("searching", timeout_s=120)  # before that nobody else would start what is killed
         killed = kill_at_random(campaign.family, random.Random(7), KILLS, campaign)
         campaign.wait_for("shrunk", timeout_s=120)
         campaign.process.terminate()
