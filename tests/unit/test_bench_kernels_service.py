@@ -174,6 +174,14 @@ def test_what_attnfuzz_cannot_prepare_is_not_the_kernels_failure(
     assert measured(service, f"{KERNELS}:right", other, num_splits=2).status == "ok"
 
 
+def test_what_is_only_compiled_is_called_and_not_checked(service: TimingService) -> None:
+    """Right results would be worked out twice of all that is timed, by a dozen processes on one GPU at a time."""
+    for name, status in (("drops_the_last_key", "ok"), ("raises", "failed")):
+        request = MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, l2=("warm",), modes=())
+        reply = msgspec.json.decode(service.handle("measure", msgspec.json.encode(request)), type=MeasureReply)
+        assert (reply.status, reply.times, reply.error_ratio) == (status, (), None)
+
+
 def test_what_a_launch_did_is_the_kernels_failure(service: TimingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA tells of a stray access when attnfuzz looks at the result: the kernel would not be blamed for it."""
 
