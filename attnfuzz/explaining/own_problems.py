@@ -338,7 +338,7 @@ class AskedProblem:
         shapes = {name: tuple(one.shape) for name, one in specs.items()}
         for shape in dict.fromkeys(shapes[name] for name in specs if name in gaps):
             alike = [name for name in specs if shapes[name] == shape]
-            dense = torch.empty(shape, device="meta").stride()
+            dense = torch.empty(shape, dtype=torch.uint8, device="meta").stride()
             for names in _alone_and_together([name for name in alike if name in gaps]):
                 if others := _by_strides(memory, dict.fromkeys(names, dense)):
                     told = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} read as if contiguous"

@@ -28,6 +28,8 @@ FLOAT32_ROUNDOFF = 2.0**-24
 FLOAT8_E4M3_ROUNDOFF = 2.0**-4
 FLOAT8_E4M3_HALF_SUBNORMAL = 2.0**-10
 FLOAT8_E4M3_LARGEST = 448.0
+_SHORT_QUERY = FLOAT8_E4M3_ROUNDOFF * (1 + 2.0**-12)
+"""Of a product with a query in 8 bits: its sums then round numbers that are up to 1/16 larger."""
 
 SMALLEST_NORMAL_FLOAT32 = 2.0**-126
 """GPU code may flush anything below this to zero: an absolute error for each operation on top of the relative one."""
@@ -243,7 +245,7 @@ def attention_arithmetic(
     weight, weight_absolute = _weights(numerics, in_dtype)
     arithmetic = Arithmetic(
         addition=accumulation_roundoff(numerics),
-        operand=(of_operand[numerics.matmul] if has_float32 else 0.0) + has_short_query * FLOAT8_E4M3_ROUNDOFF,
+        operand=(of_operand[numerics.matmul] if has_float32 else 0.0) + has_short_query * _SHORT_QUERY,
         own_query_floor=has_short_query * FLOAT8_E4M3_HALF_SUBNORMAL / FLOAT8_E4M3_ROUNDOFF,
         query_limit=FLOAT8_E4M3_LARGEST if has_short_query else math.inf,
         copies=0.0 if one_copy else 1.0,
