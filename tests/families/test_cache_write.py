@@ -55,6 +55,14 @@ TELLS = {
 }
 
 
+def test_new_tokens_that_are_taken_for_contiguous_are_told() -> None:
+    """A reader would be given an element and two numbers, though the reference gives these of other strides."""
+    kernel: Any = kernels.packed  # type: ignore[attr-defined]
+    case = kernel.declaration.problem.case_type(num_tokens=3, strides="outer_gap", seed=2)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert [cause.words for cause in causes] == ["key and value are read as if contiguous"]
+
+
 @pytest.mark.parametrize("bug", TELLS)
 @pytest.mark.by_day("padding", "by_slot", "pairs")
 def test_a_mistake_that_the_problem_knows_is_told_by_its_name(bug: str) -> None:
