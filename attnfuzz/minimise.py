@@ -20,7 +20,8 @@ from attnfuzz.cases.supported import supports_case
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, encode_case
 from attnfuzz.problems.choices import gqa_ratios_of
 from attnfuzz.problems.combinations import QUERIES, fields_of, fits
-from attnfuzz.problems.fields import Proposal, first_of
+from attnfuzz.problems.fields import Proposal, Seed, first_of
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, Values
 from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import Combination, Supports
@@ -36,6 +37,7 @@ _FIELDS_OF = {
 """Fields to change for another value of something in a combination that is no field by itself."""
 _MOST_COMBINATIONS = 16
 _SEEDS = 5
+_SEEDS_OF_A_FIELD = 3
 _LOUDER = (0, 1, 2)
 
 
@@ -134,8 +136,17 @@ def _renumber(case: Any, domain: Domain) -> Proposal[Any]:
     """One sequence and one head with other seeds and larger scores, where the numbers matter at all.
 
     What a row holds depends on its place. Where a failure depends on the numbers, the row that fails may not be the
-    first, and would stop failing in its place: then the rows before it stay for nothing.
+    first, and would stop failing in its place: then the rows before it stay for nothing. Of a user's problem nobody
+    knows which fields its numbers depend on: each that is not at its simplest is tried so, with other seeds.
     """
+    if isinstance(case, OpenCase):
+        seeds = [name for name, field in case.problem.fields.items() if isinstance(field, Seed)]
+        for facet in facets_of(type(case)) if seeds else ():
+            simple = _simplified(case, domain, [facet])
+            if simple is not None and simple != case:
+                others = (changed(simple, **dict.fromkeys(seeds, seed)) for seed in range(_SEEDS_OF_A_FIELD))
+                case = yield from first_of(case, others)
+        return case
     if not isinstance(case, AttentionCase) or case.values == Values():
         return case
     if case.num_seqs > 1:

@@ -1,6 +1,6 @@
 """SGLang's attention kernels in Triton, and its merge in CUDA.
 
-Without caches of 8 bits: for those they round weights, and when prefilling queries, to the format of the cache.
+Those of caches of 8 bits round weights and queries to the format of the cache, and are kernels of their own here.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ __all__ = [
     "dcp_exchange",
     "dcp_exchange_lse",
     "decode_attention",
+    "decode_attention_fp8",
     "decode_attention_graph",
     "decode_attention_mla",
     "extend_attention",
+    "extend_attention_fp8",
     "extend_attention_mask",
     "extend_attention_tree",
     "extend_attention_unified",
+    "extend_attention_unified_fp8",
     "fused_rope_and_cache",
     "gated_delta",
     "gated_delta_packed",
@@ -61,6 +64,7 @@ __all__ = [
     "unified_attention_3d_mtp",
     "verify_mla",
     "verify_splitkv",
+    "verify_splitkv_fp8",
 ]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",), settled=("0.5.23",))
@@ -72,6 +76,31 @@ _CACHES: dict[str, Any] = {
     "variants": ("window", "soft_cap", "sinks"),
     "graph_replay": False,  # each call makes tables of slots of its own, and SGLang keeps those that a graph reads
 }
+_FP8: dict[str, Any] = {
+    "kv_dtypes": ("float8_e4m3fn",),
+    "kv_scales": ("tensor",),
+    "where": ({"kv_dtype": "float8_e4m3fn"},),
+}
+_IN_FP8 = attnfuzz.Numerics(query="float8_e4m3fn", probabilities="float8_e4m3fn", row_sum="float32")
+_IN_FP8_BESIDE_NEW = attnfuzz.Numerics(
+    query="float8_e4m3fn", probabilities="float8_e4m3fn", row_sum="float32", dequantised="input"
+)
+"""The new tokens' keys and values are those of the cache times their scales, in the dtype of q."""
+
+
+def _scales(i: Any) -> tuple[float, float]:
+    """Of K and V, as numbers of the host, which its backend takes of a layer."""
+    return (1.0, 1.0) if i.k_scale is None else (float(i.k_scale), float(i.v_scale))
+
+
+def _fresh(i: Any, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V of these slots as the tokens that are not cached yet have them."""
+    parts = flat(i.k_cache), flat(i.v_cache)
+    if i.k_scale is None:
+        return parts[0][slots], parts[1][slots]
+    read = (part.view(torch.uint8)[slots].view(part.dtype).float() for part in parts)  # no indexed load of float8
+    k, v = ((part * scale).to(i.q.dtype) for part, scale in zip(read, _scales(i), strict=True))
+    return k, v
 
 
 def _ops(name: str) -> tuple[str, ...]:
@@ -109,6 +138,12 @@ _DECODES: dict[str, Any] = {**_CACHES, "lse": "none", "empty_sequences": False}
 @SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES), **_DECODE)
 def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
     """Split-K decode. Its table names slots of the cache, not pages, of the keys that each query sees."""
+    return _decode(i, forward, max_kv_splits, *_seen(i))
+
+
+@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES, **_FP8), numerics=_IN_FP8, **_DECODE)
+def decode_attention_fp8(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
+    """The same on a cache of 8 bits, to which queries of groups and weights are rounded."""
     return _decode(i, forward, max_kv_splits, *_seen(i))
 
 
@@ -159,7 +194,7 @@ def _decode(i: Any, forward: Any, max_kv_splits: int, indptr: Tensor, slots: Ten
     def call() -> Tensor:
         k, v = flat(i.k_cache), flat(i.v_cache)  # here, since a copy, where there are gaps, belongs to a graph
         forward(
-            i.q, k, v, i.out, indptr, slots, partial_out, partial_lse, splits, max_kv_splits, i.scale, 1.0, 1.0,
+            i.q, k, v, i.out, indptr, slots, partial_out, partial_lse, splits, max_kv_splits, i.scale, *_scales(i),
             logit_cap=i.soft_cap or 0.0, sinks=i.sinks,
         )  # fmt: skip
         out: Tensor = i.out
@@ -183,6 +218,14 @@ _EXTEND = {"forward": _ops("extend_attention:extend_attention_fwd")}
 @SGLANG.kernel("paged_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_CACHES))
 def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """Prefill and decode on what is cached, and on the new tokens' keys and values, which lie apart in a row."""
+    return _extend(i, forward, *_context(i))
+
+
+@SGLANG.kernel(
+    "paged_attention", needs=_EXTEND, supports=attnfuzz.Supports(**_CACHES, **_FP8), numerics=_IN_FP8_BESIDE_NEW
+)
+def extend_attention_fp8(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same on a cache of 8 bits, to which queries and weights are rounded for what is cached."""
     return _extend(i, forward, *_context(i))
 
 
@@ -221,13 +264,12 @@ def _extend(
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     k, v = flat(i.k_cache), flat(i.v_cache)
     indptr, slots = slots_of(i, first, context)
-    _, fresh = slots_of(i, context, i.seq_lens)
-    k_new, v_new = k[fresh], v[fresh]
+    k_new, v_new = _fresh(i, slots_of(i, context, i.seq_lens)[1])
 
     def call() -> tuple[Tensor, Tensor]:
         forward(
             i.q, k_new, v_new, i.out, k, v, i.cu_seqlens_q, indptr, slots, custom_mask, is_causal, mask_indptr,
-            i.max_query_len, 1.0, 1.0, sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left,
+            i.max_query_len, *_scales(i), sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left,
             sinks=i.sinks, lse_extend=i.lse, **others,
         )  # fmt: skip
         return i.out, i.lse
@@ -235,20 +277,32 @@ def _extend(
     return call
 
 
-@SGLANG.kernel(
-    "paged_attention",
-    needs={"forward": _ops("extend_attention:extend_attention_fwd_unified")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none", batch_invariant=True),
-)
+_UNIFIED: dict[str, Any] = {**_CACHES, "lse": "none", "batch_invariant": True}
+_UNIFIED_NEEDS = {"forward": _ops("extend_attention:extend_attention_fwd_unified")}
+
+
+@SGLANG.kernel("paged_attention", needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports(**_UNIFIED))
 def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """The same with all keys and values in the cache, as its deterministic mode runs it."""
+    return _unified(i, forward)
+
+
+@SGLANG.kernel(
+    "paged_attention", needs=_UNIFIED_NEEDS, supports=attnfuzz.Supports(**_UNIFIED, **_FP8), numerics=_IN_FP8
+)
+def extend_attention_unified_fp8(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """The same on a cache of 8 bits, to which queries and weights are rounded."""
+    return _unified(i, forward)
+
+
+def _unified(i: Any, forward: Any) -> Callable[[], Tensor]:
     k, v = flat(i.k_cache), flat(i.v_cache)
     left, first, context = _context(i)
     indptr, slots = slots_of(i, first, i.seq_lens)
 
     def call() -> Tensor:
         forward(
-            i.q, i.out, k, v, 1.0, 1.0, i.cu_seqlens_q, indptr, slots, context - first, i.max_query_len,
+            i.q, i.out, k, v, *_scales(i), i.cu_seqlens_q, indptr, slots, context - first, i.max_query_len,
             sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left, sinks=i.sinks,
             window_start_pos=first,
         )  # fmt: skip
@@ -685,11 +739,22 @@ _EXACT: dict[str, Any] = {
 }
 
 
+_VERIFY: dict[str, Any] = {**_EXACT, "max_query_len": 8, "empty_sequences": False}
+_VERIFY_NEEDS = {"verify": (f"{_OPS[0]}.verify_splitkv:verify_splitkv_fwd",), **_EXTEND}
+
+
 @SGLANG.kernel(
     "paged_attention",
-    needs={"verify": (f"{_OPS[0]}.verify_splitkv:verify_splitkv_fwd",), **_EXTEND},
-    supports=attnfuzz.Supports(**_EXACT, max_query_len=8, empty_sequences=False),
+    needs=_VERIFY_NEEDS,
+    supports=attnfuzz.Supports(**_VERIFY, **_FP8),
+    numerics=_IN_FP8_BESIDE_NEW,
 )
+def verify_splitkv_fp8(i: Any, *, verify: Any, forward: Any) -> Callable[[], Tensor]:
+    """`verify_splitkv` on a cache of 8 bits, to which queries and weights are rounded for what is cached."""
+    return _verified(i, verify, forward)
+
+
+@SGLANG.kernel("paged_attention", needs=_VERIFY_NEEDS, supports=attnfuzz.Supports(**_VERIFY))
 def verify_splitkv(i: Any, *, verify: Any, forward: Any) -> Callable[[], Tensor]:
     """Verifying a chain of draft tokens, `verify_splitkv_fwd`; its workspace is kept from call to call.
 
@@ -697,16 +762,20 @@ def verify_splitkv(i: Any, *, verify: Any, forward: Any) -> Callable[[], Tensor]
     before them. Where one is too short for that, or has nothing in the cache, `extend_attention_fwd` is called, as
     SGLang does for what `verify_splitkv_fwd` does not take.
     """
+    return _verified(i, verify, forward)
+
+
+def _verified(i: Any, verify: Any, forward: Any) -> Callable[[], Tensor]:
     counts, drafts = i.cu_seqlens_q.diff(), i.max_query_len
     is_taken = bool((i.seq_lens > drafts).all())
     news = torch.full_like(counts, drafts) if is_taken else counts
     indptr, cached = slots_of(i, torch.zeros_like(news), i.seq_lens - news)
     starts, fresh = slots_of(i, i.seq_lens - news, i.seq_lens)
     k, v = flat(i.k_cache), flat(i.v_cache)
-    k_new, v_new = k[fresh], v[fresh]
+    k_new, v_new = _fresh(i, fresh)
     q, own = with_room(i, starts)
     out = i.out if q is i.q else torch.empty_like(q)
-    arguments = (q, k_new, v_new, out, k, v, starts, indptr, cached, None, True, None, drafts, 1.0, 1.0)
+    arguments = (q, k_new, v_new, out, k, v, starts, indptr, cached, None, True, None, drafts, *_scales(i))
 
     def call() -> Tensor:
         if not (is_taken and verify(*arguments, sm_scale=i.scale)):

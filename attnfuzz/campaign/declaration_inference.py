@@ -1064,6 +1064,7 @@ _NOUNS = {
 _QUERIES = {
     "scaled": "it rounds q times the scale to q's dtype",
     "scaled_both": "it rounds q and k times the scale's root to their dtype",
+    "float8_e4m3fn": "it rounds q to float8_e4m3fn",
 }
 _EXPONENTIALS = {
     "cubic": "its exp2 is a polynomial of degree 3",

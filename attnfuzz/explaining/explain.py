@@ -22,7 +22,7 @@ from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow, i
 from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
 from attnfuzz.explaining.measured_row import MeasuredRow, Reading, is_measurable, read_from, read_row, split_mistakes
 from attnfuzz.explaining.merges import read_merged_row
-from attnfuzz.explaining.neighbours import longer_cases, neighbours
+from attnfuzz.explaining.neighbours import longer_cases, neighbours, of_other_strides
 from attnfuzz.explaining.own_pages import misread
 from attnfuzz.explaining.own_problems import (
     NOT_READ,
@@ -92,7 +92,10 @@ def explain_case(
     explaining: _Explaining | _OfOwnProblem
     if isinstance(case, OpenCase):  # weights are those of attention
         explaining = _OfOwnProblem(
-            reruns_of(case), map(reruns_of, longer_cases(case)), map(reruns_of, neighbours(case))
+            reruns_of(case),
+            map(reruns_of, longer_cases(case)),
+            map(reruns_of, neighbours(case)),
+            map(reruns_of, of_other_strides(case)),
         )
     else:
         explaining = _Explaining(reruns_of(case), oracle)
@@ -115,10 +118,13 @@ def explain_case(
 
 class _OfOwnProblem:
     """Finds out what is taken for something else, and what is read or written elsewhere, if not in the case then in one
-    of ``others``. Of mistakes that give the case's results, the ``longer`` ones and the others leave one.
+    of ``others``. Of mistakes that give the case's results, the ``longer`` ones and the others leave one; of those
+    about strides, cases ``of_strides`` do.
     """
 
-    def __init__(self, reruns: Reruns, longer: Iterable[Reruns], others: Iterable[Reruns]) -> None:
+    def __init__(
+        self, reruns: Reruns, longer: Iterable[Reruns], others: Iterable[Reruns], of_strides: Iterable[Reruns]
+    ) -> None:
         self.reruns = reruns
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
@@ -126,14 +132,15 @@ class _OfOwnProblem:
         self.causes: tuple[Cause, ...] | None = None
         self._longer = itertools.tee(longer, 2)
         self._others = itertools.tee(others, 3)
+        self._of_strides = of_strides
 
     def explain(self) -> None:
         """The first mistake that is told, and the first case that tells where."""
         known, others = map(itertools.chain, self._longer, self._others)
         for cause in itertools.chain(
             self._mistaken(known),
+            taken_for_another(self.reruns, itertools.chain(others, self._of_strides)),
             written_elsewhere(self.reruns),
-            taken_for_another(self.reruns, others),
             misread(self.reruns),  # which makes cases of its own
             read_elsewhere(self.reruns),
         ):
@@ -286,13 +293,14 @@ class _Explaining:
     def _constants(self, weights: Weights, unwritten: frozenset[int]) -> Iterator[str]:
         finite = weights.constant.isfinite().all(-1)
         rows = [row for row in (weights.has_constant & finite).nonzero()[:, 0].tolist() if row not in unwritten]
-        if isinstance(self.reruns.case, AttentionCase):
+        if has_keys := isinstance(self.reruns.case, AttentionCase):
             rows = [row for row in rows if self.reruns.case.row_lens[row // self.reruns.case.num_q_heads]]
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
-            is_of_keys = bool((without_keys(self.reruns, self.places)[rows] == 0).all())
-            what = "is read from K" if is_of_keys else "does not come from any value in the cache"
+            is_of_keys = has_keys and bool((without_keys(self.reruns, self.places)[rows] == 0).all())
+            values = "any value in the cache" if has_keys else "the outputs that are merged"
+            what = "is read from K" if is_of_keys else f"does not come from {values}"
             beside = ", and 0 where all keys are, too" if is_of_keys else ""
             yield (
                 f"{self._where(rows)}part of the output {what} "

@@ -46,7 +46,8 @@ _HARMLESS_FALL = 40.0
 _LOG_OF_KEYS = 10.0
 """So many keys have one score at most: those of a tile, or of a sequence."""
 _OF_16_BITS = ("float16", "bfloat16")
-_SHORTER = (*_OF_16_BITS, "float8_e4m3fn", "float8_e5m2")
+_FLOAT8 = "float8_e4m3fn"
+_SHORTER = (*_OF_16_BITS, _FLOAT8, "float8_e5m2")
 _LARGEST_EXPONENT = 700.0
 _TF32_BITS = 10
 _CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
@@ -149,6 +150,8 @@ def groups(
     for name, rounded in likely.items():
         made = _scores_rounded(row, name, rounded, copies=not one_copy, beside=beside)
         yield Group("scores_rounded", name), made
+    if row.kv_scales is not None:
+        yield Group("scores_rounded", _FLOAT8), _query_in_8_bits(row, beside=beside)
     if likely:
         yield Group("exponential_rounded"), _exponentials_rounded(row, first, beside=beside)
     if beside is not EXACT:
@@ -178,7 +181,7 @@ def _told(which: str, row: AttentionRow, name: str) -> str:
 
 def _rounding_to(name: str) -> Round:
     dtype = getattr(torch, name)
-    return (lambda x: x.float().to(dtype).double()) if name == "float8_e4m3fn" else (lambda x: x.to(dtype).double())
+    return (lambda x: x.float().to(dtype).double()) if name == _FLOAT8 else (lambda x: x.to(dtype).double())
 
 
 def _scores_rounded(
@@ -252,6 +255,14 @@ def _scores_rounded(
         )
 
 
+def _query_in_8_bits(row: AttentionRow, *, beside: Design = EXACT) -> Iterator[Rounding]:
+    """To the cache's format, on purpose where the matrix product takes no others beside it."""
+    words = f"q is rounded to {_FLOAT8} before it is multiplied with k"
+    scores = row.case.scale * (row.k @ _rounding_to(_FLOAT8)(row.q))
+    every = torch.arange(row.num_tokens, device="cpu")
+    yield _of_scores(row, every, "query in 8 bits", words, [scores], beside=beside, numerics={"query": _FLOAT8})
+
+
 def _exponentials_rounded(row: AttentionRow, name: str, *, beside: Design = EXACT) -> Iterator[Rounding]:
     rounded = _rounding_to(name)
     cubic, short = "exp2 is a polynomial of degree 3", f"exp2 is taken of numbers in {name}"
@@ -268,7 +279,7 @@ def _weights_rounded(row: AttentionRow) -> Iterator[Rounding]:
 
     To 8 bits on purpose where the cache has no more.
     """
-    on_purpose = {row.case.dtype: "input"} | ({} if row.case.kv is None else {"float8_e4m3fn": "float8_e4m3fn"})
+    on_purpose = {row.case.dtype: "input"} | ({} if row.case.kv is None else {_FLOAT8: _FLOAT8})
     for name in _SHORTER:
         numerics = {"probabilities": on_purpose[name]} if name in on_purpose else {}
         words = f"weights are rounded to {name} before they are multiplied with V"

@@ -233,10 +233,15 @@ def _factor(row: MeasuredRow) -> Reading | None:
     if bool(((row.got - factor * row.expected).abs() > _BOUNDS * row.bound)[~visible].any()):
         return None
     if row.values.kv_scales is not None:  # what V is multiplied with is a factor, too
-        of_v = float(row.values.kv_scales[1, row.kv_head])
+        scales = row.values.kv_scales[1].tolist()
+        of_v = scales[row.kv_head]
         for times, words in ((1 / of_v, "is left out"), (of_v, "is applied twice")):
             if math.isclose(factor, times, rel_tol=_FACTOR_ROUNDOFF) and times != 1:
                 return Reading(f"the weights are right, but the scale of V, {number(of_v)}, {words}", "factor")
+        for head, other in enumerate(scales):
+            if other != of_v and math.isclose(factor, other / of_v, rel_tol=_FACTOR_ROUNDOFF):
+                words = f"KV head {row.kv_head} is read with the scale of V of KV head {head}"
+                return Reading(f"the weights are right, but {words}", "factor")
     told = weight(factor)
     return Reading(f"all weights are {told if told != weight(1.0) else f'{factor:.7g}'} x the right ones", "factor")
 

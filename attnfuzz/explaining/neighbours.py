@@ -10,6 +10,7 @@ number of keys that is a power of 2; and where all values are equal, weights mat
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from types import UnionType
@@ -20,9 +21,9 @@ import msgspec
 from attnfuzz.cases.facets.facet import changed
 from attnfuzz.cases.facets.sequences import with_lengths
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, VarlenCase, encode_case
-from attnfuzz.problems.fields import Integer, Integers, Seed
+from attnfuzz.problems.fields import Choice, Integer, Integers, Seed
 from attnfuzz.problems.open_cases import OpenCase
-from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, STRIDE_KINDS, Values
 from attnfuzz.problems.repeated import plain_values
 
 _SEEDS = (0x2545F491, 0x9E3779B1)
@@ -44,6 +45,7 @@ _SMALL_PAGES, _LARGE_PAGES = (4, 8), (16, 32)
 _OTHER_SEEDS = 4
 _MORE = (3, 6, 11)
 """Of what cases of a user's own problem count."""
+_MOST_STRIDES = 12
 _LONG = 70
 """Tokens: more than a tile of 64, and no multiple of any."""
 
@@ -176,6 +178,16 @@ def longer_cases(case: OpenCase) -> Iterator[OpenCase]:
     """More of all that is counted, of several numbers each by another one: of one token nothing tells K from V."""
     for more in _MORE[:2]:
         yield from _with_more(case, Integer | Integers, more, more)
+
+
+def of_other_strides(case: OpenCase) -> Iterator[OpenCase]:
+    """The same with other strides, as its fields combine them: which tensor's gaps are taken for another's."""
+    choices = {name: kind.values for name, kind in case.problem.fields.items() if isinstance(kind, Choice)}
+    strides = {name: values for name, values in choices.items() if {"", *STRIDE_KINDS}.issuperset(values)}
+    for chosen in itertools.islice(itertools.product(*strides.values()), _MOST_STRIDES):
+        other = msgspec.structs.replace(case, **dict(zip(strides, chosen, strict=True)))
+        if other != case:
+            yield other
 
 
 def _with_more(case: OpenCase, kinds: type | UnionType, more: int, seed: int) -> Iterator[OpenCase]:

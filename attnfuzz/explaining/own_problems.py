@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from attnfuzz.explaining.neighbours import longer_cases
+from attnfuzz.explaining.neighbours import longer_cases, of_other_strides
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.inputs.open_module import OWN_TOLERANCES, Target, filled
 from attnfuzz.memory.patterns import bits
@@ -126,8 +126,8 @@ def mistaken(reruns: Reruns, others: Iterable[Reruns]) -> Iterator[Cause]:
 
 
 def taken_for_another(reruns: Reruns, others: Iterable[Reruns]) -> Iterator[Cause]:
-    """Inputs that are taken for others, or unpacked in another way: where the reference gives the kernel's results once
-    they hold that, in one way only, of other cases too."""
+    """Inputs that are taken for others, or read by other strides or unpacked in another way: where the reference gives
+    the kernel's results once they hold that, in one way only, of other cases too."""
     yield from _left(reruns, others, AskedProblem.mistaken)
 
 
@@ -222,6 +222,7 @@ class AskedProblem:
         """``reruns``: what its next run finds also where the problem writes nothing."""
         self._case = case
         self._tensors = filled(case)
+        self._reruns = reruns
         if reruns is not None:
             inputs = reruns.reset()
             self._tensors = {name: getattr(inputs, name).cpu().clone() for name in self._tensors}
@@ -258,7 +259,9 @@ class AskedProblem:
 
     def mistaken(self) -> Iterator[tuple[Cause, Callable[[], list[Target]]]]:
         """Inputs that may be taken for others."""
-        for way, words, others in itertools.chain(self._of_parts(), self._of_places(), self._of_tensors()):
+        for way, words, others in itertools.chain(
+            self._of_parts(), self._of_places(), self._of_tensors(), self._of_strides()
+        ):
             yield Cause(mistake="taken_for_another", way=way, words=words), partial(self.asked, others)
 
     @property
@@ -323,6 +326,27 @@ class AskedProblem:
             ):
                 yield f"{other} for {name}", f"{other} is read in place of {name}", {name: two}
 
+    def _of_strides(self) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+        """Those that have gaps in this case or with other strides, read without any, and with the strides of others."""
+        specs = {name: one for name, one in tensor_specs(self._case).items() if one.role == "input"}
+        cases = itertools.chain([self._case], of_other_strides(self._case))
+        gaps = {name for one in cases for name in specs if tensor_specs(one)[name].strides != "contiguous"}
+        if self._reruns is None or not gaps:
+            return
+        inputs = self._reruns.reset()
+        memory = {name: getattr(inputs, name) for name in specs}
+        shapes = {name: tuple(one.shape) for name, one in specs.items()}
+        for shape in dict.fromkeys(shapes[name] for name in specs if name in gaps):
+            alike = [name for name in specs if shapes[name] == shape]
+            dense = torch.empty(shape, dtype=torch.uint8, device="meta").stride()
+            for names in _alone_and_together([name for name in alike if name in gaps]):
+                if others := _by_strides(memory, dict.fromkeys(names, dense)):
+                    told = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} read as if contiguous"
+                    yield f"contiguous: {names}", told, others
+            for name, other in itertools.permutations(alike, 2):
+                if gaps & {name, other} and (others := _by_strides(memory, {name: memory[other].stride()})):
+                    yield f"strides of {other}: {name}", f"{name} is read by the strides of {other}", others
+
     def asked(self, others: Mapping[str, Tensor], case: Any = None) -> list[Target]:
         """With `others` in place of tensors of the same names, and if so that of another case of the problem."""
         case = case or self._case
@@ -346,6 +370,14 @@ class AskedProblem:
 
 def _alone_and_together(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [*((name,) for name in names), *([tuple(names)] if len(names) > 1 else [])]
+
+
+def _by_strides(memory: Mapping[str, Tensor], strides: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """What lies where these strides lead from the first element of each; nothing where that memory is not known."""
+    try:
+        return {name: memory[name].as_strided(memory[name].shape, of).cpu().clone() for name, of in strides.items()}
+    except RuntimeError:
+        return {}
 
 
 def is_given(got: Results, wanted: Sequence[Target]) -> bool:

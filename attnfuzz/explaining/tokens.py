@@ -534,6 +534,12 @@ def another_token(row: AttentionRow) -> Iterator[Family]:
             way = f"offsets modulo {size}" if 2 * size != page else "offsets modulo half of a page"
             words = _moved_words(row, [t for t, source in enumerate(sources) if source != t], sources)
             found += _elsewhere(row, row.k[sources], row.v[sources], way, words)
+    for way, span in (("positions masked", row.num_tokens), ("offsets masked", page)) if page & page - 1 > 0 else ():
+        masked = [t - t % page + (t % span & page - 1) for t in range(row.num_tokens)]
+        if max(masked, default=row.num_tokens) < row.num_tokens:  # else it reads what lies behind the sequence
+            position = "position" if span != page else f"(position % {page})"
+            words = f"the offset in a page is {position} & {page - 1}, not position % {page}"
+            found += _elsewhere(row, row.k[masked], row.v[masked], way, words)
     yield from family("another_token", found)
     named = _named_sets(row)
     for step, where in ((-1, "before"), (1, "behind")):

@@ -104,8 +104,13 @@ class BlockSparse(attnfuzz.PagedProblem):
         rows = torch.arange(len(edges), device="cpu")
         lacks_own = (lists != own).all(-1, keepdim=True) & (edges > 0)
         is_whole = (lists + 1) * case.sparse_block <= edges
+        room = case.block_size * tensors["block_table"].shape[1]
         return {
             "a row sees what is behind its position": {"edges": lengths},
+            "a row sees all of a block, also what is behind its sequence": {
+                "edges": [room] * len(lengths),
+                "lengths": [room] * len(case.lengths),
+            },
             "the block of a row's position is left out unless it ends there": {
                 "block_lists": torch.where(is_whole, lists, -1)
             },

@@ -50,15 +50,22 @@ class HybridDecode(attnfuzz.PagedProblem):
         return {"out": found["out"]}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Chunks that begin elsewhere, and entries of the table that stand for a kernel's blocks."""
+        """Chunks that begin elsewhere, entries of the table that stand for a kernel's blocks, and places in these."""
         size, chunk, lengths = case.block_size, case.chunk, case.lengths
         flat = {name: tensors[f"{name}_cache"].flatten(0, 1) for name in ("k", "v")}
         pages, blocks = tensors["k_cache"].shape[:2]
         entries = torch.arange(pages, device="cpu")[:, None] + torch.arange(blocks, device="cpu")
+        block = size // blocks
+        offsets = torch.arange(size, device="cpu")
+        places = offsets // block * block + offsets % max(1, block - 1)
         found: dict[str, dict[str, Any]] = {
+            "the last place of a kernel's block is never read: places go by one fewer": {
+                f"{name}_cache": tensors[f"{name}_cache"].flatten(1, 2)[:, places].view_as(tensors[f"{name}_cache"])
+                for name in ("k", "v")
+            },
             "an entry of the table is taken for a block of the kernel, not for a page": {
                 f"{name}_cache": one[entries % len(one)] for name, one in flat.items()
-            }
+            },
         }
         if chunk:
             found |= {

@@ -20,16 +20,21 @@ from attnfuzz.families.formats import FORMATS, latent_row_size, latent_rows, par
 __all__ = ["LatentVerify"]
 
 _MOST_PARTIALS = 32
+_DEQUANTISED = attnfuzz.Numerics(dequantised="input")
+_SMALLEST = (2.0**-13, 2.0**-13)
+"""The smallest number of float8, times the smallest scale."""
 
 
 class LatentVerify(attnfuzz.Problem):
     """``contexts``: cached tokens before the new ones. ``query_len``: new tokens of each sequence; ``ragged``: of the
     last one fewer, where there are several. ``rank``, ``rope_size``: numbers of a row that are values, and that are
-    not. ``latents``: "same", as queries are, in ``kv_cache [slots, 1, rank + rope_size]``; "fp8", in ``latent_cache``,
-    ``latent_scales``, powers of two, so that a kernel rounds nothing, and ``rope_cache``; or "fp8_rows", the three in
-    the bytes of ``kv_cache``, as DeepSeek's sparse cache has them (`attnfuzz.families.formats.parts_of_latents`).
-    ``spare_blocks``: of the cache, which hold anything, as do places of a last page behind its tokens. ``causal``:
-    whether a new token sees none of those after it. ``lse``: of a kernel that gives none ``Choice((False,))``.
+    not. ``latents``: "same", as queries are, in ``kv_cache [slots, 1, rank + rope_size]``; "fp8", in
+    ``latent_cache``, ``latent_scales`` and ``rope_cache``; or "fp8_rows", the three in the bytes of ``kv_cache``, as
+    DeepSeek's sparse cache has them (`attnfuzz.families.formats.parts_of_latents`). ``latent_scaling``: scales are
+    "powers" of two, so that a kernel rounds nothing, or "any", and it may round what a number stands for to the dtype
+    of q. ``spare_blocks``: of the cache, which hold anything, as do places of a last page behind its tokens.
+    ``causal``: whether a new token sees none of those after it. ``lse``: of a kernel that gives none
+    ``Choice((False,))``.
     """
 
     contexts = Integers(0, 160, likely=(0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 128, 160), least=1, most=4)
@@ -42,6 +47,7 @@ class LatentVerify(attnfuzz.Problem):
     spare_blocks = Integer(0, 2)
     causal = Choice((True, False))
     latents = Choice(("same", "fp8", "fp8_rows"))
+    latent_scaling = Choice(("powers", "any"))
     q_strides = Choice(("contiguous", "outer_gap"))
     scores = Choice(("usual", "negative"))
     lse = Choice((True,))
@@ -98,6 +104,9 @@ class LatentVerify(attnfuzz.Problem):
             latents, scales, ropes = parts_of_latents(stored, case.rank, tensors["q"].dtype)
             latents.copy_(rows[..., : case.rank])
             drawn = torch.randint(-4, 3, scales.shape, generator=generator, dtype=torch.int32, device="cpu")
+            if case.latent_scaling == "any":
+                fractions = torch.rand(scales.shape, generator=generator, dtype=torch.float32, device="cpu")
+                drawn = drawn + fractions
             scales.copy_(torch.exp2(drawn.float()))
             ropes.copy_(rows[..., case.rank :])
             if case.latents == "fp8_rows":
@@ -122,9 +131,11 @@ class LatentVerify(attnfuzz.Problem):
             keys += [rows[: context + t + 1] if case.causal else rows for t in range(new)]
         values = [rows[..., : case.rank] for rows in keys]
         scale = (case.rank + case.rope_size) ** -0.5
+        rounds = case.latents != "same" and case.latent_scaling == "any"
         found = attnfuzz.attention(
-            tensors["q"], keys, values, scale=scale, dtype=case.dtype, num_partials=_MOST_PARTIALS
-        )
+            tensors["q"], keys, values, scale=scale, dtype=case.dtype, num_partials=_MOST_PARTIALS,
+            numerics=_DEQUANTISED if rounds else None, smallest_kv=_SMALLEST if rounds else None,
+        )  # fmt: skip
         return found if case.lse else {"out": found["out"]}
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:

@@ -89,12 +89,13 @@ class PackedDecode(attnfuzz.PagedProblem):
         q, scale, form = tensors["q"].double(), case.head_size**-0.5, FORMATS[case.cache_format]
         turn = rotation(case.head_size) if form.is_rotated else None
         if turn is not None:
-            q, scale = q @ turn, scale / float(turn[0].square().sum())
+            scale = scale / float(turn[0].square().sum())
+            back = getattr(case, "back", turn).mT / turn[0].square().sum()
+            q = q @ getattr(case, "turn", turn)
         numerics = _ROTATED if form.is_rotated else None
         found = attnfuzz.attention(q, k, v, scale=scale, dtype=case.dtype, numerics=numerics)["out"]
         out, bound = found.value, cast("Tensor", found.bound) + self._scaled_weights(case, tensors, v)
-        if turn is not None:
-            back = turn.mT / turn[0].square().sum()
+        if form.is_rotated:
             bound = (bound + _SUM_ERROR * out.abs()) @ back.abs()
             out = out @ back
             bound = bound + attnfuzz.rounding(out.abs() + bound, case.dtype)
@@ -118,6 +119,18 @@ class PackedDecode(attnfuzz.PagedProblem):
             found["zero points are read without their highest bit"] = both(
                 "scales", lambda one: (one.contiguous().view(torch.int32) & ~8).view(torch.float32)
             )
+        if form.is_rotated:
+            turn = rotation(case.head_size)
+            for words, other in (
+                ("the rotation's first row is taken for each of its rows", turn[:1].expand_as(turn)),
+                ("the rotation is taken back without its random signs", turn * turn[:, :1]),
+                ("the rotation is taken back by its transpose", turn.mT),
+            ):
+                found[words] = {"turn": other, "back": other}
+            found["V is not rotated back"] = {"back": torch.eye(case.head_size, dtype=turn.dtype, device="cpu")}
+            found["queries are not rotated as K is"] = {
+                "turn": torch.eye(case.head_size, dtype=turn.dtype, device="cpu")
+            }
         if form.scale_dtype == "uint8":
             found["exponents of scales are taken to have a bias of 128"] = both("scales", lambda one: one - 1)
         if form.block:

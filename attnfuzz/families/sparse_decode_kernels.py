@@ -14,7 +14,7 @@ from attnfuzz.kernels.latent import launch
 __all__ = ["sparse_decode", "sparse_decode_eager"]
 
 
-@attnfuzz.kernel(SparseDecode())
+@attnfuzz.kernel(SparseDecode(), supports=attnfuzz.Supports(graph_replay=True))
 def sparse_decode(inputs: Any) -> None:
     """``launch.sparse_decode``."""
     rank, scales = inputs.out.shape[-1], None

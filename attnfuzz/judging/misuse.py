@@ -29,9 +29,10 @@ def misuse_of(error: BaseException, kernel: Kernel) -> str:
     """The arguments to write instead, if ``error`` says that the kernel was written for others; else empty.
 
     That its parameters do not fit the call, that its inputs have no such attribute, or that it mixes devices, or
-    returns what is on another one.
+    returns what is on another one. ``error``'s ``__class__``, which may be the kernel's code, is not asked.
     """
-    if isinstance(error, TypeError) and not _can_be_called(kernel):
+    kind = type(error)
+    if issubclass(kind, TypeError) and not _can_be_called(kernel):
         options = tuple(kernel.declaration.options)
         names = [name for name in [*inspect.signature(kernel.function).parameters][1:] if name not in options]
         if not options:
@@ -39,11 +40,13 @@ def misuse_of(error: BaseException, kernel: Kernel) -> str:
         which = "this one is" if len(options) == 1 else "these are"
         near = "".join(_did_you_mean(name, options) for name in names[:1])
         return f"options are passed by keyword: {which} {', '.join(options)}{near}"
-    if isinstance(error, AttributeError) and is_dataclass(error.obj) and isinstance(error.obj, _INPUTS):
-        known = [field.name for field in fields(error.obj)]
-        return f"inputs has {', '.join(known)}{_did_you_mean(str(error.name), known)}"
+    if kind is AttributeError and isinstance(error, AttributeError):  # the latter for type checkers
+        asked, name = error.obj, error.name
+        if is_dataclass(asked) and isinstance(asked, _INPUTS):
+            known = [field.name for field in fields(asked)]
+            return f"inputs has {', '.join(known)}{_did_you_mean(str(name), known)}"
     said = text_of(error)
-    if issubclass(type(error), WrongDeviceError) or any(words in said for words in _WRONG_DEVICE):
+    if issubclass(kind, WrongDeviceError) or any(words in said for words in _WRONG_DEVICE):
         problem = kernel.declaration.problem
         if isinstance(problem, OpenProblem):
             return "make every tensor on the device of the inputs"

@@ -27,6 +27,9 @@ FLOAT32_ROUNDOFF = 2.0**-24
 
 FLOAT8_E4M3_ROUNDOFF = 2.0**-4
 FLOAT8_E4M3_HALF_SUBNORMAL = 2.0**-10
+FLOAT8_E4M3_LARGEST = 448.0
+_SHORT_QUERY = FLOAT8_E4M3_ROUNDOFF * (1 + 2.0**-12)
+"""Of a product with a query in 8 bits: its sums then round numbers that are up to 1/16 larger."""
 
 SMALLEST_NORMAL_FLOAT32 = 2.0**-126
 """GPU code may flush anything below this to zero: an absolute error for each operation on top of the relative one."""
@@ -130,7 +133,8 @@ class Arithmetic(NamedTuple):
     """Units of roundings, relative unless they are called absolute; an absolute one counts for the smallest numbers.
 
     - `addition`: of a partial sum. `operand`: of every product q_d k_d, because its operands were rounded. Below
-      `query_floor` and `key_floor`, over the scale or its root, a rounded operand errs by as much as there.
+      `query_floor` and `key_floor`, over the scale or its root, a rounded operand errs by as much as there; so does q
+      itself below `own_query_floor`. Nothing is promised of a row with a number of q above `query_limit`.
     - `copies`: 1.0 if threads may hold copies of a score that were rounded differently, else 0.0
       (`score_copies_error`). `score`: of each score and of each copy of it, by a product with a scale of K or because
       it is stored; then `score_absolute`, too. `score_limit`: from which on what is stored of a score is no number:
@@ -152,6 +156,8 @@ class Arithmetic(NamedTuple):
     score_absolute: Number = 0.0
     score_limit: Number = math.inf
     query_floor: Number = 0.0
+    own_query_floor: Number = 0.0
+    query_limit: Number = math.inf
     key_floor: Number = 0.0
     exponential: Number = 0.0
     exponent: Number = 0.0
@@ -206,7 +212,9 @@ def attention_arithmetic(
     float32 product of three (`TF32X3_ROUNDOFF`).
 
     A query that is rounded after it was multiplied with the scale errs by max(u |s q_d|, eta), one or two operands of
-    each product; scores that are stored, by as much before the scale and once more after it.
+    each product; scores that are stored, by as much before the scale and once more after it. One that is itself rounded
+    to 8 bits errs by max(2^-4 |q_d|, 2^-10), so that q.k errs by no more than 2^-4 sum_d max(|q_d|, 2^-6) |k_d|, as an
+    operand's error with a floor says; a number of q that is 0 stays so.
 
     Partial results that are merged in pairs, each result stored again, are rounded as often as the longest chain has
     merges, `num_partials` less one, or one for each further token (`Arithmetic.of_rows`).
@@ -233,10 +241,13 @@ def attention_arithmetic(
     has_float32 = not is_short or smallest_kv is not None
     of_operand = {"ieee": 0.0, "tensor_core": TF32X3_ROUNDOFF, "tf32": 2 * TF32_ROUNDOFF + TF32_ROUNDOFF**2}
     of_value = of_operand | {"tf32": TF32_ROUNDOFF}
+    has_short_query = numerics.query == "float8_e4m3fn"
     weight, weight_absolute = _weights(numerics, in_dtype)
     arithmetic = Arithmetic(
         addition=accumulation_roundoff(numerics),
-        operand=of_operand[numerics.matmul] if has_float32 else 0.0,
+        operand=(of_operand[numerics.matmul] if has_float32 else 0.0) + has_short_query * _SHORT_QUERY,
+        own_query_floor=has_short_query * FLOAT8_E4M3_HALF_SUBNORMAL / FLOAT8_E4M3_ROUNDOFF,
+        query_limit=FLOAT8_E4M3_LARGEST if has_short_query else math.inf,
         copies=0.0 if one_copy else 1.0,
         weight=max(weight, TF32_ROUNDOFF) if numerics.matmul == "tf32" else weight,
         weight_absolute=weight_absolute,
@@ -289,7 +300,7 @@ def _in_short_numbers(
 
     `limit` is its largest number.
     """
-    of_query = {"float32": 0.0, "scaled": unit, "scaled_both": 2 * unit + unit**2}[numerics.query]
+    of_query = {"scaled": unit, "scaled_both": 2 * unit + unit**2}.get(numerics.query, 0.0)
     roundings = _ROUNDINGS_OF_TILE[numerics.tile_sums]
     stores_scores, has_short_exp = numerics.scores == "input", numerics.exponential == "input"
     if has_short_exp:
@@ -301,7 +312,7 @@ def _in_short_numbers(
         )
     return arithmetic._replace(
         operand=arithmetic.operand + of_query,
-        query_floor=absolute / unit if numerics.query != "float32" else 0.0,
+        query_floor=absolute / unit if of_query else 0.0,
         key_floor=absolute / unit if numerics.query == "scaled_both" else 0.0,
         score=2 * unit + unit**2 if stores_scores else 0.0,
         score_absolute=absolute if stores_scores else 0.0,

@@ -248,20 +248,24 @@ def _attention_rows(
     magnitudes = q.abs()
     products = magnitudes.add(units.query_floor).where(magnitudes > 0, 0.0) @ k.abs().add_(units.key_floor).mT
     if variant is None or units.variant is None:
-        return _where_stored(bound_rows(scores, products, v, present, units, rescales=True), dots, products, units)
+        rows = bound_rows(scores, products, v, present, units, rescales=True)
+        return _where_stored(rows, dots, products, magnitudes, units)
     dot_errors = units.score_product * products
     found = variant_scores(scores, dot_errors, variant, units.variant, units.per_score, units.score_constant)
     rows = bound_scored_rows(found.scores, found.errors, v, present, units, rescales=True, shift=found.shift)
-    return _where_stored(rows, dots, products, units)
+    return _where_stored(rows, dots, products, magnitudes, units)
 
 
-def _where_stored(rows: RowResult, dots: Tensor, products: Tensor, units: RowUnits) -> RowResult:
-    """NaN is expected where a score may be stored as infinity, before the scale or after it, its error included."""
-    if not units.score_limit.is_cuda and not bool(units.score_limit.isfinite().any()):  # a GPU would be waited for
+def _where_stored(rows: RowResult, dots: Tensor, products: Tensor, queries: Tensor, units: RowUnits) -> RowResult:
+    """NaN is expected where a score may be stored as infinity, before the scale or after it, its error included; and
+    where a query's number, of ``queries`` without signs, is too large to be stored."""
+    limits = torch.minimum(units.score_limit, units.query_limit)
+    if not limits.is_cuda and not bool(limits.isfinite().any()):  # a GPU would be waited for
         return rows
     stored = torch.addcmul(dots.abs(), products, units.score_product[0] / units.scale.abs())
     largest = (stored * units.scale.abs().clamp(min=1.0)).amax(-1)
     is_lost = largest * (1 + units.per_score[0, :, 0]) >= units.score_limit[:, 0]
+    is_lost |= queries.amax(-1) > units.query_limit[:, 0]
     return RowResult(
         out=rows.out.masked_fill(is_lost.unsqueeze(-1), torch.nan),
         lse=rows.lse.masked_fill(is_lost, torch.nan),

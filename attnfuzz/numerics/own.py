@@ -26,6 +26,7 @@ def attention(
     num_partials: int = 1,
     soft_cap: float | None = None,
     sinks: Float[Tensor, " num_q_heads"] | None = None,
+    smallest_kv: tuple[float, float] | None = None,
 ) -> dict[str, Expected]:
     """Give ``out [rows num_q_heads v_head_size]`` and ``lse [rows num_q_heads]`` (natural), each with its bound.
 
@@ -35,8 +36,11 @@ def attention(
 
     The numbers are those that the kernel reads. ``dtype`` is that of q and of ``out``; ``numerics`` says what may be
     rounded to it on the way, by default as for a kernel that declares none. At most ``num_partials`` partial results
-    are combined; ``soft_cap`` and ``sinks`` as `attnfuzz.problems.variants` describes them. The bounds are those of
-    `attnfuzz.numerics.attention_bound`, which raises ValueError for what it is not made for.
+    are combined; ``soft_cap`` and ``sinks`` as `attnfuzz.problems.variants` describes them. Where ``k`` and ``v``
+    are numbers of 8 bits times scales, ``smallest_kv`` are the smallest sizes other than 0 that these products can
+    have: a kernel may round in multiplying, and to ``dtype`` with ``numerics`` that say ``dequantised="input"``.
+    The bounds are those of `attnfuzz.numerics.attention_bound`, which raises ValueError for what it is not made
+    for.
     """
     stored = getattr(torch, dtype)
     found = ragged_rows(
@@ -50,6 +54,7 @@ def attention(
         num_partials=num_partials,
         soft_cap=soft_cap,
         sinks=None if sinks is None else sinks.double(),
+        smallest_kv=smallest_kv,
     )
     return {"out": _expected(found.out, found.out_error), "lse": _expected(found.lse, found.lse_error)}
 

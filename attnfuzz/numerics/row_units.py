@@ -66,9 +66,10 @@ operand of this size make up for that, and each product has more (`dot_product_e
 class RowUnits:
     """Per row, each `[rows 1 1]`.
 
-    - `scale`: of the scores; `score_limit`: as in `Arithmetic`. Of their errors (`ScoreError`) `score_product` (times
-      |scale|), `per_score`, `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what
-      copies of a score differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
+    - `scale`: of the scores; `score_limit`, `query_limit`: as in `Arithmetic`. Of their errors (`ScoreError`)
+      `score_product` (times |scale|), `per_score`, `per_distance` and `score_constant`, three of each: for `out`, for
+      the LSE, and of what copies of a score differ by. Of the first constant, `unmoved` does not move the score itself,
+      but exp of it.
     - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
       error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
     - `weight`, `weight_absolute`, `sums_rounded`: as in `Arithmetic`.
@@ -88,6 +89,7 @@ class RowUnits:
     unmoved: Float64[Tensor, "rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
     score_limit: Float64[Tensor, "rows 1 1"]
+    query_limit: Float64[Tensor, "rows 1 1"]
     query_floor: Tensor
     key_floor: Tensor
     weight: Tensor
@@ -207,7 +209,8 @@ def _columns(
         "unmoved": EXP_ERROR + in_splits.constant + arithmetic.exponential,
         "scale": scale,
         "score_limit": arithmetic.score_limit,
-        "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled,
+        "query_limit": arithmetic.query_limit,
+        "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled + arithmetic.own_query_floor,
         "key_floor": _SMALLEST_OPERAND + arithmetic.key_floor / scaled,
         "weight": arithmetic.weight,
         "weight_absolute": arithmetic.weight_absolute,

@@ -11,7 +11,7 @@ import msgspec
 from attnfuzz.problems.supports import Declared
 
 Precision = Literal["float32", "input"]
-Query = Literal["float32", "scaled", "scaled_both"]
+Query = Literal["float32", "scaled", "scaled_both", "float8_e4m3fn"]
 Exponential = Literal["float32", "cubic", "input"]
 Probabilities = Literal["float32", "input", "float8_e4m3fn"]
 Partials = Literal["float32", "input", "chained"]
@@ -28,8 +28,10 @@ class Numerics(Declared, frozen=True, forbid_unknown_fields=True, kw_only=True):
     queries times the scale, exponentials or weights times V in 16 bits, weights in 8, and an approximate `tanh`.
 
     - `query`: what q is in the product with k: `"float32"` (itself, or times the scale in float32), `"scaled"` (q times
-      the scale, with log2(e) or without, rounded to the dtype of q, as FlexAttention's `PRESCALE_QK`) or
-      `"scaled_both"` (q and k times the scale's root, each rounded, as in torch's math SDPA).
+      the scale, with log2(e) or without, rounded to the dtype of q, as FlexAttention's `PRESCALE_QK`),
+      `"scaled_both"` (q and k times the scale's root, each rounded, as in torch's math SDPA) or `"float8_e4m3fn"` (q
+      itself rounded to the cache's 8 bits, as SGLang's `tl.dot(q.to(k.dtype), k)`; nothing is promised of rows with
+      a number of q above 448, the largest of that format).
     - `scores`: what they are stored as: `"float32"` or `"input"` (16 bits, before and after the scale).
     - `exponential`: `"float32"`, `"cubic"` (a polynomial of degree 3 in place of exp2, as in FlashAttention 4) or
       `"input"` (exp2 of 16-bit numbers, `ex2.approx.f16x2`).

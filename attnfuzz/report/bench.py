@@ -16,6 +16,7 @@ from attnfuzz.problems.supports import OptionValue
 
 _REFERENCES = {
     "vllm:flash_attention_3": "FA3",
+    "vllm:flash_mla": "FlashMLA",
     "flashinfer:batch_decode": "FlashInfer",
     "flashinfer:batch_prefill": "FlashInfer",
     "torch:sdpa": "SDPA",

@@ -235,10 +235,10 @@ def sparse_decode(
     with on_device_of(q):
         sparse_decode_kernel[(rows, triton.cdiv(num_heads, block_m))](
             q, q.stride(0), q.stride(1), latents, latents.stride(0), ropes, ropes.stride(0),
-            scales, 0 if scales is None else scales.stride(0), indices, indices.stride(0), topk_length,
-            out, out.stride(0), out.stride(1), lse, float(scale), num_heads, len(latents), indices.shape[1],
-            rank, rope_size, SCALED=_SCALED, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p,
-            HAS_ROPE=rope_size > 0,
+            scales, 0 if scales is None else scales.stride(0), indices, indices.stride(0),
+            indices if topk_length is None else topk_length, out, out.stride(0), out.stride(1), lse, float(scale),
+            num_heads, len(latents), indices.shape[1], int(topk_length is not None), rank, rope_size,
+            SCALED=_SCALED, TILE=tile, BLOCK_M=block_m, BLOCK_R=block_r, BLOCK_P=block_p, HAS_ROPE=rope_size > 0,
         )  # fmt: skip
 
 

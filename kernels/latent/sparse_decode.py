@@ -20,6 +20,7 @@ __all__ = ["sparse_decode_kernel"]
         "num_heads",
         "num_slots",
         "topk",
+        "has_lengths",
         "stride_qt",
         "stride_qh",
         "stride_ls",
@@ -37,12 +38,12 @@ def sparse_decode_kernel(
     p_ropes, stride_rs,  # [num_slots, 1, rope_size]: likewise
     p_scales, stride_ss,  # [num_slots, 1, cdiv(rank, SCALED)], or None
     p_indices, stride_it,  # [tokens, topk]
-    p_lengths,  # [tokens]: places of a list that count, or None for all of them
+    p_lengths,  # [tokens]: places of a list that count; without has_lengths all do, and it is not read
     p_out, stride_ot, stride_oh,  # [tokens, num_heads, rank]
     p_lse,  # [tokens, num_heads], or None
     # scalars
     scale,
-    num_heads, num_slots, topk,
+    num_heads, num_slots, topk, has_lengths,
     rank, rope_size,
     # constants
     SCALED: tl.constexpr,
@@ -72,8 +73,7 @@ def sparse_decode_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-    if p_lengths is not None:
-        topk = tl.load(p_lengths + i_token)
+    topk = tl.load(p_lengths + i_token, mask=has_lengths > 0, other=topk)
     for start in range(0, topk, TILE):
         m_i = start + o_i < topk
         i_slot = tl.load(p_indices + i_token * stride_it + start + o_i, mask=m_i, other=-1).to(tl.int64)  # [TILE]

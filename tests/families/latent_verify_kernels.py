@@ -20,6 +20,7 @@ PLANTED = {
     "page_size": "pages are taken to have 16 tokens",
     "one_scale": "the first scale of a vector is that of all of it",
     "scales_of_slot_0": "the scales of slot 0 are those of all rows of bytes",
+    "power_scales": "scales are read without their fractions, as powers of two",
     "scaled_rope": "the rotary part is multiplied with a scale, too",
     "no_rope": "scores leave out the rotary part",
     "values_last": "values are the last numbers of a row",
@@ -51,6 +52,7 @@ def _verify(i: Any, bug: str = "") -> tuple[Tensor, Tensor]:
             ropes = ropes.float() * (scales[:, :1] if bug == "scaled_rope" else 1)
             if bug == "scales_of_slot_0" and i.latents == "fp8_rows":
                 scales = i.kv_cache[:1, 0, i.rank : i.rank + 4 * scales.shape[1]].view(torch.float32).expand_as(scales)
+            scales = scales.log2().floor().exp2() if bug == "power_scales" else scales
             rows = latent_rows(latents, scales, ropes).float()
         new = i.query_len if bug == "uniform" else starts[n + 1] - starts[n]
         q = i.q[starts[n] : starts[n + 1]].float()

@@ -56,6 +56,14 @@ TELLS = {
 }
 
 
+def test_new_tokens_that_are_taken_for_contiguous_are_told() -> None:
+    """A reader would be given an element and two numbers, though the reference gives these of other strides."""
+    kernel: Any = kernels.packed  # type: ignore[attr-defined]
+    case = kernel.declaration.problem.case_type(num_tokens=3, strides="outer_gap", seed=2)
+    causes = explain_case(kernel, case, device="cpu", seconds=600.0).causes or ()
+    assert [cause.words for cause in causes] == ["key and value are read as if contiguous"]
+
+
 @pytest.mark.parametrize("bug", TELLS)
 @pytest.mark.by_day("padding", "by_slot", "pairs")
 def test_a_mistake_that_the_problem_knows_is_told_by_its_name(bug: str) -> None:
@@ -96,7 +104,7 @@ def test_planted_bugs_are_found_and_shrunk(bug: str) -> None:
     of_blocks = dict.fromkeys(
         ("blocks_of_32", "one_scale", "swizzled", "global_of_k"), 64
     )  # more than one of 16 numbers
-    largest = {"tile": 80, "zero_cut": 64, "page_size": 64, **of_blocks}.get(bug, 16)
+    largest = {"tile": 80, "zero_cut": 64, "symmetric": 128, "page_size": 64, **of_blocks}.get(bug, 16)
     assert all(case.head_size <= largest for case in cases)
 
 

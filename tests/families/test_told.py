@@ -57,6 +57,12 @@ TELLS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
         {"cache_format": "fp8"},
         "k_scales and v_scales: that of the first offset is taken for each",
     ),
+    ("packed_decode", "unsigned_rotation"): (
+        {"cache_format": "int4_rotated"},
+        "the rotation's first row is taken for each of its rows",
+    ),
+    ("packed_decode", "v_stays_rotated"): ({"cache_format": "int4_rotated"}, "V is not rotated back"),
+    ("block_sparse", "not_cut"): ({}, "a row sees all of a block, also what is behind its sequence"),
     ("block_sparse", "cut_at_the_end"): ({}, "a row sees what is behind its position"),
     ("block_sparse", "last_is_whole"): ({}, "the block of a row's position is left out unless it ends there"),
     ("block_sparse", "minus_one"): ({}, "-1 is taken for the first block"),
@@ -77,6 +83,18 @@ TELLS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     ("hybrid_decode", "names_blocks"): (
         {"kernel_blocks": 4, "spare_pages": 2},
         "an entry of the table is taken for a block of the kernel, not for a page",
+    ),
+    ("hybrid_decode", "packed"): (
+        {"v_cache_strides": "outer_gap"},
+        "k_cache and v_cache are read as if contiguous",
+    ),
+    ("hybrid_decode", "stride_of_k"): (
+        {"v_cache_strides": "outer_gap"},
+        "v_cache is read by the strides of k_cache",
+    ),
+    ("hybrid_decode", "offset_in_page"): (
+        {},
+        "the last place of a kernel's block is never read: places go by one fewer",
     ),
     ("hybrid_decode", "window"): ({}, "a chunk is taken for a sliding window"),
     ("hybrid_decode", "next_chunk"): (
@@ -105,6 +123,7 @@ def causes_of(family: str, name: str, fields: dict[str, Any]) -> list[str]:
 @pytest.mark.by_day(
     "packed_decode-symmetric", "packed_decode-swizzled", "packed_decode-scale_of_head_0",
     "block_sparse-cut_at_the_end", "block_sparse-one_head", "hybrid_decode-window", "hybrid_decode-names_blocks",
+    "packed_decode-v_stays_rotated", "block_sparse-not_cut", "hybrid_decode-packed", "hybrid_decode-stride_of_k",
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_its_name(family: str, bug: str) -> None:
     """A reader would have an element and two numbers, and would have to guess at scales, lists and chunks."""

@@ -81,7 +81,7 @@ def kill_at_random(family: Family, dice: random.Random, kills: int, alive: Campa
 def test_a_campaign_survives_random_kills_of_its_processes(tmp_path: Path, dice: random.Random) -> None:
     """A worker, executor or zygote that the system kills would end the search, lose findings or invent them."""
     with Campaign(tmp_path, "--budget", "120s", "--seed", str(SEED)) as campaign:
-        campaign.family.wait_for("worker")
+        campaign.wait_for("searching")  # before that nothing has been drawn or kept
         killed = kill_at_random(campaign.family, dice, CAMPAIGN_KILLS, campaign)
         print(dict(killed), campaign.output)
         campaign.wait_for("shrunk")
@@ -104,7 +104,7 @@ def test_a_campaign_killed_at_random_moments_goes_on_each_time(tmp_path: Path, d
         can_resume = (tmp_path / ".attnfuzz" / "state.json").exists()
         resumed += can_resume
         with Campaign(tmp_path, *(["--resume"] if can_resume else ["--budget", "300s"])) as campaign:
-            campaign.family.wait_for("worker")
+            campaign.wait_for("searching")  # before that nothing has been drawn or kept
             time.sleep(dice.uniform(0.0, 4.0))
             campaign.process.kill()
             assert campaign.family.left_after() == [], campaign.output

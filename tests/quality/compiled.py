@@ -330,13 +330,14 @@ def _spills(compiled: Sequence[Compiled], targets: Sequence[str]) -> list[str]:
     return lines
 
 
-def _replace(path: Path, lines: Sequence[str]) -> None:
+def replace_part(path: Path, marks: tuple[str, str], lines: Sequence[str]) -> None:
+    """Put ``lines`` between the two ``marks`` of a page. Raises ValueError for one that lacks them."""
     text = path.read_text(encoding="utf-8")
-    if not all(text.count(mark) == 1 for mark in MARKS):
-        raise ValueError(f"{path} must hold each of {MARKS} once, around the part that is replaced; add them")
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    path.write_text("\n".join([before + MARKS[0], "", *lines, "", MARKS[1] + after]), encoding="utf-8")
+    if not all(text.count(mark) == 1 for mark in marks):
+        raise ValueError(f"{path} must hold each of {marks} once, around the part that is replaced; add them")
+    before, _, rest = text.partition(marks[0])
+    _, _, after = rest.partition(marks[1])
+    path.write_text("\n".join([before + marks[0], "", *lines, "", marks[1] + after]), encoding="utf-8")
 
 
 def main() -> None:
@@ -364,7 +365,7 @@ def main() -> None:
     if arguments.file is None:
         print(*page(compiled), sep="\n")
     else:
-        _replace(arguments.file, page(compiled))
+        replace_part(arguments.file, MARKS, page(compiled))
     sys.exit(bool(complaints(compiled)))
 
 

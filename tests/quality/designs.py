@@ -53,6 +53,10 @@ def _scaled_both(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
     return scale.sign() * torch.einsum("hd,hnd->hn", scaled_q, scaled_k)
 
 
+def _short_query(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
+    return _scores(q.float().to(torch.float8_e4m3fn), k, scale)
+
+
 def _stored_scores(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
     stored = torch.einsum("hd,hnd->hn", q.float(), k.float()).to(q.dtype).float()
     return (stored * scale).to(q.dtype).float()
@@ -183,6 +187,7 @@ DESIGNS = (
         scores=_scaled_query_in_base_2,
     ),
     Design("root of the scale on q and k", "torch's math SDPA", Numerics(query="scaled_both"), scores=_scaled_both),
+    Design("q in e4m3", "SGLang with an 8-bit cache", Numerics(query="float8_e4m3fn"), scores=_short_query),
     Design("scores in 16 bits", "eager attention in 16 bits", Numerics(scores="input"), scores=_stored_scores),
     Design("cubic exp2", "FlashAttention 4", Numerics(exponential="cubic"), exp=_cubic_exp),
     Design("16-bit exp2", "ex2.approx.f16x2", Numerics(exponential="input"), exp=_short_exp, sums_rounded=True),

@@ -13,6 +13,8 @@ from tests.quality.designs import DESIGNS, TARGET, Design, drawn_of, largest_rat
 from tests.unit.tensor_cores import HOPPER, HOPPER_FP8, VOLTA
 
 CASES = 40
+_MORE = 400
+"""Where few cases lose as much as a design may: one in a hundred."""
 SUMS_EXACT = Numerics(row_sum="float32")
 TIGHTEST = Numerics(row_sum="float32", partials="float32")
 DTYPES = ("float16", "bfloat16")
@@ -43,8 +45,8 @@ def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> 
 @pytest.mark.by_day("q x scale rounded")
 def test_what_must_be_declared_shows(design: Design) -> None:
     """A kernel that loses precision by a change would go on passing as what it was."""
-    ratios = [largest_ratios(design, cases(dtype), SUMS_EXACT)[0] for dtype in DTYPES]
-    assert max(max(pair) for pair in ratios) > 1
+    shown = (largest_ratios(design, drawn(dtype, count), SUMS_EXACT)[0] for count in (CASES, _MORE) for dtype in DTYPES)
+    assert any(max(pair) > 1 for pair in shown)
 
 
 @pytest.mark.parametrize("dtype", ["float32"])

@@ -40,7 +40,13 @@ def explained(name: str, expectation: Expectation, runner: Runner, folder: Path)
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.by_day("block_table_row_stride", "empty_split_finite_lse", "merge_both_empty", "v_not_masked")
+@pytest.mark.by_day(
+    "block_table_row_stride",
+    "empty_split_finite_lse",
+    "merge_both_empty",
+    "merge_prefix_strides_for_suffix",
+    "v_not_masked",
+)
 def test_the_explanation_names_what_is_wrong(name: str, runner: Runner, tmp_path: Path) -> None:
     """Whoever has to repair the kernel would be sent to the wrong token, page, head or tensor, or nowhere."""
     expectation = EXPLANATIONS[name]

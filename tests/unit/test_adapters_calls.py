@@ -132,6 +132,81 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
     out.copy_(found)
     return out, lse.mT
 """
+TURBO_STORE = """
+import math
+import torch
+
+def bytes_of(codes, bits):
+    whole = sum(code << bits * i for i, code in enumerate(codes))
+    return list(whole.to_bytes(math.ceil(len(codes) * bits / 8), "little"))
+
+def half(*numbers):
+    return torch.tensor(numbers).half().view(torch.uint8).tolist()
+
+def triton_turboquant_store(key, value, kv_cache, slot_mapping, PiT, midpoints, mse_bits, key_packed_size,
+                            value_quant_bits, key_fp8=False):
+    tokens, heads, size = key.shape
+    assert key.shape == value.shape and kv_cache.shape[2] == heads and kv_cache.dtype == torch.uint8
+    assert slot_mapping.shape == (tokens,) and value_quant_bits in (3, 4)
+    if key_fp8:
+        assert key_packed_size == size
+    else:
+        assert key_packed_size == math.ceil(size * mse_bits / 8) + 2 and midpoints.shape == (2**mse_bits - 1,)
+        assert PiT.shape == (size, size) and PiT.dtype == midpoints.dtype == torch.float32
+    for token, slot in enumerate(slot_mapping.tolist()):
+        for head in range(heads if slot >= 0 else 0):
+            k, v = key[token, head].float(), value[token, head].float()
+            row = k.to(torch.float8_e4m3fn).view(torch.uint8).tolist()
+            if not key_fp8:
+                codes = torch.searchsorted(midpoints, k / (k.norm() + 1e-8) @ PiT, right=True)
+                row = bytes_of(codes.tolist(), mse_bits) + half(k.norm())
+            step = ((v.max() - v.min()) / (2**value_quant_bits - 1)).clamp(min=1e-8)
+            codes = ((v - v.min()) / step + 0.5).int().clamp(0, 2**value_quant_bits - 1)
+            row += bytes_of(codes.tolist(), value_quant_bits) + half(step, v.min())
+            place = slot // kv_cache.shape[1], slot % kv_cache.shape[1], head
+            kv_cache[place][: len(row)] = torch.tensor(row, dtype=torch.uint8)
+"""
+TURBO_DECODE = """
+import math
+import torch
+from plain import attend
+
+def codes_of(row, bits, size):
+    whole = int.from_bytes(bytes(row.tolist()), "little")
+    return [whole >> bits * i & 2**bits - 1 for i in range(size)]
+
+def half(row):
+    return row.contiguous().view(torch.float16).float()
+
+def triton_turboquant_decode_attention(query, kv_cache, block_table, seq_lens, Pi, centroids, scale, mse_bits,
+                                       key_packed_size, value_quant_bits, key_fp8=False, norm_correction=False,
+                                       PiT=None, mid_o_buf=None, output_buf=None, lse_buf=None, buf_holder=None,
+                                       max_num_kv_splits=32):
+    seqs, _, size = query.shape
+    assert len(block_table) == len(seq_lens) == seqs and kv_cache.dtype == torch.uint8 and max_num_kv_splits == 32
+    packed = size if key_fp8 else math.ceil(size * mse_bits / 8) + 2
+    assert key_packed_size == packed and kv_cache.shape[3] >= packed + math.ceil(size * value_quant_bits / 8) + 4
+    assert key_fp8 or centroids.shape == (2**mse_bits,)
+    if not key_fp8:
+        PiT = Pi.T if PiT is None else PiT
+    q, end = query.float() if key_fp8 else query.float() @ PiT, packed + math.ceil(size * value_quant_bits / 8)
+    out = torch.empty_like(query)
+    for seq, length in enumerate(seq_lens.tolist()):
+        slots = [(int(block_table[seq, t // kv_cache.shape[1]]), t % kv_cache.shape[1]) for t in range(length)]
+        k, v = torch.zeros(2, length, kv_cache.shape[2], size)
+        for t, slot in enumerate(slots):
+            for head, row in enumerate(kv_cache[slot]):
+                if key_fp8:
+                    k[t, head] = row[:size].view(torch.float8_e4m3fn).float()
+                else:
+                    found = centroids[codes_of(row[: packed - 2], mse_bits, size)]
+                    found = found / found.norm() if norm_correction else found
+                    k[t, head] = found * half(row[packed - 2 : packed])
+                step, least = half(row[end : end + 4])
+                v[t, head] = torch.tensor(codes_of(row[packed:end], value_quant_bits, size)) * step + least
+        out[seq] = attend(q[seq, None], k, v, scale, first=length - 1)[0]
+    return out
+"""
 FLASHINFER = """
 import math
 import torch
@@ -547,6 +622,8 @@ FILES = {
     "flash_attn_interface.py": FLASH_ATTN_3,
     "vllm/vllm_flash_attn/flash_attn_interface.py": VLLM,
     "vllm/vllm_flash_attn/_vllm_fa3_C.py": "",
+    "vllm/v1/attention/ops/triton_turboquant_store.py": TURBO_STORE,
+    "vllm/v1/attention/ops/triton_turboquant_decode.py": TURBO_DECODE,
     "vllm/third_party/flashmla/flash_mla_interface.py": FLASH_MLA,
     "flashinfer/__init__.py": FLASHINFER,
     "flashinfer/attention.py": SINKS,
@@ -730,6 +807,18 @@ def test_flex_decoding_is_asked_for_each_sequence(
     plain = Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, numerics=as_defined))
     case = case_for(kernel, VARIANTS[variant], seq_lens=lens, num_q_heads=8)
     attnfuzz.check(plain, case, device="cpu", isolated=False)
+
+
+@pytest.mark.parametrize("name", ["turboquant_store", "turboquant_decode"])
+def test_turboquant_gets_rows_that_are_laid_out_as_it_documents(adapters: Any, name: str) -> None:
+    """Bits of K would be told for those of V, a row of 8 bits for one of codes, or a table for its transpose."""
+    kernel = kernel_of(adapters("vllm"), name)
+
+    @attnfuzz.fuzz(kernel, max_examples=16, device="cpu", isolated=False)
+    def search() -> None:
+        pass
+
+    search()
 
 
 @pytest.mark.parametrize("name", ["fill_kv_cache", "history"])

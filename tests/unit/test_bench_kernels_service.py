@@ -95,9 +95,39 @@ def test_windows_and_8_bit_caches_are_what_is_computed(
     assert (reply.status, bool(reply.times)) == (status, status == "ok"), reply.note
 
 
-def test_what_is_wrong_gets_no_time(service: TimingService) -> None:
-    """A kernel would be fast by leaving work out."""
-    reply = measured(service, f"{KERNELS}:drops_the_last_key", SHAPE)
+LATENT = Shape(label="", num_q_heads=8, num_kv_heads=1, head_size=24, rank=16, seq_lens=(40, 40), block_size=8)
+LISTS = msgspec.structs.replace(LATENT, head_size=96, rank=64, block_size=1)
+SPARSE = "attnfuzz.families.sparse_decode_kernels:sparse_decode_eager"
+
+
+@pytest.mark.parametrize(
+    ("contender", "shape", "status"),
+    [
+        ("latent_eager", msgspec.structs.replace(LATENT, head_size=96, rank=64, seq_lens=(40, 33)), "ok"),
+        ("latent_eager", LISTS, "ok"),
+        (f"{KERNELS}:latent_values_with_positions", LATENT, "wrong"),
+        (f"{KERNELS}:latent_values_with_positions", LISTS, "unsupported"),
+        (SPARSE, LISTS, "ok"),
+        (SPARSE, msgspec.structs.replace(LISTS, dtype="float32"), "unsupported"),
+        (f"{KERNELS}:list_without_its_end", LISTS, "wrong"),
+        (f"{KERNELS}:another_sparse_decode", LISTS, "unsupported"),
+        (SPARSE, LATENT, "unsupported"),
+        ("paged_eager", LATENT, "unsupported"),
+    ],
+)
+def test_latent_vectors_and_lists_of_slots_are_what_is_computed(
+    service: TimingService, contender: str, shape: Shape, status: str
+) -> None:
+    """A kernel that reads other keys or other values would have the time of a right one, or a right one none."""
+    reply = measured(service, contender, shape)
+    assert (reply.status, bool(reply.times)) == (status, status == "ok"), reply.note
+
+
+@pytest.mark.parametrize("name", ["drops_the_last_key", "asks_another_question"])
+def test_what_is_wrong_gets_no_time(service: TimingService, name: str) -> None:
+    """A kernel would be fast by leaving work out, or by changing what it is compared with."""
+    own = msgspec.structs.replace(SHAPE, seq_lens=(40, 38))  # tensors that no other test is given afterwards
+    reply = measured(service, f"{KERNELS}:{name}", own)
     assert reply.status == "wrong"
     assert reply.times == ()
     assert reply.error_ratio is not None
@@ -133,7 +163,7 @@ def test_what_attnfuzz_cannot_prepare_is_not_the_kernels_failure(
     for module, name in (
         (service_module, "draw_tensors"),
         (checks, "_inputs"),
-        (checks, "largest_error_ratio"),
+        (checks, "right_rows"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, no_room)
@@ -144,13 +174,21 @@ def test_what_attnfuzz_cannot_prepare_is_not_the_kernels_failure(
     assert measured(service, f"{KERNELS}:right", other, num_splits=2).status == "ok"
 
 
+def test_what_is_only_compiled_is_called_and_not_checked(service: TimingService) -> None:
+    """Right results would be worked out twice of all that is timed, by a dozen processes on one GPU at a time."""
+    for name, status in (("drops_the_last_key", "ok"), ("raises", "failed")):
+        request = MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, l2=("warm",), modes=())
+        reply = msgspec.json.decode(service.handle("measure", msgspec.json.encode(request)), type=MeasureReply)
+        assert (reply.status, reply.times, reply.error_ratio) == (status, (), None)
+
+
 def test_what_a_launch_did_is_the_kernels_failure(service: TimingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA tells of a stray access when attnfuzz looks at the result: the kernel would not be blamed for it."""
 
     def lost(*arguments: object, **named: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(checks, "largest_error_ratio", lost)
+    monkeypatch.setattr(checks.RightRows, "error_ratio", lost)
     monkeypatch.setattr(TimingService, "_device_answers", lambda self: False)
     with pytest.raises(ExitAfterReply) as ended:
         measured(service, f"{KERNELS}:right", SHAPE, num_splits=2)

@@ -85,6 +85,30 @@ def test_rounding_what_the_cache_stands_for_must_be_declared(dtype: KvDtype, inp
         assert ratio(got, given, dtype, in_dtype=input_dtype) > 10
 
 
+SHORT_QUERY = Numerics(probabilities="float32", partials="float32", matmul="ieee", query="float8_e4m3fn")
+
+
+@pytest.mark.parametrize(("number", "by_two_bits"), [(1.0625, 1.125), (2.0**-10, 2.0**-8 + 2.0**-10), (0.5, 0.5625)])
+def test_what_8_bits_take_of_a_query_is_the_bound(number: float, by_two_bits: float) -> None:
+    """A number between two of the format would be accused, or one that loses a bit more be excused."""
+    _, k, v = drawn(3, 17)
+    q = torch.zeros(4, 64).index_fill(1, torch.tensor([7]), number)
+    rounded = q.to(torch.float8_e4m3fn).float()
+    assert ratio(on_scores_and_result(rounded, k, v), (q, k, v), numerics=SHORT_QUERY) < 1
+    more = q.index_fill(1, torch.tensor([7]), by_two_bits)
+    fewer = more.to(torch.float8_e5m2).float() if number > 0.01 else torch.zeros_like(q)
+    assert ratio(on_scores_and_result(fewer, k, v), (more, k, v), numerics=SHORT_QUERY) > 1
+
+
+def test_nothing_is_promised_of_a_query_beyond_8_bits() -> None:
+    """A kernel would be accused of what its format cannot hold."""
+    q, k, v = (part.double() for part in drawn(3, 17))
+    q[1, 5] = 449.0
+    bound = attention_bound(q, k, v, SCALE, in_dtype=torch.bfloat16, out_dtype=F32, numerics=SHORT_QUERY)
+    assert bound.lse.isinf().tolist() == [False, True, False, False]
+    assert bound.out.isinf().all(-1).tolist() == [False, True, False, False]
+
+
 WRONG: dict[str, Callable[..., Result]] = {
     "scales left out": lambda q, k, v: attend(q, k, v, SCALE),
     "scale of K left out": lambda q, k, v: attend(q, k, v * V_SCALE, SCALE),

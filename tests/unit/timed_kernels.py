@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz import families
+from attnfuzz.families.sparse_decode_kernels import sparse_decode_eager
 from attnfuzz.inputs.layouts import token_views
+from attnfuzz.kernels import eager
 
 _GRAPH = attnfuzz.Supports(graph_replay=True)
 
@@ -43,6 +46,13 @@ def drops_the_last_key(inputs: Any) -> tuple[Tensor, Tensor]:
     return attend(inputs, drop=1)
 
 
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(layouts=("NHD",)))
+def asks_another_question(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Right of the queries that it leaves behind."""
+    inputs.q.zero_()
+    return attend(inputs)
+
+
 @attnfuzz.kernel("paged_decode", supports=_GRAPH)
 def raises(inputs: Any) -> Tensor:
     """Cannot be called."""
@@ -66,3 +76,33 @@ def only_small_pages(inputs: Any) -> tuple[Tensor, Tensor]:
 def ignores_the_window(inputs: Any) -> tuple[Tensor, Tensor]:
     """Sees all keys, whatever is asked for."""
     return attend(inputs)
+
+
+@attnfuzz.kernel("latent_decode", supports=attnfuzz.Supports(head_sizes=(24,), v_head_sizes=(16,)))
+def latent_values_with_positions(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Takes the last numbers of each key for its value, in place of the first."""
+    k_cache = inputs.kv_cache[:, :, None]
+    return eager.paged_decode(
+        inputs.q, k_cache, k_cache[..., -inputs.v_head_size :], inputs.block_table, inputs.seq_lens, inputs.scale,
+        inputs.block_size, "NHD",
+    )  # fmt: skip
+
+
+@attnfuzz.kernel(families.SparseDecode())
+def list_without_its_end(inputs: Any) -> None:
+    """Leaves out the last slot of each list."""
+    inputs.indices = inputs.indices.clone()
+    inputs.indices[:, -1] = -1
+    sparse_decode_eager.function(inputs)
+
+
+class SparseDecode(attnfuzz.Problem):
+    """Called as attnfuzz's own problem is, and another one."""
+
+    topk = attnfuzz.Integer(1, 4)
+
+
+@attnfuzz.kernel(SparseDecode())
+def another_sparse_decode(inputs: Any) -> None:
+    """Never called."""
+    raise RuntimeError(inputs)

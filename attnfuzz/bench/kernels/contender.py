@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Float, Float32, Float64, Int32
 from torch import Tensor
 
 from attnfuzz.bench.kernels.shapes import (
@@ -25,13 +26,16 @@ from attnfuzz.bench.kernels.shapes import (
 )
 from attnfuzz.bench.kernels.timing import GraphOfCalls, Stopwatch, calls_per_sample, time_samples
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.families.sparse_decode import SparseDecode
 from attnfuzz.inputs.reference import merge_all
 from attnfuzz.inputs.registry import problem_of
-from attnfuzz.numerics import attention_bound, error_ratio, merge_bound
+from attnfuzz.numerics import Bound, attention_bound, error_ratio, merge_bound
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
 from attnfuzz.problems.combinations import with_values
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.fields import Choice
+from attnfuzz.problems.open_cases import OpenProblem, implementation_of
 from attnfuzz.problems.quantised_kv import SMALLEST
 from attnfuzz.problems.supports import Layout, LseLayout, OptionValue, Supports
 from attnfuzz.trials.observation import named_results
@@ -45,12 +49,12 @@ _BYTES_OF_A_VECTOR = 16
 
 @dataclass
 class AttentionTensors:
-    """A batch over a paged cache in the NHD layout, whose pages lie in random order."""
+    """A batch over a paged cache in the NHD layout, whose pages lie in random order. Latent values are part of keys."""
 
     shape: Shape
     q: Float[Tensor, "num_tokens num_q_heads head_size"]
     k_cache: Float[Tensor, "num_blocks block_size num_kv_heads head_size"]
-    v_cache: Float[Tensor, "num_blocks block_size num_kv_heads head_size"]
+    v_cache: Float[Tensor, "num_blocks block_size num_kv_heads value_size"]
     block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"]
     seq_lens: Int32[Tensor, " num_seqs"]
     cu_seqlens_q: Int32[Tensor, " num_seqs_plus_1"]
@@ -60,7 +64,7 @@ class AttentionTensors:
         self,
     ) -> tuple[
         Float[Tensor, "num_seqs max_seq_len num_kv_heads head_size"],
-        Float[Tensor, "num_seqs max_seq_len num_kv_heads head_size"],
+        Float[Tensor, "num_seqs max_seq_len num_kv_heads value_size"],
     ]:
         """K and V of each sequence in one piece, as wide as ``room`` says; beyond a length there is whatever."""
         width = max(self.shape.longest, self.shape.room)
@@ -70,7 +74,7 @@ class AttentionTensors:
     def packed(
         self,
     ) -> tuple[
-        Float[Tensor, "total_tokens num_kv_heads head_size"], Float[Tensor, "total_tokens num_kv_heads head_size"]
+        Float[Tensor, "total_tokens num_kv_heads head_size"], Float[Tensor, "total_tokens num_kv_heads value_size"]
     ]:
         """K and V of all tokens, one sequence after another."""
         k, v = (self._gather(cache, self.shape.longest) for cache in (self.k_cache, self.v_cache))
@@ -79,7 +83,7 @@ class AttentionTensors:
 
     def sequence(
         self, seq: int, num_tokens: int
-    ) -> tuple[Float[Tensor, "num_tokens num_kv_heads head_size"], Float[Tensor, "num_tokens num_kv_heads head_size"]]:
+    ) -> tuple[Float[Tensor, "num_tokens num_kv_heads head_size"], Float[Tensor, "num_tokens num_kv_heads value_size"]]:
         """K and V of the first tokens of one sequence."""
         pages = self.block_table[seq, : -(-num_tokens // self.shape.block_size)].long()
         k, v = (_pages_of(cache, pages).flatten(0, 1)[:num_tokens] for cache in (self.k_cache, self.v_cache))
@@ -133,11 +137,12 @@ def draw_tensors(shape: Shape, device: str, seed: int) -> AttentionTensors | Mer
     pages = [-(-length // shape.block_size) for length in shape.seq_lens]
     cache = (max(1, sum(pages)), shape.block_size, shape.num_kv_heads, shape.head_size)
     kv_dtype = getattr(torch, shape.kv_dtype or shape.dtype)
+    q, k_cache = normal(sum(shape.queries), shape.num_q_heads, shape.head_size), normal(*cache).to(kv_dtype)
     return AttentionTensors(
         shape=shape,
-        q=normal(sum(shape.queries), shape.num_q_heads, shape.head_size),
-        k_cache=normal(*cache).to(kv_dtype),
-        v_cache=normal(*cache).to(kv_dtype),
+        q=q,
+        k_cache=k_cache,
+        v_cache=k_cache[..., : shape.rank] if shape.rank else normal(*cache).to(kv_dtype),
         block_table=_block_table(shape, pages).to(device),
         seq_lens=torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
         cu_seqlens_q=torch.tensor([0, *itertools.accumulate(shape.queries)], dtype=torch.int32, device=device),
@@ -210,8 +215,10 @@ class Prepared:
 def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionValue]) -> str | None:
     """Why a kernel cannot be timed on ``shape`` with ``options``, in a few words; None if it can."""
     supports = declaration.supports
-    if declaration.problem not in PROBLEMS_OF[shape.kind]:
+    if str(declaration.problem) not in PROBLEMS_OF[shape.kind]:
         return f"computes {declaration.problem}"
+    if isinstance(declaration.problem, OpenProblem):
+        return _sparse_objection(declaration.problem, shape)
     if shape.room and declaration.versions and not supports.graph_replay:  # what it plans may hold the lengths
         return "promises no graph for other lengths"
     if shape.dtype not in supports.dtypes:
@@ -223,8 +230,10 @@ def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionV
     limits = [("head_sizes", shape.head_size)]
     if shape.kind != "merge":
         limits.append(("gqa_ratios", shape.num_q_heads // shape.num_kv_heads))
-    if declaration.problem.startswith("paged"):
+    if shape.kind != "merge" and declaration.problem != "dense_decode":
         limits.append(("block_sizes", shape.block_size))
+    if isinstance(supports.v_head_sizes, tuple):
+        limits.append(("v_head_sizes", shape.value_size))
     for name, value in limits:
         choices = getattr(supports, name)
         if choices is not None and value not in choices:
@@ -236,6 +245,15 @@ def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionV
     if supports.max_query_len is not None and max(shape.queries, default=0) > supports.max_query_len:
         return f"max_query_len is {supports.max_query_len}"
     return None
+
+
+def _sparse_objection(problem: OpenProblem, shape: Shape) -> str | None:
+    """Of a list of slots nothing is left out, and rows of the cache are as queries are."""
+    if not isinstance(implementation_of(problem), SparseDecode):
+        return f"computes another {problem}"
+    asked = {"cache": "same", "has_lengths": False, "repeats": False, "dtype": shape.dtype}
+    known = {name: one.values for name, one in problem.fields.items() if isinstance(one, Choice)}
+    return next((f"{name} is not {value}" for name, value in asked.items() if value not in known[name]), None)
 
 
 def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionValue]) -> Prepared:
@@ -279,13 +297,13 @@ def _together(declaration: Declaration, shape: Shape, options: dict[str, OptionV
         known |= {
             "block_size": shape.block_size,
             "kv_dtype": shape.kv_dtype or shape.dtype,
-            "v_head_size": shape.head_size,
+            "v_head_size": shape.value_size,
         }
     return with_values(declaration.supports, {**known, **options})
 
 
-def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, OptionValue]) -> tuple[Any, tuple[str, str]]:
-    """The kernel's inputs, and the names of its two results."""
+def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, OptionValue]) -> tuple[Any, tuple[str, ...]]:
+    """The kernel's inputs, and the names of its results: the output, and its LSE unless there is none."""
     shape = tensors.shape
     if isinstance(tensors, MergeTensors):
         return _merge_inputs(declaration, tensors)
@@ -293,7 +311,7 @@ def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, Optio
     given = {
         "q": tensors.q,
         "seq_lens": tensors.seq_lens.clone(),
-        "out": torch.empty_like(tensors.q),
+        "out": tensors.q.new_empty(*tensors.q.shape[:2], shape.value_size),
         "lse": torch.empty(tensors.q.shape[:2], dtype=torch.float32, device=device),
     }
     common: dict[str, object] = {
@@ -308,6 +326,16 @@ def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, Optio
         given["k"], given["v"] = tensors.dense
         case = case_from_builtins("dense_decode", common | {"extra_rows": max(0, shape.room - shape.longest)})
         return _of_case(case, given)
+    if isinstance(declaration.problem, OpenProblem):
+        fields: dict[str, Any] = {name: field.simplest for name, field in declaration.problem.fields.items()}
+        names = ("out", "lse") if fields["lse"] else ("out",)
+        fields |= common | {"num_heads": shape.num_q_heads, "v_head_size": shape.rank, "topk": shape.longest}
+        given |= {"kv_cache": tensors.k_cache[:, 0], "indices": tensors.block_table}
+        return SimpleNamespace(**fields | {"named": shape.seq_lens} | given), names
+    if shape.rank:
+        given |= {"kv_cache": tensors.k_cache[:, :, 0], "block_table": tensors.block_table}
+        common |= {"block_size": shape.block_size, "v_head_size": shape.rank}
+        return _of_case(case_from_builtins("latent_decode", common), given)
     layout = layouts_of(_together(declaration, shape, options) or declaration.supports)[0]
     given |= in_layout(tensors.k_cache, tensors.v_cache, layout)
     given["block_table"] = tensors.block_table
@@ -324,13 +352,12 @@ def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, Optio
     return _of_case(case_from_builtins(declaration.problem, common), given)
 
 
-def _of_case(case: Case, given: dict[str, Tensor]) -> tuple[Any, tuple[str, str]]:
+def _of_case(case: Case, given: dict[str, Tensor]) -> tuple[Any, tuple[str, ...]]:
     problem = problem_of(case)
-    output, lse = problem.results
-    return problem.inputs(case, given), (output, lse)
+    return problem.inputs(case, given), problem.results
 
 
-def _merge_inputs(declaration: Declaration, tensors: MergeTensors) -> tuple[Any, tuple[str, str]]:
+def _merge_inputs(declaration: Declaration, tensors: MergeTensors) -> tuple[Any, tuple[str, ...]]:
     shape = tensors.shape
     layout = declaration.supports.lse_layout
     unit = 1 / math.log(2) if declaration.supports.lse == "base2" else 1.0
@@ -352,22 +379,33 @@ _MOST_ROWS = 6
 _MOST_MERGED = 512
 
 
-def largest_error_ratio(
-    tensors: AttentionTensors | MergeTensors,
-    out: Float[Tensor, "num_tokens num_q_heads head_size"],
-    lse: Float32[Tensor, "num_tokens num_q_heads"] | None,
-    *,
-    numerics: Numerics,
-    num_partials: int,
-    one_copy: bool,
-) -> float:
-    """Error over bound, the largest of the rows that are looked at; above 1 the result is wrong.
+@dataclass(frozen=True, slots=True)
+class RightRows:
+    """What rows of the results are to hold, by their ``place`` in them; without an LSE only the output counts."""
+
+    place: int | slice
+    out: Float64[Tensor, "..."]
+    lse: Float64[Tensor, "..."]
+    bound: Bound
+
+    def error_ratio(self, out: Tensor, lse: Tensor | None) -> float:
+        """The largest error over its bound; above 1 a result is wrong."""
+        worst = float(error_ratio(out[self.place], self.out, self.bound.out).max())
+        if lse is None:
+            return worst
+        return max(worst, float(error_ratio(lse[self.place], self.lse, self.bound.lse).max()))
+
+
+def right_rows(
+    tensors: AttentionTensors | MergeTensors, *, numerics: Numerics, num_partials: int, one_copy: bool
+) -> list[RightRows]:
+    """Those that are looked at.
 
     ``num_partials``: into how many parts the kernel may have cut a sequence. ``one_copy``: as for `attention_bound`.
     """
     if isinstance(tensors, MergeTensors):
-        return _of_merge(tensors, out, lse)
-    worst = 0.0
+        return [_merged_rows(tensors)]
+    found = []
     scale, dtype = tensors.shape.scale, tensors.q.dtype
     smallest = None if tensors.shape.kv_dtype is None else (SMALLEST[tensors.shape.kv_dtype],) * 2
     for seq, token, visible in _rows(tensors):
@@ -375,14 +413,11 @@ def largest_error_ratio(
         k, v = (part[seen].double() for part in tensors.sequence(seq, visible))
         q = tensors.q[token].double()
         bound = attention_bound(
-            q, k, v, scale, in_dtype=dtype, out_dtype=out.dtype,
+            q, k, v, scale, in_dtype=dtype, out_dtype=dtype,
             numerics=numerics, num_partials=num_partials, one_copy=one_copy, smallest_kv=smallest,
         )  # fmt: skip
-        expected_out, expected_lse = _attention(q, k, v, scale)
-        worst = max(worst, float(error_ratio(out[token], expected_out, bound.out).max()))
-        if lse is not None:
-            worst = max(worst, float(error_ratio(lse[token], expected_lse, bound.lse).max()))
-    return worst
+        found.append(RightRows(token, *_attention(q, k, v, scale), bound))
+    return found
 
 
 def _rows(tensors: AttentionTensors) -> list[tuple[int, int, int]]:
@@ -407,16 +442,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, T
     return (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1), scores.logsumexp(-1).flatten()
 
 
-def _of_merge(tensors: MergeTensors, out: Tensor, lse: Tensor | None) -> float:
+def _merged_rows(tensors: MergeTensors) -> RightRows:
     step = max(1, tensors.shape.num_tokens // _MOST_MERGED)
     outputs = [part[::step].double() for part in (tensors.prefix_output, tensors.suffix_output)]
     lses = [part[::step].double() for part in (tensors.prefix_lse, tensors.suffix_lse)]
-    bound = merge_bound(*outputs, *lses, out_dtype=out.dtype)
-    expected_out, expected_lse = merge_all(torch.stack(outputs, -2), torch.stack(lses, -1))
-    worst = float(error_ratio(out[::step], expected_out, bound.out).max())
-    if lse is None:
-        return worst
-    return max(worst, float(error_ratio(lse[::step], expected_lse, bound.lse).max()))
+    bound = merge_bound(*outputs, *lses, out_dtype=tensors.prefix_output.dtype)
+    return RightRows(slice(None, None, step), *merge_all(torch.stack(outputs, -2), torch.stack(lses, -1)), bound)
 
 
 _PROBES = 5
@@ -443,13 +474,22 @@ def measure(
 ) -> MeasureReply:
     """``sets``: one for warm times; as many as the L2 cache cannot hold together, or none beside it, for cold ones.
 
+    Where no ``modes`` are asked for, the contender is called and nothing else: what it compiles is compiled then.
+
     Raises NotMeasured, and whatever the contender raises.
     """
     try:
         prepared = [contender.prepare(tensors) for tensors in sets]
     except Unsupported as why:
         return MeasureReply(status="unsupported", note=str(why))
-    ratio = _error_ratio(contender, sets[0], prepared[0], prepared[0].call(), on_gpu=on_gpu)
+    if not request.modes:
+        prepared[0].call()
+        return MeasureReply(status="ok")
+    with as_not_measured():
+        right = right_rows(
+            sets[0], numerics=contender.numerics, num_partials=contender.num_partials, one_copy=not on_gpu
+        )
+    ratio = _error_ratio(right, sets[0], prepared[0], prepared[0].call())
     if ratio > 1:
         return MeasureReply(status="wrong", error_ratio=_finite(ratio), note=f"{ratio:.3g} times the error bound")
     times: list[Timed] = []
@@ -461,7 +501,7 @@ def measure(
     if not contender.in_graph:
         return MeasureReply(status="ok", times=tuple(times), error_ratio=ratio, note="declares no graph_replay")
     for l2, calls in states.items():
-        timed, in_graph = _in_graph(contender, sets, calls, request, stopwatch, l2)
+        timed, in_graph = _in_graph(right, sets, calls, request, stopwatch, l2)
         ratio = max(ratio, in_graph)
         if ratio > 1:
             note = f"{ratio:.3g} times the error bound when its graph is replayed"
@@ -479,7 +519,7 @@ def _eager(calls: Sequence[Prepared], request: MeasureRequest, stopwatch: Stopwa
 
 
 def _in_graph(
-    contender: Contender,
+    right: Sequence[RightRows],
     sets: Sequence[Tensors],
     calls: Sequence[Prepared],
     request: MeasureRequest,
@@ -497,7 +537,7 @@ def _in_graph(
     _set_lengths(calls, sets, 0)
     try:
         timed = time_samples(graph.replay, stopwatch, calls=count, seconds=request.seconds, l2=l2, mode="graph")
-        return timed, _error_ratio(contender, sets[0], calls[0], graph.results[0], on_gpu=True)
+        return timed, _error_ratio(right, sets[0], calls[0], graph.results[0])
     finally:
         graph.close()
 
@@ -515,26 +555,18 @@ def _take(turns: Iterator[Callable[[], object]], count: int) -> None:
         call()
 
 
-def _error_ratio(
-    contender: Contender, tensors: Tensors, prepared: Prepared, returned: object, *, on_gpu: bool
-) -> float:
+def _error_ratio(right: Sequence[RightRows], tensors: Tensors, prepared: Prepared, returned: object) -> float:
     out, lse = prepared.read(returned)
     _check_shape(tensors, out)
     with as_not_measured():
-        return largest_error_ratio(
-            tensors,
-            out,
-            lse,
-            numerics=contender.numerics,
-            num_partials=contender.num_partials,
-            one_copy=not on_gpu,
-        )
+        return max((rows.error_ratio(out, lse) for rows in right), default=0.0)
 
 
 def _check_shape(tensors: Tensors, out: Tensor) -> None:
     like = tensors.q if isinstance(tensors, AttentionTensors) else tensors.prefix_output
-    if out.shape != like.shape:
-        raise ValueError(f"the result has shape {tuple(out.shape)}; it must have {tuple(like.shape)}")
+    wanted = (*like.shape[:2], tensors.shape.value_size)
+    if out.shape != wanted:
+        raise ValueError(f"the result has shape {tuple(out.shape)}; it must have {wanted}")
 
 
 def _finite(ratio: float) -> float:

@@ -18,11 +18,13 @@ from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.shapes import ITEMSIZE
 from attnfuzz.problems.supports import Dtype, OptionValue
 
-Kind = Literal["decode", "mixed", "merge"]
+Kind = Literal["decode", "mixed", "latent", "sparse", "merge"]
 
 PROBLEMS_OF: dict[Kind, tuple[str, ...]] = {
     "decode": ("paged_decode", "dense_decode", "paged_attention"),
     "mixed": ("paged_attention",),
+    "latent": ("latent_decode",),
+    "sparse": ("latent_decode", "SparseDecode"),
     "merge": ("merge_states",),
 }
 """The problems whose kernels can be timed on a shape of each kind."""
@@ -40,6 +42,9 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     with sequences of that length before it is replayed with ``seq_lens``. 0: the table is as wide as ``seq_lens`` need.
 
     ``window``: keys that a query sees, its own included; 0: all. ``kv_dtype``: of an 8-bit cache, whose scales are 1.
+
+    ``rank``: of latent attention, how many of a key's numbers are its value; 0: keys and values are two caches. With
+    pages of one token, a row of the block table is what a sparse kernel calls a list of slots.
     """
 
     label: str
@@ -54,12 +59,15 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     room: int = 0
     window: int = 0
     kv_dtype: KvDtype | None = None
+    rank: int = 0
 
     @property
     def kind(self) -> Kind:
         """The kind of computation."""
         if self.num_tokens:
             return "merge"
+        if self.rank:
+            return "sparse" if self.block_size == 1 else "latent"
         return "mixed" if any(length != 1 for length in self.query_lens) else "decode"
 
     @property
@@ -71,6 +79,11 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def scale(self) -> float:
         """That of the scores."""
         return float(self.head_size**-0.5)
+
+    @property
+    def value_size(self) -> int:
+        """That of heads of values, and of the output."""
+        return self.rank or self.head_size
 
     @property
     def longest(self) -> int:
@@ -93,20 +106,21 @@ def bytes_to_move(shape: Shape) -> int:
         states = shape.num_tokens * shape.num_q_heads
         return 3 * states * (shape.head_size * itemsize + _FLOAT32)
     keys = sum(length - shape.first_seen(length - n) for length, n in zip(shape.seq_lens, shape.queries, strict=True))
-    cache = 2 * keys * shape.num_kv_heads * shape.head_size * ITEMSIZE[shape.kv_dtype or shape.dtype]
+    row = shape.head_size if shape.rank else 2 * shape.head_size
+    cache = keys * shape.num_kv_heads * row * ITEMSIZE[shape.kv_dtype or shape.dtype]
     rows = sum(shape.queries) * shape.num_q_heads
-    return cache + rows * (2 * shape.head_size * itemsize + _FLOAT32)
+    return cache + rows * ((shape.head_size + shape.value_size) * itemsize + _FLOAT32)
 
 
-DECODE_POINTS = ((1, 4096), (1, 32768), (8, 4096), (8, 32768), (64, 512), (64, 4096))
+DECODE_POINTS = ((1, 512), (1, 4096), (1, 32768), (8, 4096), (8, 32768), (64, 512), (64, 4096))
 """Batch and length."""
 
-_PAGES = (16, 1, 24, 272)
+_PAGES = (16, 1, 64)
 _GRAPH_LENGTHS = (1, 16, 128, 1024, 4096, 16384, 32768)
 
 
 def _decode() -> list[Shape]:
-    """Llama-3.1-8B's heads, over page sizes of servers, of one token, and of hybrid models."""
+    """Llama-3.1-8B's heads, over page sizes of servers, and of one token."""
     return [
         _attention(f"{batch}x{length} page {page}", 32, 8, (length,) * batch, block_size=page)
         for page in _PAGES
@@ -133,19 +147,30 @@ def _merge() -> list[Shape]:
     ]
 
 
-def _mixed() -> list[Shape]:
-    """Half of the sequences are prompts, as long as they are so far; the others go on by a token."""
-    prompts, contexts = (512, 1024, 1536, 2048), (1024, 2048, 4096, 8192)
+def _latent() -> list[Shape]:
+    """DeepSeek's latent vectors, for all of its 128 heads and for those of a GPU of two and of eight."""
+    points = [(batch, n, 64) for batch in (1, 8, 64) for n in (512, 4096, 32768)]
     return [
-        _attention(
-            f"{2 * n} sequences",
-            32,
-            8,
-            tuple((prompts * n)[:n] + (contexts * n)[:n]),
-            query_lens=tuple((prompts * n)[:n]) + (1,) * n,
-        )
-        for n in (1, 4, 16)
+        _latents(f"{heads} heads {batch}x{n} page {page}", heads, (n,) * batch, block_size=page)
+        for heads in (16, 64, 128)
+        for batch, n, page in (*points, (64, 4096, 16))
     ]
+
+
+def _sparse() -> list[Shape]:
+    """The same over lists of 2,048 slots, as many as DeepSeek's indexer chooses."""
+    return [
+        _latents(f"{heads} heads {batch}x2048", heads, (2048,) * batch, block_size=1)
+        for heads in (16, 128)
+        for batch in (1, 8, 64)
+    ]
+
+
+def _latents(
+    label: str, heads: int, seq_lens: tuple[int, ...], *, head_size: int = 576, rank: int = 512, block_size: int = 64
+) -> Shape:
+    shape = _attention(label, heads, 1, seq_lens, head_size=head_size, block_size=block_size)
+    return replace(shape, rank=rank, dtype="bfloat16")
 
 
 def _graph() -> list[Shape]:
@@ -167,6 +192,13 @@ def ragged_lengths(rng: random.Random, batch: int, median: int) -> list[int]:
     if batch == 1:
         return [median]
     return [max(1, round(median * math.exp(rng.gauss(0, _SPREAD)))) for _ in range(batch)]
+
+
+def _prompts() -> list[Shape]:
+    """Prompts of one length, and ragged ones."""
+    points = ((1, 512), (16, 512), (1, 2048), (8, 2048), (1, 8192), (4, 8192))
+    even = [_attention(f"{batch}x{n}", 32, 8, (n,) * batch, query_lens=(n,) * batch) for batch, n in points]
+    return even + _steps(0)
 
 
 def _steps(share: int) -> list[Shape]:
@@ -203,17 +235,20 @@ def _variety() -> list[Shape]:
     """Shapes that servers run beside `_decode`: other dtypes, caches and heads, windows, one long sequence among
     short."""
     even = {(batch, n): _attention(f"{batch}x{n}", 32, 8, (n,) * batch) for batch, n in DECODE_POINTS}
-    usual, small = even[8, 4096], even[64, 512]
+    usual, small, large = even[8, 4096], even[64, 512], even[64, 4096]
     return [
-        *even.values(),
+        *(replace(usual, label=f"{usual.label} page {size}", block_size=size) for size in (24, 272)),
         _attention("32768 among 63 of 512", 32, 8, (32768, *[512] * 63)),
         _attention("32768 after 63 of 512", 32, 8, (*[512] * 63, 32768)),
         _attention("32768 among 7 of 512", 32, 8, (32768, *[512] * 7)),
-        *(replace(one, label=f"{one.label} bfloat16", dtype="bfloat16") for one in (usual, small)),
-        *(replace(one, label=f"{one.label} fp8 cache", kv_dtype="float8_e4m3fn") for one in (usual, small)),
-        *(replace(usual, label=f"{usual.label} head {size}", head_size=size) for size in (64, 256)),
+        *(replace(one, label=f"{one.label} bfloat16", dtype="bfloat16") for one in (usual, large)),
+        *(replace(one, label=f"{one.label} fp8 cache", kv_dtype="float8_e4m3fn") for one in (usual, small, large)),
+        *(
+            replace(one, label=f"{one.label} head {n}", head_size=n)
+            for one, n in ((usual, 64), (large, 64), (usual, 256))
+        ),
         *(_attention(f"{batch}x{n} 12/2", 12, 2, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
-        *(_attention(f"{batch}x{n} 64/8", 64, 8, (n,) * batch) for batch, n in ((8, 4096), (64, 512))),
+        *(_attention(f"{batch}x{n} 64/8", 64, 8, (n,) * batch) for batch, n in ((8, 4096), (64, 4096))),
         *(replace(_attention(f"8x{n} window 1024", 32, 8, (n,) * 8), window=1024) for n in (1024, 4096, 32768)),
     ]
 
@@ -223,6 +258,8 @@ def smoke_suite() -> list[Shape]:
     return [
         _attention("smoke 2x40", 4, 2, (40, 40), head_size=32),
         _attention("smoke mixed", 4, 2, (20, 33), head_size=32, query_lens=(20, 1)),
+        _latents("smoke latent", 16, (40, 33), head_size=96, rank=64, block_size=16),
+        _latents("smoke sparse", 16, (40, 40), head_size=96, rank=64, block_size=1),
         Shape(label="smoke merge", num_q_heads=2, head_size=32, num_tokens=8),
     ]
 
@@ -252,16 +289,17 @@ def _attention(
 
 SUITES: dict[str, Callable[[], list[Shape]]] = {
     "decode": _decode,
-    "qwen": _qwen,
-    "merge": _merge,
-    "mixed": _mixed,
-    "graph": _graph,
-    "prompts": partial(_steps, 0),
-    "half": partial(_steps, 50),
+    "variety": _variety,
     "ragged": partial(_steps, 100),
+    "latent": _latent,
+    "sparse": _sparse,
+    "prompts": _prompts,
+    "half": partial(_steps, 50),
+    "merge": _merge,
+    "qwen": _qwen,
+    "graph": _graph,
     "output": _output,
     "padded": _padded,
-    "variety": _variety,
 }
 
 
