@@ -76,7 +76,7 @@ def test_the_oracle_of_the_page_finds_saves_and_replays(page: Path) -> None:
 def test_what_is_not_asked_finds_nothing_and_what_does_not_exist_is_refused(page: Path) -> None:
     """--oracle would mean something else for a user's oracle than for one of attnfuzz's."""
     with ending_after(cases=20):
-        usual = explore("--oracle", "accuracy", cwd=page)
+        usual = explore("--oracle", "accuracy", "--pedantic", cwd=page)
     assert (usual.returncode, "nothing found by accuracy" in usual.stdout) == (0, True)
     misspelt = explore("--oracle", "empty_rows_are_plus_zeros", cwd=page)
     assert misspelt.returncode == 2
