@@ -24,11 +24,8 @@ _MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes (unix(7))
 _LOG_TAIL_BYTES = 4000
 _STOP_S = 5.0
 
-DEFAULT_PRELOAD = ("numpy", "torch", "triton", "triton.experimental.gluon.nvidia.hopper")
-"""Modules that the zygote imports, as far as they are installed, before it loads the service.
-
-The last one Triton imports where a process launches its first kernel, interpreted or not, in a tenth of a second.
-"""
+DEFAULT_PRELOAD = ("numpy", "torch", "triton")
+"""Modules that the zygote imports, as far as they are installed, before it loads the service."""
 
 _SETTLED_S = 5.0
 """A zygote that lived this long is no sign that the next will die too."""

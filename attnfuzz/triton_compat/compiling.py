@@ -78,6 +78,9 @@ def compute_compiler_key() -> bool:
 
 
 _NVIDIA = "triton.backends.nvidia.driver"
+_FIRST_LAUNCH = "triton.experimental.gluon.nvidia.hopper"
+"""Modules that Triton imports when a process launches its first kernel, in a tenth of a second; the latter where
+kernels are interpreted, too."""
 
 
 def build_launcher() -> bool:
@@ -101,10 +104,12 @@ def prepare_compiler() -> None:
     A second of a C compiler, and reading hundreds of megabytes: side by side, but only once all is imported. Of two
     threads that import Triton, one may get half of it.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    for name in (_FIRST_LAUNCH,) if is_interpreted else (_NVIDIA, _FIRST_LAUNCH):
+        with contextlib.suppress(ImportError):  # none, or one for other GPUs, or one that has it elsewhere
+            importlib.import_module(name)
+    if is_interpreted:
         return
-    with contextlib.suppress(ImportError):  # none, or one for other GPUs, or one that has it elsewhere
-        importlib.import_module(_NVIDIA)
     with ThreadPoolExecutor(1) as beside:
         beside.submit(build_launcher)
         compute_compiler_key()
