@@ -357,7 +357,9 @@ def is_given(got: Results, wanted: Sequence[Target]) -> bool:
         result, size = got[one.name], one.value.nan_to_num().abs()
         error = (result.double() - one.value).abs()
         same = (result.double() == one.value) | (result.isnan() & one.value.isnan())
-        of_format = torch.finfo(result.dtype).eps * size if result.is_floating_point() else torch.zeros_like(size)
+        of_format = torch.zeros_like(size)
+        if result.is_floating_point():  # a number below the smallest normal one has that one's last bit
+            of_format = torch.finfo(result.dtype).eps * size.clamp(min=torch.finfo(result.dtype).smallest_normal)
         nearly = error <= torch.minimum(one.bound, (_NEARLY * size.max()).maximum(of_format))
         if not bool((same | nearly).all()):
             return False

@@ -111,7 +111,8 @@ def folded(inputs: Any) -> None:
         tokens = torch.arange(length, device=inputs.q.device)
         at = inputs.block_table[seq, tokens // inputs.block_size].long(), tokens % inputs.block_size
         (k, k_scale, k_zero), (v, v_scale, v_zero) = (
-            tuple(part.repeat_interleave(inputs.gqa_ratio, 1) for part in _codes(inputs, name, at)) for name in ("k", "v")
+            tuple(part.repeat_interleave(inputs.gqa_ratio, 1) for part in _codes(inputs, name, at))
+            for name in ("k", "v")
         )
         q = inputs.q[seq].float()
         scores = torch.einsum("hd,thd->ht", q, k) - q.sum(-1)[:, None] * k_zero.mT
