@@ -126,7 +126,7 @@ class MergeRanks(attnfuzz.Problem):
         shares = _where(owns[..., None], ((given - lse) * exactly(of_base)).exp())
         if mistake in _DIVISORS or mistake in _FACTORS:
             shares = _where(owns[..., None], ((given - largest) * exactly(of_weights)).exp())
-            divisor = _DIVISORS.get(mistake, lambda weights: weights.sum(0))(shares.value)
+            divisor = _DIVISORS.get(mistake, _summed)(shares.value)
             shares = shares.map(lambda part: part / torch.where(divisor > 0, divisor, 1.0))
         if mistake == "first rank":
             lse = lse._replace(value=lses[0])
@@ -190,6 +190,10 @@ class MergeRanks(attnfuzz.Problem):
         return torch.stack(
             [torch.bincount(owners[:length], minlength=case.num_ranks) for length in case.seq_lens], dim=1
         )
+
+
+def _summed(weights: Tensor) -> Tensor:
+    return weights.sum(0)
 
 
 def _where(condition: Tensor, number: Rounded) -> Rounded:

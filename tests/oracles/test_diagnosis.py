@@ -1044,6 +1044,11 @@ MERGES = [
         "lse is the larger of the two plus log(1 + exp(suffix - prefix))",
         "",
     ),
+    (
+        {"lse": lambda s: s[0] + (s - s.max()).exp().sum().log()},
+        "lse adds the logarithm of the sum to that of the prefix, not to the larger of the two",
+        "",
+    ),
 ]
 
 
