@@ -119,6 +119,10 @@ TELLS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
         {"lengths": (30,)},
         "the last token of a chunk is taken for one of the next",
     ),
+    ("hybrid_decode", "after_the_last"): (
+        {"lengths": (30,)},
+        "no token is seen where a chunk ends with the last one",
+    ),
     ("hybrid_decode", "whole_pages"): ({}, "a chunk begins with the page of its first token"),
     ("hybrid_decode", "everything"): ({"lengths": (50,)}, "chunks are ignored"),
     ("recurrent_decode", "accepted"): (
