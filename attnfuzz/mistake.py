@@ -78,6 +78,7 @@ _KNOWN = (
         PAST_THE_END,
         READ_BEFORE_WRITTEN,
         WITHOUT_WEIGHT,
+        "another_length",
         "another_page",
         "another_query",
         "another_row",

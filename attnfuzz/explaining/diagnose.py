@@ -76,6 +76,7 @@ MAKERS: tuple[Maker, ...] = (
     Maker({"lse_base2", "lse_natural", "lse_base10", "lse_formula"}, formulas.lse_formulas),
     Maker.of("block_table", tokens.through_the_table),
     Maker.of("another_sequence", tokens.another_sequence),
+    Maker.of("another_length", tokens.another_length),
     Maker.of("another_page", tokens.another_page),
     Maker({"another_token"}, tokens.another_token),
     Maker.of("another_tensor", tokens.another_tensor),
@@ -87,6 +88,7 @@ MAKERS: tuple[Maker, ...] = (
 """The list of mistakes with tokens, places and formulas, the likeliest first; `low_precision` has the roundings."""
 
 IN_GENERAL = {
+    "another_length": "a sequence is taken to be as long as another",
     "another_page": "a page is read that is not the one in the block table",
     "another_query": "the query of another row is read",
     "another_row": "this is the result of another row",
@@ -112,7 +114,7 @@ IN_GENERAL = {
 }
 """What is told of a mistake where it is not known in which way it is made."""
 
-OF_PLACES = frozenset({PAST_THE_END, "block_table", "another_page"})
+OF_PLACES = frozenset({PAST_THE_END, "another_length", "another_page", "block_table"})
 """Mistakes that read memory which is not the row's own."""
 OF_VALUES = frozenset({"another_tensor", "score_columns", "value_columns"})
 """Mistakes of which measured weights say nothing, since other values have been put in the place of the case's."""
@@ -122,7 +124,7 @@ _NOTHING = frozenset({"output_is_zero", "treated_as_empty"})
 _ANYHOW = "in ways of their own"
 """In place of one way in which all wrong rows are."""
 _OF_SEVERAL_PLACES = frozenset(
-    {"another_page", "another_query", "another_row", "another_sequence", "block_table", "head_map"}
+    {"another_length", "another_page", "another_query", "another_row", "another_sequence", "block_table", "head_map"}
 )
 """Mistakes of which each row may be wrong in another way: none fits by chance."""
 _MOST_NUMBERS = 1 << 18
@@ -135,6 +137,8 @@ _MOST_OF_NEIGHBOUR = 3
 _MOST_RIGHT_OF_NEIGHBOUR = 8
 _ENOUGH_WEIGHTS = 4
 """Measured weights of a row, of which three are free: no mistake gives them all by chance."""
+_FEWEST_EMPTY = 3
+"""Rows without keys that read as many as another sequence has."""
 _MOST_NEIGHBOURS = 10
 """Runs beside the failing one."""
 _FAR_OFF = 0.05
@@ -207,21 +211,18 @@ def diagnose(
             return Diagnosis(words, (Cause(mistake=LSE_TRANSPOSED, words=words),))
         if case.row_lens[number] == 0:
             row = rows.of(case, (number, head)) if failed.name == "out" else None
-            read = row and (_read_by_empty(row) or _seen_by_none(row, poison, nearby))
+            read = row and (
+                _as_long_as_another(rows, row, poison, nearby)
+                or _read_by_empty(row)
+                or _seen_by_none(row, poison, nearby)
+            )
             return read or _of_empty(case, failed, number, head)
     if nearby is None:
         found = Survivors(rows)
         found.retell(rows.at((number, head)))
         return Diagnosis("", found.causes, found.maybe)
     runs = _runs_near(case, poison, nearby)
-    found = Survivors(rows, decided=True)
-    telling = max(runs, key=lambda run: (run.told_by, run.longest), default=rows)
-    if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
-        other = Survivors(telling, decided=True)
-        other.ask(rows)
-        found = other if other.causes and other.is_borne_out else found
-    for run in runs:
-        found.ask(run)
+    found = _left_by(rows, runs)
     if not found.is_settled and found.weigh(list(weighed())):
         for run in runs:
             found.ask(run)
@@ -314,6 +315,14 @@ class _Rows:
         """Whether the wrong rows are off by no more than roundings make them."""
         rows = [row for row in self.wrong() if row.is_finite]
         return all(bool((row.got - row.expected).abs().amax() < _FAR_OFF * row.expected.abs().amax()) for row in rows)
+
+    @property
+    def wrong_and_empty(self) -> list[AttentionRow]:
+        """The wrong rows without keys that are numbers."""
+        case = self.case
+        places = [place for place in self._wrong if case.row_lens[place[0]] == 0]
+        rows = (self.of(case, (row, head)) for row, head in _spread(places, MOST_ROWS))
+        return [row for row in rows if row.is_finite and not _is_zero(row)]
 
     @property
     def wrong_if_empty(self) -> bool:
@@ -563,6 +572,44 @@ class Survivors:
         if said and is_partial and not any(one.tokens for one in believed):
             said += ", though not always"
         return said if is_sure or not said else f"perhaps {said}"
+
+
+def _left_by(rows: _Rows, runs: Sequence[_Rows]) -> Survivors:
+    """The mistakes that ``runs`` leave of those of ``rows``."""
+    found = Survivors(rows, decided=True)
+    telling = max(runs, key=lambda run: (run.told_by, run.longest), default=rows)
+    if telling.told_by > rows.told_by:  # coincidences are fewer there; but it must be what the case shows
+        other = Survivors(telling, decided=True)
+        other.ask(rows)
+        found = other if other.causes and other.is_borne_out else found
+    for run in runs:
+        found.ask(run)
+    return found
+
+
+def _as_long_as_another(rows: _Rows, row: AttentionRow, poison: Fill, nearby: Nearby | None) -> Diagnosis | None:
+    """What a row without keys has read, if it got another's length, as other wrong rows have, and as in other runs.
+
+    That of an empty sequence is the length with which a row has no result.
+    """
+    if nearby is None or not rows.wrong() or not (of_this := _lengths_of_others(row)):
+        return None
+    runs = _runs_near(rows.case, poison, nearby)
+    found = _left_by(rows, runs)
+    mistakes = {one.mistake for one in found.believed}
+    if "another_length" not in mistakes or mistakes - {"another_length"} - _NOTHING or not found.is_borne_out:
+        return None
+    counts = [{one.way for one in _lengths_of_others(empty)} for run in (rows, *runs) for empty in run.wrong_and_empty]
+    if len(counts) < _FEWEST_EMPTY or not set.intersection(*counts) & {one.way for one in of_this}:
+        return None
+    cause = next(one for one in of_this if one.way in set.intersection(*counts))
+    return Diagnosis(cause.words, (cause,))
+
+
+def _lengths_of_others(row: AttentionRow) -> list[Cause]:
+    """The lengths with which a row without keys has what came out."""
+    made = family("another_length", tokens.another_length(row))
+    return [one.as_cause(i) for one in made for i in _nearly_given(row, one)]
 
 
 def _has_numbers(row: AveragedRow) -> bool:

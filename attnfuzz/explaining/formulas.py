@@ -22,7 +22,7 @@ from attnfuzz.explaining.low_precision import LOWEST_EXPONENT, TILES, Scores, in
 from attnfuzz.explaining.mistakes import Family, Predicted, family
 from attnfuzz.explaining.row import AttentionRow, AveragedRow, Query
 from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.cases import AttentionCase, has_query_lens
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.wording import number
@@ -221,6 +221,9 @@ def _left_as_they_are(row: AttentionRow, tile: int, which: str, steps: _Steps) -
             yield Family("not_rescaled", out, lse, [f"{way}, {unit}{which}"] * len(steps), told.__getitem__)
 
 
+_NOT_DIVIDED = "a sum of values times exp(score), not divided by the sum of these"
+
+
 def rescaled_output(row: AttentionRow) -> Iterator[Predicted]:
     """A right output times a constant, which is fitted."""
     norm = float(row.expected @ row.expected)
@@ -233,9 +236,13 @@ def rescaled_output(row: AttentionRow) -> Iterator[Predicted]:
     for way, words, divisor in (
         ("not divided", "not divided by the sum of the weights", total),
         ("divided twice", "divided twice by the sum of the weights", 1 / total),
+        ("of bare exponentials", _NOT_DIVIDED, math.exp(min(row.lse, _LARGEST_EXPONENT))),
     ):
         if not math.isclose(divisor, 1.0, rel_tol=1e-3):
-            yield Predicted(divisor * row.expected, None, way, f"the output is {words} ({number(total)})")
+            of = number(divisor if words == _NOT_DIVIDED else total)
+            yield Predicted(divisor * row.expected, None, way, f"the output is {words} ({of})")
+    words = "values are multiplied with exp(score), as if the log-sum-exp were 0"
+    yield Predicted(math.exp(min(row.lse, _LARGEST_EXPONENT)) * row.expected, 0.0, "a log-sum-exp of 0", words)
     in_lse = row.got_lse is not None and row.lse + _FEWEST_BOUNDS * row.lse_bound < row.got_lse < math.inf
     more = total / factor - total
     if in_lse and row.got_lse is not None:
@@ -464,6 +471,10 @@ def variants(row: AttentionRow) -> Iterator[Family]:
             yield from family(mistake, [Predicted(*without, "left out", f"{what} is left out"), *made(row)])
 
 
+_BLOCKS_OF_QUERIES = (*range(3, 17), 32, 64, 128)
+"""Whose keys are gone through together; of two, the window of a single query would look one key too short."""
+
+
 def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
     window = row.case.variant.window
     if window is None:
@@ -482,6 +493,16 @@ def _wrong_windows(row: AttentionRow) -> Iterator[Predicted]:
         if query != row.row and 0 <= first < row.num_tokens:
             scores, way = plain.masked_fill(positions < first, -torch.inf), f"from the {which} query token"
             yield Predicted(*row.averaged(scores), way, f"the window counts {way}, not from each")
+    if not has_query_lens(row.case.problem):
+        return
+    number, zero = row.row - rows[0], torch.zeros_like(row.expected)
+    for block in _BLOCKS_OF_QUERIES:
+        for which, off in (("last", block - 1 - number % block), ("first", -(number % block))):
+            if (first := row.num_tokens + off - window) > 0 and off:
+                scores = plain.masked_fill(positions < first, -torch.inf)
+                given = row.averaged(scores) if bool(scores.isfinite().any()) else (zero, float(row.sink))
+                way = f"from the {which} query of a block of {block}"
+                yield Predicted(*given, way, f"the window counts {way}, not from each")
 
 
 def _widened_windows(row: AttentionRow, plain: Float64[Tensor, " seq_len"], begins: int) -> Iterator[Predicted]:
@@ -690,6 +711,10 @@ def _filled_tiles(row: AttentionRow) -> Iterator[Predicted]:
             yield Predicted(share * row.expected, row.got_lse, f"{score}, tiles of {tile}", words)
 
 
+_IN_A_BYTE = 8
+"""Entries of a mask that is packed to bits."""
+
+
 def masks(row: AttentionRow) -> Iterator[Predicted]:
     """Those with the table of a mask: other keys that a row may see, if any; NaN where nothing follows."""
     case: Any = row.case
@@ -720,6 +745,16 @@ def masks(row: AttentionRow) -> Iterator[Predicted]:
         ("transposed", "the mask is read with keys before query tokens", flat[query::count]),
         ("rows of queries", shorter, entries(begins + query * count)),
         ("offset twice", "the table of the mask begins at twice its offset", entries(at + begins)),
+        (
+            "offset rounded down",
+            f"the table of the mask begins at a multiple of {_IN_A_BYTE} entries, as where so many lie in a byte",
+            entries(begins // _IN_A_BYTE * _IN_A_BYTE + query * length),
+        ),
+        (
+            "offset of whole bytes",
+            f"the table of the mask begins where each one before it takes a multiple of {_IN_A_BYTE} entries",
+            entries(sum(-(-len(one) // _IN_A_BYTE) * _IN_A_BYTE for one in tables[: row.seq]) + query * length),
+        ),
         ("offset left out", "the table of the mask begins where the first one does", entries(query * length)),
         ("next byte", "the mask is read one entry too far", entries(at + 1)),
         ("inverted", "the mask is inverted", bytes(1 - one for one in table[query])),

@@ -157,6 +157,8 @@ def _wrong_lses(row: MergedRow) -> Iterator[Family]:
         "lse is that of the prefix alone": a,
         "lse is that of the suffix alone": b,
         "the log-sum-exps are added": a + b,
+        "lse adds the logarithm of the sum to that of the prefix, not to the larger of the two": row.lse - row.top + a,
+        "lse adds the logarithm of the sum to that of the suffix, not to the larger of the two": row.lse - row.top + b,
         "lse is the larger of the two plus log(1 + exp(prefix - suffix))": row.top + _softplus(a - b),
         "lse is the larger of the two plus log(1 + exp(suffix - prefix))": row.top + _softplus(b - a),
     }

@@ -76,7 +76,7 @@ def _unread(reruns: Reruns, among: str = "") -> Iterator[tuple[str, Elements, Ca
     case = reruns.case
     if not isinstance(case, OpenCase):
         return
-    _tell_bytes_apart(reruns)
+    _tell_memory_apart(reruns)
     reruns.reset()
     got = reruns.run()
     reference = AskedProblem(case)
@@ -155,6 +155,7 @@ def _given(
     case = reruns.case
     if not isinstance(case, OpenCase):
         return None
+    _tell_memory_apart(reruns)
     reference = AskedProblem(case, reruns)
     got = reruns.run()
     if is_given(got, reference.right):
@@ -191,14 +192,15 @@ def _is_read_of_others(reruns: Reruns, name: str, ignored: Elements) -> bool:
     return False
 
 
-def _tell_bytes_apart(reruns: Reruns) -> None:
-    """Have bytes that the problem leaves out differ from each other, so that what is read of them tells which."""
+def _tell_memory_apart(reruns: Reruns) -> None:
+    """Have what the problem leaves out differ from place to place, so that what is read of it tells which."""
     reruns.reset()
     for name, spec in tensor_specs(reruns.case).items():
         tensor = getattr(reruns.inputs, name)
-        if spec.role == "input" and tensor.dtype in (torch.uint8, torch.int8) and tensor.is_contiguous():
+        if spec.role != "output" and tensor.dtype in _FLIPPED and tensor.is_contiguous():
             dead = (~reruns.values.written[name][1]).flatten().nonzero().flatten().to(tensor.device)
-            bits(tensor).view(-1)[dead] = (dead * 37 % 61 + 1).to(torch.uint8)
+            numbers = dead * 37 % 61 + 1
+            tensor.view(-1)[dead] = (numbers / 16 if tensor.is_floating_point() else numbers).to(tensor.dtype)
     reruns.keep()
 
 
@@ -389,7 +391,9 @@ def is_given(got: Results, wanted: Sequence[Target]) -> bool:
         result, size = got[one.name], one.value.nan_to_num().abs()
         error = (result.double() - one.value).abs()
         same = (result.double() == one.value) | (result.isnan() & one.value.isnan())
-        of_format = torch.finfo(result.dtype).eps * size if result.is_floating_point() else torch.zeros_like(size)
+        of_format = torch.zeros_like(size)
+        if result.is_floating_point():  # a number below the smallest normal one has that one's last bit
+            of_format = torch.finfo(result.dtype).eps * size.clamp(min=torch.finfo(result.dtype).smallest_normal)
         nearly = error <= torch.minimum(one.bound, (_NEARLY * size.max()).maximum(of_format))
         if not bool((same | nearly).all()):
             return False

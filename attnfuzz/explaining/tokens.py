@@ -23,7 +23,7 @@ from attnfuzz.inputs.reference import row_weights
 from attnfuzz.mistake import K_SCALE, KV_SCALES, V_SCALE
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
-from attnfuzz.problems.wording import row_words
+from attnfuzz.problems.wording import plural, row_words
 from attnfuzz.verdict import MOST_PLACES, PAST_THE_END
 
 OF_PADDING = "a padding row, numbered as its sequence"
@@ -443,6 +443,54 @@ def another_sequence(row: AttentionRow) -> Iterator[Predicted]:
                 yield from _elsewhere(row, keys, values, f"{way}, as long as this one", words)
 
 
+def another_length(row: AttentionRow) -> Iterator[Predicted]:
+    """The keys of a sequence up to the length of another: fewer, or what lies behind its last one as well.
+
+    Where that is dead memory of which nothing follows, or nothing is known of what lies there, neither is of the row.
+    """
+    case, own = row.case, row.num_tokens
+    variant = case.variant
+    if own != case.seq_lens[row.seq] or has_query_lens(case.problem):
+        return
+    if variant.window is not None or variant.alibi is not None:
+        return
+    far = {f"sequence {seq}": seq for seq in range(min(case.num_seqs, _MOST_SEQUENCES)) if seq != row.seq}
+    for way, other in (*row.other_seqs(), *far.items()):
+        length = case.seq_lens[other]
+        if length == own or length > own + _MAX_EXTRA:
+            continue
+        words = f"sequence {row.seq} is taken to be as long as sequence {other}: {plural(length, 'token')}, not {own}"
+        if not length:
+            yield Predicted(torch.zeros_like(row.expected), float(row.sink), way, words)
+            continue
+        slots = _slots_behind(row, length)
+        if slots is None:
+            yield Predicted(torch.full_like(row.expected, math.nan), math.nan, way, words)
+            continue
+        k, v = (of(row.seq, row.kv_head)[:length] for of in (row.keys_of, row.values_of))
+        if slots:
+            more = (_in_slots(row, of, slots) for of in (row.keys_of, row.values_of))
+            k, v = (torch.cat(parts) for parts in zip((k, v), more, strict=True))
+        yield Predicted(*row.averaged(row.capped(case.scale * (k @ row.q)), v), way, words)
+
+
+def _slots_behind(row: AttentionRow, length: int) -> list[tuple[int, int] | None] | None:
+    """What lies in the slots from the last key of a sequence on, to where it would end if it had this length."""
+    case = row.case
+    if length <= row.num_tokens:
+        return []
+    found: list[tuple[int, int] | None] = [None] * (length - row.num_tokens)
+    if isinstance(case, PagedDecodeCase):
+        table, owners = block_table_rows(case)[row.seq], _tokens_of_pages(case)
+        if length > len(table) * case.block_size:
+            return None
+        at = [(table[t // case.block_size], t % case.block_size) for t in range(row.num_tokens, length)]
+        if not all(0 <= page < num_blocks(case) for page, _ in at):
+            return None
+        found = [owners.get(place) for place in at]
+    return found if math.isfinite(row.poison) or None not in found else None
+
+
 def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
     """Pages that are found through the wrong entry of the block table."""
     case = row.case
@@ -497,6 +545,7 @@ def through_the_table(row: AttentionRow) -> Iterator[Predicted]:
         yield from _elsewhere(row, k, v, way, words)
 
 
+_MOST_SEQUENCES = 8
 _MOST_PAGES = 16
 
 

@@ -151,12 +151,22 @@ class CacheWrite(attnfuzz.Problem):
         return {name: _scattered(case, tensors, name, new) for name, new in _by_token(case, tensors).items()}
 
     def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Of slots that are none, and of the rotation by positions."""
+        """Of slots that are none, of scales, and of the rotation by positions."""
         found: dict[str, dict[str, Any]] = {}
         slots, last = tensors["slot_mapping"], len(tensors["k_cache"]) * case.block_size - 1
         if bool((slots < 0).any()):
             words = "a token whose slot is -1 is written into the last slot of the cache"
             found[words] = {"slot_mapping": torch.where(slots < 0, last, slots)}
+        if case.cache == "fp8":
+            for which, names in {"K": ("k",), "V": ("v",), "K and V": ("k", "v")}.items():
+                of, is_are = ("its scale", "is") if len(names) == 1 else ("their scales", "are")
+                scales = {f"{name}_scale": tensors[f"{name}_scale"] for name in names}
+                found[
+                    f"{which} {is_are} multiplied with {of}, not divided by {'it' if len(names) == 1 else 'them'}"
+                ] = {name: 1 / scale for name, scale in scales.items()}
+                found[f"{which} {is_are} not divided by {of}"] = {
+                    name: torch.ones_like(scale) for name, scale in scales.items()
+                }
         if case.rotary != "none":
             table = tensors["cos_sin"]
             cos, sin = table.chunk(2, dim=-1)

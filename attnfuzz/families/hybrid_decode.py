@@ -76,6 +76,12 @@ class HybridDecode(attnfuzz.PagedProblem):
                         for length, first in zip(lengths, self._firsts(case), strict=True)
                     ]
                 },
+                "no token is seen where a chunk ends with the last one": {
+                    "firsts": [
+                        length if length % chunk == 0 else first
+                        for length, first in zip(lengths, self._firsts(case), strict=True)
+                    ]
+                },
                 "a chunk begins with the page of its first token": {
                     "firsts": [first // size * size for first in self._firsts(case)]
                 },

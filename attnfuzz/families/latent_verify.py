@@ -119,7 +119,7 @@ class LatentVerify(attnfuzz.Problem):
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
         """Row by row, of the keys that it sees."""
         keys = []
-        for i, (context, new) in enumerate(zip(case.contexts, self._new(case), strict=True)):
+        for i, new in enumerate(self._new(case)):
             slots = self._slots(case, tensors, i)
             if case.latents == "fp8":
                 latents = tensors["latent_cache"].view(torch.uint8)[slots].view(torch.float8_e4m3fn)
@@ -128,15 +128,39 @@ class LatentVerify(attnfuzz.Problem):
                 rows = tensors["kv_cache"][slots]
             if case.latents == "fp8_rows":
                 rows = latent_rows(*parts_of_latents(rows, case.rank, tensors["q"].dtype))
-            keys += [rows[: context + t + 1] if case.causal else rows for t in range(new)]
-        values = [rows[..., : case.rank] for rows in keys]
-        scale = (case.rank + case.rope_size) ** -0.5
+            context = getattr(case, "limits", case.contexts)[i]
+            keys += [rows[: max(0, context + t + 1)] if case.causal else rows for t in range(new)]
+        first = getattr(case, "first_value", 0)
+        values = [rows[..., first : first + case.rank] for rows in keys]
+        scale = getattr(case, "scale", (case.rank + case.rope_size) ** -0.5)
         rounds = case.latents != "same" and case.latent_scaling == "any"
         found = attnfuzz.attention(
             tensors["q"], keys, values, scale=scale, dtype=case.dtype, num_partials=_MOST_PARTIALS,
             numerics=_DEQUANTISED if rounds else None, smallest_kv=_SMALLEST if rounds else None,
         )  # fmt: skip
         return found if case.lse else {"out": found["out"]}
+
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Of what new tokens see, and of the parts of a row."""
+        rope = torch.arange(tensors["q"].shape[-1], device="cpu") >= case.rank
+        found: dict[str, dict[str, Any]] = {
+            "scores leave out the rotary part": {"q": tensors["q"].masked_fill(rope, 0)},
+            "the scale is that of the rank": {"scale": case.rank**-0.5},
+            "values are the last numbers of a row": {"first_value": case.rope_size},
+        }
+        if not case.causal:
+            return found | {"a new token does not see those after it": {"causal": True}}
+        lengths = [context + int(case.query_len) for context in case.contexts]
+        limits = {
+            "the mask is that of new tokens at the start of a sequence": [0] * len(case.contexts),
+            "a new token does not see itself": [context - 1 for context in case.contexts],
+            "a new token sees the one after it": [context + 1 for context in case.contexts],
+            "new tokens are masked as if each sequence had query_len of them": [
+                length - 2 * int(case.query_len) + new for length, new in zip(lengths, self._new(case), strict=True)
+            ],
+        }
+        found |= {words: {"limits": of_sequences} for words, of_sequences in limits.items()}
+        return found | {"a new token sees those after it": {"causal": False}}
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Which new token of which sequence it is, of a result."""

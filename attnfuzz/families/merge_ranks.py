@@ -7,7 +7,7 @@ weigh outputs by log-sum-exps. A rank that owns no key of a sequence has an empt
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,16 @@ _FAR = 192.0
 _QUOTIENT = 4 * FLOAT32_ROUNDOFF
 _BLOCK = 16
 """Keys that a rank owns in a row, of "blocked"."""
+
+
+_FACTORS = {"as base e": 1.0, "as base 2": math.log(2.0), "alike": 0.0}
+"""What log-sum-exps are multiplied with before they are exponents, by mistake."""
+_NATURAL = "exponentials of log-sum-exps to base 2"
+_DIVISORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "not divided": lambda weights: torch.ones_like(weights[0]),
+    "by ranks": lambda weights: torch.full_like(weights[0], len(weights)),
+}
+"""What weights are divided by, by mistake."""
 
 
 class MergeRanks(attnfuzz.Problem):
@@ -90,16 +100,22 @@ class MergeRanks(attnfuzz.Problem):
 
     def reference(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, Expected]:
         """A token that no rank has keys of gives 0 and -inf."""
+        mistake = getattr(case, "mistake", "")
         owns = (self._local_lens(case) > 0).repeat_interleave(case.query_len, dim=1)
+        if mistake == "first sequence":
+            owns = owns[:, :1].expand_as(owns)
+        if mistake == "two ranks":
+            owns = owns & (torch.arange(len(owns), device="cpu") < 2)[:, None]
         live = owns.shape[1]
         of_base = 1.0 if case.base == "e" else math.log(2.0)
+        of_weights = _FACTORS.get(mistake, of_base)
         lses = torch.where(owns[..., None], tensors["lses"][:, :live].double(), -math.inf)
         outs = torch.where(owns[..., None, None], tensors["outs"][:, :live].double(), 0.0)
         given = exactly(lses.nan_to_num(neginf=0.0))
         if case.base == "2":  # a kernel may make natural logarithms of them first: a product, with a rounded constant
             given = given._replace(error=2 * FLOAT32_ROUNDOFF * given.value.abs())
         largest = given.map(lambda part: part.gather(0, lses.argmax(0, keepdim=True))[0])
-        distance = (given - largest) * exactly(of_base)
+        distance = (given - largest) * exactly(of_weights if getattr(case, "in_lse", False) else of_base)
         weights = _where(owns[..., None], distance.exp())
         total = weights.sum(0)
         has_any = owns.any(0)[:, None].expand_as(largest.value)
@@ -108,6 +124,14 @@ class MergeRanks(attnfuzz.Problem):
         if case.base == "2":
             lse = lse._replace(error=lse.error + 2 * FLOAT32_ROUNDOFF * lse.value.abs())
         shares = _where(owns[..., None], ((given - lse) * exactly(of_base)).exp())
+        if mistake in _DIVISORS or mistake in _FACTORS:
+            shares = _where(owns[..., None], ((given - largest) * exactly(of_weights)).exp())
+            divisor = _DIVISORS.get(mistake, _summed)(shares.value)
+            shares = shares.map(lambda part: part / torch.where(divisor > 0, divisor, 1.0))
+        if mistake == "first rank":
+            lse = lse._replace(value=lses[0])
+        if mistake == "largest":
+            lse = lse._replace(value=largest.value)
         shares = shares._replace(error=shares.error + _QUOTIENT * shares.value)  # or weights divided by their sum
         parts = shares.map(lambda part: part[..., None]) * exactly(outs)
         out = (parts.stored(case.dtype) if case.parts == "input" else parts).sum(0).stored(case.dtype)
@@ -115,6 +139,31 @@ class MergeRanks(attnfuzz.Problem):
         lse = Rounded(torch.where(has_any, lse.value, -math.inf), _where(has_any, lse).error)
         found = {"out": self._all_rows(case, out), "lse": self._all_rows(case, lse)}
         return found if case.lse else {"out": found["out"]}
+
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Of the weights, of the ranks that have any, and of the log-sum-exp."""
+        other = ("as base 2", "powers of 2 of natural log-sum-exps") if case.base == "e" else ("as base e", _NATURAL)
+        weights = {"alike": "ranks weigh alike", other[0]: f"weights are {other[1]}"}
+        found: dict[str, dict[str, Any]] = {
+            "weights are not divided by their sum": {"mistake": "not divided"},
+            "weights are divided by the number of ranks, not by their sum": {"mistake": "by ranks"},
+            "whether a rank owns keys is asked of the first sequence": {"mistake": "first sequence"},
+            "ranks past the second are left out": {"mistake": "two ranks"},
+            **{words: {"mistake": mistake} for mistake, words in weights.items()},
+        }
+        if case.lse:
+            found |= {
+                f"{words}, in the log-sum-exp, too": {"mistake": mistake, "in_lse": True}
+                for mistake, words in weights.items()
+            }
+            found |= {
+                "the log-sum-exp is that of the first rank": {"mistake": "first rank"},
+                "the log-sum-exp is the largest of the ranks', not that of their sum": {"mistake": "largest"},
+            }
+        bases = {"e": ("2", "natural logarithms are taken for those to base 2")}
+        base, words = bases.get(case.base, ("e", "logarithms to base 2 are taken for natural ones"))
+        found[words] = {"base": base}
+        return found
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """How many of its keys each rank owns, of a result."""
@@ -141,6 +190,10 @@ class MergeRanks(attnfuzz.Problem):
         return torch.stack(
             [torch.bincount(owners[:length], minlength=case.num_ranks) for length in case.seq_lens], dim=1
         )
+
+
+def _summed(weights: Tensor) -> Tensor:
+    return weights.sum(0)
 
 
 def _where(condition: Tensor, number: Rounded) -> Rounded:

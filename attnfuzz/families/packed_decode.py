@@ -95,6 +95,8 @@ class PackedDecode(attnfuzz.PagedProblem):
         numerics = _ROTATED if form.is_rotated else None
         found = attnfuzz.attention(q, k, v, scale=scale, dtype=case.dtype, numerics=numerics)["out"]
         out, bound = found.value, cast("Tensor", found.bound) + self._scaled_weights(case, tensors, v)
+        if form.has_zeros or form.zeros_in_scales:
+            bound = bound + self._folded_zeros(case, tensors, q * scale, k, v)
         if form.is_rotated:
             bound = (bound + _SUM_ERROR * out.abs()) @ back.abs()
             out = out @ back
@@ -159,6 +161,33 @@ class PackedDecode(attnfuzz.PagedProblem):
             scales = form.scale(tensors["v_scales"][self.places(case, tensors, seq)])
             found[seq] = (numbers / scales).abs().sum(0).repeat_interleave(case.gqa_ratio, 0)
         return found * float(attnfuzz.rounding(torch.zeros((), dtype=torch.float64, device="cpu"), case.dtype))
+
+    def _folded_zeros(
+        self, case: Any, tensors: Mapping[str, Tensor], q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]
+    ) -> Tensor:
+        """What float32 loses where codes and zero points are summed apart, as vLLM's kernel does: one from the other.
+
+        The two sums cancel, and each is as large as a code and its zero point are; ``q`` is scaled.
+        """
+        found = torch.zeros(tensors["out"].shape, dtype=torch.float64, device="cpu")
+        for seq, parts in enumerate(zip(k, v, strict=True)):
+            heads = [one.repeat_interleave(case.gqa_ratio, 1).transpose(0, 1) for one in parts]
+            sizes = [
+                (one.abs() + 2 * self._zeros(case, tensors, name, seq)).repeat_interleave(case.gqa_ratio, 1)
+                for name, one in zip(("k", "v"), parts, strict=True)
+            ]
+            k_sizes, v_sizes = (one.transpose(0, 1) for one in sizes)
+            weights = (heads[0] @ q[seq][..., None])[..., 0].softmax(-1)[:, None]
+            shifted = weights * _SUM_ERROR * (k_sizes @ q[seq].abs()[..., None]).mT
+            out = (weights @ heads[1]).abs()
+            lost = shifted @ heads[1].abs() + shifted.sum(-1, keepdim=True) * out + _SUM_ERROR * weights @ v_sizes
+            found[seq] = lost[:, 0]
+        return found
+
+    def _zeros(self, case: Any, tensors: Mapping[str, Tensor], name: str, seq: int) -> Tensor:
+        """The numbers that zero points stand for, ``[length, num_kv_heads, 1]``."""
+        nothing = dict(tensors) | {f"{name}_cache": torch.zeros_like(tensors[f"{name}_cache"])}
+        return self._numbers(case, nothing, name, seq)[..., :1].abs()
 
     def _numbers(self, case: Any, tensors: Mapping[str, Tensor], name: str, seq: int) -> Tensor:
         places = self.places(case, tensors, seq)

@@ -136,9 +136,10 @@ class RecurrentDecode(attnfuzz.Problem):
         live = sum(case.tokens)
         q, k, v = (exactly(tensors[name][:live]) for name in ("q", "k", "v"))
         if case.normalised:
-            q, k = (_normalised(rows) for rows in (q, k))
-        q = q * exactly(case.head_size**-0.5)
-        q, k = (rows.map(lambda part: part.repeat_interleave(case.values_per_key, dim=1)) for rows in (q, k))
+            as_given = getattr(case, "as_given", "")
+            q, k = (rows if name in as_given else _normalised(rows) for name, rows in (("q", q), ("k", k)))
+        q = q * exactly(getattr(case, "scale", case.head_size**-0.5))
+        q, k = (rows.map(lambda part: _of_value_heads(case, part)) for rows in (q, k))
         decay, beta = _gates(case, tensors, live)
         found = {name: _Results(tensors[name]) for name in ("state", "steps", "out") if name in tensors}
         starts = tensors["cu_seqlens"].tolist()
@@ -150,8 +151,10 @@ class RecurrentDecode(attnfuzz.Problem):
                     at = int(tensors["steps_slots"][i]), int(tensors["parents"][i, step])
                     state = found["steps"].at(*at)  # what was stored of it, and has been rounded
                 t = first + step
-                one = _after(state, *(part.map(lambda all_, t=t: all_[t]) for part in (k, v, decay, beta)))  # type: ignore[misc]  # mypy sees no default
-                asked = one.dot(q.map(lambda rows, t=t: rows[t][:, None]))  # type: ignore[misc]  # likewise
+                parts = [part.map(lambda all_, t=t: all_[t]) for part in (k, v, decay, beta)]  # type: ignore[misc]  # mypy sees no default
+                one = _after(state, *parts, step=getattr(case, "step", ""))
+                answers = state if getattr(case, "step", "") == "answered before" else one
+                asked = answers.dot(q.map(lambda rows, t=t: rows[t][:, None]))  # type: ignore[misc]  # likewise
                 found["out"].put(asked.stored(case.dtype), t)
                 state = one
                 if case.keeps == "each":
@@ -161,6 +164,52 @@ class RecurrentDecode(attnfuzz.Problem):
             if case.keeps == "last" and count:
                 found["state"].put(state.stored(case.state_dtype), begin)
         return {name: results.expected() for name, results in found.items()}
+
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Of the formula, of the keys of a head, of gates, and of the slot from which a sequence begins."""
+        found: dict[str, dict[str, Any]] = {
+            "the state decays after it was corrected, not before": {"step": "decays last"},
+            "what the state says of a key is taken before it decays": {"step": "asked before it decays"},
+            "beta is multiplied with v, and not with what the state says of the key": {"step": "beta of v"},
+            "beta is left out": {"step": "no beta"},
+            "the state does not decay": {"step": "no decay"},
+            "what the state says of a key is not subtracted from v": {"step": "no correction"},
+            "the state answers a token's query before that token corrects it": {"step": "answered before"},
+            "q is not multiplied by the scale": {"scale": 1.0},
+            "q is multiplied by the scale twice": {"scale": 1 / case.head_size},
+        }
+        if case.num_heads > 1 and case.values_per_key > 1:
+            found["heads share keys in turn, not side by side"] = {"in_turn": True}
+        if case.normalised:
+            found |= {
+                "q and k are not divided by their length": {"as_given": "qk"},
+                "q is not divided by its length": {"as_given": "q"},
+                "k is not divided by its length": {"as_given": "k"},
+            }
+        if case.gates == "raw":
+            found["dt_bias is left out"] = {"dt_bias": torch.zeros_like(tensors["dt_bias"])}
+            found["exp(A_log) is left out"] = {"A_log": torch.zeros_like(tensors["A_log"])}
+        if case.keeps == "each":
+            accepted = tensors["accepted"]
+            found |= {
+                "a sequence begins from its first slot, however many tokens were accepted": {
+                    "accepted": torch.ones_like(accepted)
+                },
+                "a sequence begins from its last slot, however many tokens were accepted": {
+                    "accepted": torch.full_like(accepted, self._width(case))
+                },
+                "a sequence begins from the slot that the number of the sequence before says": {
+                    "accepted": accepted.roll(1)
+                },
+                "a sequence begins one slot too late": {"accepted": accepted.add(1).clamp(max=self._width(case))},
+                "a sequence begins one slot too early": {"accepted": accepted.sub(1).clamp(min=1)},
+            }
+        if case.keeps == "tree":
+            chain = torch.arange(-1, self._width(case) - 1, device="cpu").clamp(min=0)
+            found["a token goes on from the one before it, not from its parent"] = {
+                "parents": chain.to(tensors["parents"].dtype).expand_as(tensors["parents"])
+            }
+        return found
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """Which token of which sequence it is, of a result by tokens."""
@@ -245,9 +294,22 @@ def _gates(case: Any, tensors: Mapping[str, Tensor], live: int) -> tuple[Rounded
     return g.exp() if case.per_channel else g.exp().map(lambda part: part[..., None]), beta
 
 
-def _after(state: Rounded, k: Rounded, v: Rounded, decay: Rounded, beta: Rounded) -> Rounded:
-    """The state ``[heads, v_head_size, head_size]`` after one more token."""
-    state = state * decay.map(lambda part: part[:, None])
-    key = k.map(lambda part: part[:, None])
-    corrects = (v - state.dot(key)) * beta.map(lambda part: part[:, None])
-    return state + corrects.map(lambda part: part[..., None]) * key
+def _of_value_heads(case: Any, part: Tensor) -> Tensor:
+    """``part`` of the key that each head has, ``[tokens, heads, ...]``."""
+    if getattr(case, "in_turn", False):
+        return part.repeat(1, case.values_per_key, *[1] * (part.dim() - 2))
+    return part.repeat_interleave(case.values_per_key, dim=1)
+
+
+def _after(state: Rounded, k: Rounded, v: Rounded, decay: Rounded, beta: Rounded, *, step: str) -> Rounded:
+    """The state ``[heads, v_head_size, head_size]`` after one more token; ``step`` names a mistake that is made."""
+    key, factor = k.map(lambda part: part[:, None]), beta.map(lambda part: part[:, None])
+    decayed = state if step in ("no decay", "decays last") else state * decay.map(lambda part: part[:, None])
+    said = (state if step == "asked before it decays" else decayed).dot(key)
+    if step == "beta of v":
+        corrects = v * factor - said
+    else:
+        corrects = v if step == "no correction" else v - said
+        corrects = corrects if step == "no beta" else corrects * factor
+    after = decayed + corrects.map(lambda part: part[..., None]) * key
+    return after * decay.map(lambda part: part[:, None]) if step == "decays last" else after

@@ -121,13 +121,49 @@ class SparseDecode(attnfuzz.Problem):
         keys = [cache[row[(row >= 0) & (row < len(cache))].long()] for row in lists]
         if case.cache == "fp8":
             keys = [latent_rows(*parts_of_latents(rows, rank, tensors["q"].dtype)) for rows in keys]
-        values = [of_token[..., :rank] for of_token in keys]
-        scale = case.head_size**-0.5
+        first = case.head_size - rank if getattr(case, "values_last", False) else 0
+        values = [of_token[..., first : first + rank] for of_token in keys]
+        scale = getattr(case, "scale", case.head_size**-0.5)
         found = attnfuzz.attention(tensors["q"], keys, values, scale=scale, dtype=case.dtype, num_partials=64)
         if case.empty_lse == "any":
             lse = found["lse"]
             found["lse"] = Expected(lse.value, where=lse.value.isfinite(), bound=lse.bound)
         return found if case.lse else {"out": found["out"]}
+
+    def mistakes(self, case: Any, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Of indices that are none, of repeats, of lengths, and of what a row's numbers are."""
+        lists, slots = tensors["indices"], len(tensors["kv_cache"])
+        is_valid = (lists >= 0) & (lists < slots)
+        places = torch.arange(lists.shape[1], device="cpu")
+        before = lists[:, :, None] == lists[:, None, :]
+        is_repeated = (before & (places[:, None] > places)).any(-1)
+        found: dict[str, dict[str, Any]] = {
+            "-1 names the last slot": {"indices": torch.where(lists == -1, slots - 1, lists)},
+            "an index past the last slot names the last one": {"indices": lists.clamp(max=slots - 1)},
+            "an index that names no slot is taken for slot 0": {"indices": torch.where(is_valid, lists, 0)},
+            "slot 0 is taken for none": {"indices": torch.where(lists == 0, -1, lists)},
+            "a list ends at its first index that names no slot": {
+                "indices": torch.where(is_valid.cummin(1).values, lists, -1)
+            },
+            "a slot that is named twice counts once": {"indices": torch.where(is_repeated, -1, lists)},
+            "the first place of a list is left out": {"indices": torch.where(places > 0, lists, -1)},
+            "the last place of a list is left out": {"indices": torch.where(places < len(places) - 1, lists, -1)},
+            "values are the last numbers of a row": {"values_last": True},
+            "the scale is that of the values' size": {"scale": self._rank(case) ** -0.5},
+        }
+        if case.has_lengths:
+            ends = tensors["topk_length"]
+            counted = (is_valid.cumsum(1) > ends[:, None]).logical_not() & is_valid
+            found |= {
+                "what stands behind topk_length is read, too": {"topk_length": torch.full_like(ends, case.topk)},
+                "the place at topk_length is read, too": {"topk_length": ends.add(1).clamp(max=case.topk)},
+                "the last place before topk_length is left out": {"topk_length": ends.sub(1).clamp(min=0)},
+                "topk_length counts the slots that a list names, not its places": {
+                    "indices": torch.where(counted, lists, -1),
+                    "topk_length": torch.full_like(ends, case.topk),
+                },
+            }
+        return found
 
     def where_is(self, case: Any, name: str, index: tuple[int, ...]) -> str:
         """How many slots the token's list names, of a result."""

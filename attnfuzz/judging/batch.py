@@ -27,7 +27,7 @@ from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED, checksum
 from attnfuzz.trials.comparison import Reference
 from attnfuzz.trials.expectations import DistantExpectations, expectations
-from attnfuzz.trials.observation import KernelRaised, Observation, call
+from attnfuzz.trials.observation import KernelRaised, Observation, Times, call
 from attnfuzz.trials.run_checks import HostResults, RunChecks, look
 from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Timing
@@ -271,8 +271,8 @@ class Batch:
     def timing(self, case: int) -> Timing:
         """The timing of case number `case`, those of its relations included; the total is left to the caller."""
         entries = [case, *(entry for asked in self.asked[case] for entry in asked.entries)]
-        runs: list[_Run | Observation] = [run for entry in entries for run in self._attempts[entry].runs]
-        later = self._trials[case].observations[self._entries[case].runs :] if case in self._trials else []
+        runs: list[_Run | Times] = [run for entry in entries for run in self._attempts[entry].runs]
+        later = self._trials[case].times[self._entries[case].runs :] if case in self._trials else []
         return Timing(
             build_s=self._build_s / len(self.candidates) + sum(seen.build_s for seen in later),
             compile_s=sum(run.compile_s for run in runs + later),

@@ -153,9 +153,9 @@ class _Judge:
         asked = (partial(self._of_relation, trial=trial, relation=relation) for relation in self._relations_of(case))
         verdict = self._of_all(lambda: trial, lambda: self._of_trial(trial), asked, is_guarded=guard is not None)
         timing = Timing(
-            build_s=sum(seen.build_s for seen in trial.observations),
-            compile_s=sum(seen.compile_s for seen in trial.observations),
-            kernel_s=sum(seen.kernel_s for seen in trial.observations),
+            build_s=sum(seen.build_s for seen in trial.times),
+            compile_s=sum(seen.compile_s for seen in trial.times),
+            kernel_s=sum(seen.kernel_s for seen in trial.times),
             reference_s=trial.reference.seconds,
             total_s=time.perf_counter() - started,
         )

@@ -181,6 +181,8 @@ class _Source:
 def _source(regression: Regression, *, is_engine: bool = False) -> _Source:
     sources = kernel_sources(regression.kernel)
     inline = None if is_engine else inlined(sources)  # an engine's functions reach an adapter as it is declared
+    if inline is not None and not _NAMES.isdisjoint(_names_defined(inline.text)):
+        inline = None
     texts = [inline.text] if inline is not None else list(sources.files.values())
     is_triton = any("triton" in text for text in texts) or is_engine
     attributes = {name for text in texts for name in _attributes(text)}
@@ -189,6 +191,16 @@ def _source(regression: Regression, *, is_engine: bool = False) -> _Source:
     given = {"import torch", "import sys", "import os"}
     lines = [line for line in inline.text.splitlines() if line not in given]
     return _Source(lines, inline.name, inline.before_all, is_triton, attributes)
+
+
+_NAMES = frozenset({"Allocating", "beside", "differs", "grows", "memory", "merged", "unpack"})
+"""What a script defines for itself, so that a kernel that calls something so is imported from a file of its own."""
+
+
+def _names_defined(text: str) -> set[str]:
+    """Functions and classes that source ``text`` defines."""
+    every = ast.walk(ast.parse(text))
+    return {node.name for node in every if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def _attributes(text: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from threading import Thread
 from threading import enumerate as living_threads
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -212,6 +212,14 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
         return issubclass(type(self.error), kind)
 
 
+class Times(NamedTuple):
+    """What a run took: to make its inputs, to compile, and the call."""
+
+    build_s: float
+    compile_s: float
+    kernel_s: float
+
+
 @dataclass
 class Observation:
     """`results` by name, as returned (raw dtype and base of the LSE).
@@ -231,6 +239,11 @@ class Observation:
     build_s: float = 0.0
     compile_s: float = 0.0
     kernel_s: float = 0.0
+
+    @property
+    def times(self) -> Times:
+        """What it took, without the memory that it holds."""
+        return Times(self.build_s, self.compile_s, self.kernel_s)
 
     def on_host(self) -> "Observation":
         """This observation in host memory; itself if it is there."""

@@ -18,7 +18,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Tolerance
 from attnfuzz.trials.checksums import CHANGED
 from attnfuzz.trials.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, observe, observe_guarded
+from attnfuzz.trials.observation import KernelRaised, Observation, ResultError, Times, observe, observe_guarded
 from attnfuzz.trials.run_checks import RunChecks, elements_differ
 
 
@@ -55,7 +55,7 @@ class Trial:
         self.inquire = inquire
         self.compile_clock = compile_clock
         self.reference = reference or Reference(kernel.declaration, case, device=device, tolerance=tolerance)
-        self.observations: list[Observation] = []
+        self.times: list[Times] = []
         self._clean_in_guard: Observation | None = None
 
     @cached_property
@@ -126,7 +126,7 @@ class Trial:
 
     def adopt(self, runs: Sequence[Observation]) -> None:
         """Take over the first run and perhaps the second, which have been made elsewhere."""
-        self.observations.extend(runs)
+        self.times.extend(seen.times for seen in runs)
         for name, seen in zip(("first", "second"), runs, strict=False):
             self.__dict__[name] = seen
 
@@ -259,7 +259,7 @@ class Trial:
         self._check_reference(before, "finite")
         if seen is None:
             return None
-        self.observations.append(seen)
+        self.times.append(seen.times)
         if _damaged(seen) or self.disagree(self.first, seen):
             return None
         self._clean_in_guard = seen
@@ -286,7 +286,7 @@ class Trial:
         )
         self._check_reference(before, poison)
         seen = seen if self.reference.device == self.device else seen.on_host()
-        self.observations.append(seen)
+        self.times.append(seen.times)
         return seen
 
 

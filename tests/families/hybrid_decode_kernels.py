@@ -21,6 +21,8 @@ def _decode(inputs: Any, bug: str = "") -> None:
         elif bug == "next_chunk":
             first = length // inputs.chunk * inputs.chunk if inputs.chunk and length % inputs.chunk else first
             first = max(0, length - 1) if inputs.chunk and length and length % inputs.chunk == 0 else first
+        elif bug == "after_the_last":
+            first = length // inputs.chunk * inputs.chunk if inputs.chunk else 0
         elif bug == "whole_pages":
             first = first // size * size
         elif bug == "everything":
@@ -53,6 +55,7 @@ PLANTED = {
     "offset_in_page": "the last place of a block is never read",
     "window": "a chunk is taken for a sliding window",
     "next_chunk": "the last token of a chunk is taken for the first of the next",
+    "after_the_last": "a chunk is that of the token after the last one, and is empty where that begins one",
     "whole_pages": "a chunk begins with its page",
     "everything": "chunks are ignored",
 }

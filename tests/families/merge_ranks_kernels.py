@@ -20,6 +20,7 @@ PLANTED = {
     "believes": "a log-sum-exp is believed of a rank that owns no key",
     "first_sequence": "whether a rank owns keys is asked of the first sequence",
     "average": "ranks weigh alike",
+    "by_ranks": "weights are divided by the number of ranks, not by their sum",
     "strides": "log-sum-exps are taken for contiguous",
     "two_ranks": "ranks past the second are left out",
     "local_lse": "the log-sum-exp is that of the first rank",
@@ -49,7 +50,7 @@ def _merge(i: Any, bug: str = "") -> tuple[Tensor, Tensor]:
     if bug == "average":
         weights = (lses > -math.inf).float()
     total = weights.sum(0)
-    shares = weights / torch.where(total == 0, 1.0, total)
+    shares = weights / (len(weights) if bug == "by_ranks" else torch.where(total == 0, 1.0, total))
     parts = shares[..., None] * outs
     out = (parts if bug == "nan_times_zero" else torch.where(shares[..., None] == 0, 0.0, parts)).sum(0)
     if bug == "heads":

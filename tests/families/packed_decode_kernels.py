@@ -103,5 +103,29 @@ def right(inputs: Any) -> None:
     _decode(inputs)
 
 
+@attnfuzz.kernel(PackedDecode(cache_format=attnfuzz.Choice(("int4",))))
+def folded(inputs: Any) -> None:
+    """Right: sums codes, and subtracts what their zero points come to, as vLLM's `unified_attention_int4` does."""
+    inputs.out.zero_()
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        tokens = torch.arange(length, device=inputs.q.device)
+        at = inputs.block_table[seq, tokens // inputs.block_size].long(), tokens % inputs.block_size
+        (k, k_scale, k_zero), (v, v_scale, v_zero) = (
+            tuple(part.repeat_interleave(inputs.gqa_ratio, 1) for part in _codes(inputs, name, at))
+            for name in ("k", "v")
+        )
+        q = inputs.q[seq].float()
+        scores = torch.einsum("hd,thd->ht", q, k) - q.sum(-1)[:, None] * k_zero.mT
+        weights = (scores * k_scale.mT * inputs.head_size**-0.5).softmax(-1) * v_scale.mT
+        summed = torch.einsum("ht,thd->hd", weights, v) - (weights * v_zero.mT).sum(-1)[:, None]
+        inputs.out[seq] = summed.to(inputs.out.dtype)
+
+
+def _codes(inputs: Any, name: str, at: Any) -> tuple[Tensor, Tensor, Tensor]:
+    packed = getattr(inputs, f"{name}_cache")[at]
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).float()
+    return codes, getattr(inputs, f"{name}_scales")[at][..., 0], getattr(inputs, f"{name}_zeros")[at].float()
+
+
 for _bug in PLANTED:
     globals()[_bug] = _planted(_bug)

@@ -18,6 +18,8 @@ PLANTED = {
     "verify_writes": "verifying overwrites the state of the sequence",
     "chain": "a token of a tree goes on from the one before it",
     "decay_after": "the state decays after it was corrected",
+    "asked_first": "what the state says of a key is taken before it decays",
+    "beta_of_v": "beta is not multiplied with what the state says of the key",
     "head_map": "heads share keys in turn, not side by side",
     "key_length": "keys are not divided by their length",
     "gate_step": "the gates of a second token are read one number further, not one head size",
@@ -56,8 +58,12 @@ def _decode(i: Any, bug: str = "") -> None:
             if i.gates == "raw":
                 g = -(i.A_log.exp()[:, None] if i.per_channel else i.A_log.exp()) * functional.softplus(g)
             decay = g.exp()[:, None] if i.per_channel else g.exp()[:, None, None]
+            said = (state * k[t][:, None]).sum(-1)
             state = state if bug == "decay_after" else state * decay
-            corrects = (v[t] - (state * k[t][:, None]).sum(-1)) * beta[t][:, None]
+            said = said if bug == "asked_first" else (state * k[t][:, None]).sum(-1)
+            corrects = (v[t] - said) * beta[t][:, None]
+            if bug == "beta_of_v":
+                corrects = v[t] * beta[t][:, None] - said
             state = state + corrects[..., None] * k[t][:, None]
             state = state * decay if bug == "decay_after" else state
             state = state.to(i.q.dtype).float() if bug == "short_state" else state

@@ -1044,6 +1044,11 @@ MERGES = [
         "lse is the larger of the two plus log(1 + exp(suffix - prefix))",
         "",
     ),
+    (
+        {"lse": lambda s: s[0] + (s - s.max()).exp().sum().log()},
+        "lse adds the logarithm of the sum to that of the prefix, not to the larger of the two",
+        "",
+    ),
 ]
 
 
@@ -1197,3 +1202,39 @@ def test_a_read_of_dead_memory_alone_bears_out_no_place() -> None:
     assert failure.oracle == "dead_memory"
     assert "physical page" not in failure.message
     assert failure.cause != "block_table"
+
+
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(strides="contiguous", layouts=("NHD",)))
+def as_long_as_the_next(inputs: Any) -> Any:
+    out, lse = torch.zeros_like(inputs.out), torch.full_like(inputs.lse, -torch.inf)
+    for seq, length in enumerate(inputs.seq_lens.roll(-1).tolist()):
+        if length:
+            tokens = torch.arange(length)
+            pages = inputs.block_table[seq].long()[
+                (tokens // inputs.block_size).clamp(max=inputs.block_table.shape[1] - 1)
+            ]
+            k, v = (one[pages, tokens % inputs.block_size, 0].double() for one in (inputs.k_cache, inputs.v_cache))
+            scores = inputs.scale * inputs.q[seq].double() @ k.T
+            out[seq], lse[seq] = (scores.softmax(-1) @ v).to(out.dtype), scores.logsumexp(-1)
+    return out, lse
+
+
+@pytest.mark.parametrize(
+    ("lengths", "oracle", "words"),
+    [
+        ((9, 4), "dead_memory", "sequence 0 is taken to be as long as sequence 1: 4 tokens, not 9"),
+        ((1, 0), "accuracy", "sequence 1 is taken to be as long as sequence 0: 1 token, not 0"),
+        ((3, 5), "dead_memory", "sequence 0 is taken to be as long as sequence 1: 5 tokens, not 3"),
+    ],
+)
+def test_the_length_of_another_sequence_is_named(
+    lengths: tuple[int, ...], oracle: str, words: str, failure_of: Any
+) -> None:
+    """It would be told as tokens that are dropped, as others past the end and as memory that is dead: three bugs."""
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=lengths, scale=0.25, block_size=8,
+        values=Values(keys="normal", values="normal", seed=5),
+    )  # fmt: skip
+    failure = failure_of(as_long_as_the_next, case)
+    assert (failure.oracle, failure.cause) == (oracle, "another_length")
+    assert failure.message.endswith(words)

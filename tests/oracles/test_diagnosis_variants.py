@@ -18,7 +18,7 @@ from attnfuzz.explaining.explanation import in_words
 from attnfuzz.explaining.low_precision import roundings
 from attnfuzz.explaining.row import AttentionRow
 from attnfuzz.inputs.reference import row_weights
-from attnfuzz.problems.cases import MaskedAttentionCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, MaskedAttentionCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.masks import Mask
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.variants import Variant
@@ -238,6 +238,79 @@ def test_a_mask_that_is_read_elsewhere_is_told_beside_rows_of_which_nothing_foll
     hidden = msgspec.structs.replace(case, seq_lens=(1, 1), query_lens=(1, 1), mask=Mask(kind="bits", seqs=((1,),)))
     for one in (case, hidden):
         assert failure_of(at_twice_its_offset, one).message.endswith("the table of the mask begins at twice its offset")
+
+
+@pytest.mark.parametrize(
+    ("up", "words"),
+    [
+        (0, "the table of the mask begins at a multiple of 8 entries, as where so many lie in a byte"),
+        (7, "the table of the mask begins where each one before it takes a multiple of 8 entries"),
+    ],
+)
+def test_a_mask_whose_offset_is_one_of_bytes_is_named(up: int, words: str, failure_of: Any) -> None:
+    """A reader would see weights on other keys, and would not think of the bits that a mask is packed to."""
+    (right,) = load_kernels("masked_attention_eager")
+
+    @attnfuzz.kernel("masked_attention", supports=attnfuzz.Supports(strides="contiguous"))
+    def at_a_byte(inputs: Any) -> Any:
+        sizes = (inputs.cu_seqlens_q.diff() * inputs.seq_lens).tolist()
+        mask = torch.nn.functional.pad(inputs.mask, (0, 16 * len(sizes)), value=True)
+        starts = inputs.mask_indptr[:-1].tolist()
+        if up:
+            starts = list(itertools.accumulate(((size + 7) // 8 * 8 for size in sizes[:-1]), initial=0))
+        inputs.mask = torch.cat([mask[start // 8 * 8 :][:size] for start, size in zip(starts, sizes, strict=True)])
+        return right.function(inputs)
+
+    values = Values(keys="normal", values="normal", seed=4)
+    case = msgspec.structs.replace(MASKED, seq_lens=(6, 7), query_lens=(2, 3), values=values)
+    assert words in failure_of(at_a_byte, case).message
+
+
+@pytest.mark.parametrize("which", ["last", "first"])
+def test_a_window_that_counts_from_a_block_of_queries_is_named(which: str, failure_of: Any) -> None:
+    """A row without keys, or with one too many, would not say that a tile's one limit serves all of its queries."""
+    (right,) = load_kernels("paged_attention_eager")
+
+    @attnfuzz.kernel("paged_attention", supports=attnfuzz.Supports(strides="contiguous", variants=("window",)))
+    def by_blocks(inputs: Any) -> Any:
+        if inputs.window is None:
+            return right.function(inputs)
+        out, lse, window = torch.zeros_like(inputs.out), torch.full_like(inputs.lse, -torch.inf), inputs.window
+        for start, end in itertools.pairwise(inputs.cu_seqlens_q.tolist()):
+            for row in range(start, end):
+                number = row - start
+                inputs.window = window - ((3 - number % 4) if which == "last" else -(number % 4))
+                if inputs.window > 0:
+                    other, of_other = right.function(inputs)
+                    out[row], lse[row] = other[row], of_other[row]
+        return out, lse
+
+    case = PagedAttentionCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(30,), query_lens=(7,), scale=0.25, block_size=16,
+        variant=Variant(window=9), values=Values(keys="normal", values="normal", seed=5),
+    )  # fmt: skip
+    words = f"; the window counts from the {which} query of a block of 4, not from each"
+    assert words in failure_of(by_blocks, case).message
+
+
+def test_a_log_sum_exp_that_is_taken_to_be_0_is_named(failure_of: Any) -> None:
+    """All weights would be some number times the right ones, whose logarithm a reader does not see at once."""
+
+    @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(strides="contiguous", empty_sequences=False))
+    def exponentials(inputs: Any) -> Any:
+        out, group = torch.empty_like(inputs.out), inputs.q.shape[1] // inputs.k.shape[2]
+        for seq, length in enumerate(inputs.seq_lens.tolist()):
+            k, v = (part[seq, :length].double().repeat_interleave(group, 1) for part in (inputs.k, inputs.v))
+            scores = inputs.scale * torch.einsum("hd,thd->ht", inputs.q[seq].double(), k)
+            out[seq] = torch.einsum("ht,thd->hd", scores.exp(), v)
+        return out, torch.zeros_like(inputs.lse)
+
+    case = DenseDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25,
+        values=Values(keys="normal", values="normal", seed=5),
+    )  # fmt: skip
+    words = "values are multiplied with exp(score), as if the log-sum-exp were 0"
+    assert words in failure_of(exponentials, case).message
 
 
 def test_a_mask_that_is_applied_to_new_tokens_alone_is_not_told_as_none(failure_of: Any) -> None:

@@ -25,7 +25,7 @@ from attnfuzz.campaign.triage.confirmation import (
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from attnfuzz.verdict import Failure, Verdict
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Cause, Failure, Verdict
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
@@ -113,6 +113,16 @@ def test_bits_that_other_calls_change_are_looked_for_in_a_sequence_of_calls(seen
     finished, sent = looked_into(process.suspect(a_case(), failure=seen), process.timed())
     assert finished
     assert REMEMBERED in [message.failure for message in sent if isinstance(message, Smaller)]
+
+
+@pytest.mark.parametrize("seen", [DIFFERS, WRONG])
+def test_what_earlier_calls_left_in_memory_is_told_as_that_memory(seen: Failure) -> None:
+    """A buffer that is kept and read too early would be told once as such, once as a race and once as wrong numbers."""
+    causes = (Cause(mistake=READ_BEFORE_WRITTEN),)
+    unwritten = Failure(oracle="unwritten", kind="read before written", message="made of memory", causes=causes)
+    process = PretendedProcess(lambda case, earlier: seen if earlier else unwritten)
+    found = confirm(process.suspect(a_case(), *OTHERS, failure=seen), process.retries())
+    assert (found.failing.failure, found.failing.preceding, found.is_flaky) == (unwritten, (), False)
 
 
 def test_bits_that_other_calls_change_now_and_then_are_not_blamed_on_them() -> None:

@@ -290,6 +290,32 @@ def test_a_kernel_of_one_file_stands_in_the_script_as_it_is(tmp_path: Path, pyth
         assert max(len(line) for line in script.splitlines() if "unpack(" not in line) <= 120
 
 
+def test_a_kernel_with_a_function_of_the_scripts_own_names_is_called_as_it_is(tmp_path: Path, python: Pythons) -> None:
+    """The kernel would unpack its bits with the script's function, or the script read its tensors with the kernel's."""
+    kernel = """
+import attnfuzz
+import torch
+
+def unpack(bits, count):
+    return bits[:count]
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), lse="none"))
+def unpacking(inputs):
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        k, v = (unpack(part[seq, :, 0], length) for part in (inputs.k, inputs.v))
+        inputs.out[seq] = ({factor} * inputs.q[seq] @ k.T * inputs.scale).softmax(-1) @ v
+"""
+    values = {"keys": "normal", "values": "normal"}
+    for factor, status in ((2, 1), (1, 0)):
+        file = tmp_path / f"unpacking_{factor}.py"
+        file.write_text(kernel.replace("{factor}", str(factor)))
+        (loaded,) = load_kernels(f"{file}:unpacking")
+        case = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 64, "seq_lens": [90], "scale": 0.25, "values": values}
+        saved = regression("dense_decode", f"{file}:unpacking", {**case, "dtype": "float32"}, "accuracy")
+        script = repro_script(saved, loaded.declaration)
+        assert python(script)[0] == status, python(script)[1]
+
+
 def test_an_access_outside_ends_the_script(tmp_path: Path, python: Pythons) -> None:
     """What one run shows would be refused, or the script read memory that happens to be there and pass."""
     for name, also, status in (

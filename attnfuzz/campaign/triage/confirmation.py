@@ -19,7 +19,7 @@ from attnfuzz.identity.bug import FailingCase, Symptom, is_leak, may_be_leak
 from attnfuzz.identity.differences import differing, others_like, with_fields_of
 from attnfuzz.oracles.registry import CALL_SEQUENCE, DETERMINISM, HANG, KNOWN, oracle_of
 from attnfuzz.problems.cases import Case
-from attnfuzz.verdict import Failure, Relations, ends_process
+from attnfuzz.verdict import READ_BEFORE_WRITTEN, Failure, Relations, ends_process
 
 _OF_WHAT_IS_REMEMBERED: Relations = (CALL_SEQUENCE.name,)
 
@@ -280,15 +280,20 @@ def confirm(failing: FailingCase, retries: Retries) -> Confirmation:
     """Run the case again, in a fresh process first: the old one may have been damaged by another case.
 
     A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
-    is asked at last whether other calls do that, and the result's failing case says so. The preceding cases of that are
-    those that it needs; as a rule none. Raises OutOfTime.
+    is asked at last whether other calls do that, and the result's failing case says so. What earlier calls have left in
+    memory that the kernel does not write shows as anything: it is told as that memory, which a fresh process has not
+    been through. The preceding cases of that are those that it needs; as a rule none. Raises OutOfTime.
     """
     first = retries.alone(failing.case, patience="longest", afresh=True) or _in_a_relation(failing, retries)
     if first is None:
         further = _look_further(failing, retries)
         return further if further.failures else _between_calls(failing, retries) or further
+    seen = failing.failure
+    of_memory = first.cause == READ_BEFORE_WRITTEN and seen.cause != first.cause and not ends_process(seen)
+    if of_memory:
+        failing = failing.with_case(failing.case, first)
     more = oracle_of(failing.failure.oracle).confirming_runs - 1
-    failures = [first, *(retries.alone(failing.case, patience="longest") for _ in range(more))]
+    failures = [first, *(retries.alone(failing.case, patience="longest", afresh=of_memory) for _ in range(more))]
     return Confirmation(_alone(failing), [failure for failure in failures if failure is not None], len(failures))
 
 

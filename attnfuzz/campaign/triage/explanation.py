@@ -124,11 +124,12 @@ def _causes_beside(runner: Runner, declaration: Declaration, case: Case) -> tupl
 
 
 def _with_causes(told: Failure, causes: tuple[Cause, ...]) -> Failure:
-    """``told``, and the ``causes`` that runs with other inputs show."""
-    if told.causes or not causes:
+    """``told``, and the ``causes`` that runs with other inputs show; beside one without words, theirs alone."""
+    if not causes or any(one.words for one in told.causes):
         return told
     words = dict.fromkeys(one.words for one in causes)
-    return msgspec.structs.replace(told, message="; ".join((told.message, *words)), causes=causes)
+    message = "; ".join((told.message, *words))
+    return msgspec.structs.replace(told, message=message, causes=told.causes or causes)
 
 
 def explain_in_short(runner: Runner, declaration: Declaration, case: Case, failure: Failure) -> Explanation:

@@ -249,7 +249,7 @@ def _judged(trial: Trial, kernel: Kernel, other: OtherCall) -> Failure | None:
         if raised.is_a(KeyboardInterrupt):
             raise
         return _raised(raised)
-    trial.observations.extend(later.observations)
+    trial.times.extend(later.times)
     return failure
 
 

@@ -110,7 +110,7 @@ def _objection(trial: Trial, *, inquire: bool) -> Failure | None:
     try:
         return next(filter(None, (check(again) for check in _USUAL)), None)
     finally:
-        trial.observations.extend(again.observations)  # for the time that they took
+        trial.times.extend(again.times)
 
 
 def _sentence(wrong: list[Configuration], right: int) -> str:

@@ -84,7 +84,7 @@ def run_on(trial: Trial, changed: Changed) -> Observation:
     except KernelRaised as raised:
         raised.changed = changed.words
         raise
-    trial.observations.append(seen)  # for the time that it took
+    trial.times.append(seen.times)
     return seen
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.trials import trial as trials
+from attnfuzz.trials.observation import observe
 from attnfuzz.verdict import Failure
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
@@ -243,3 +247,21 @@ def test_a_case_that_is_one_of_many_is_followed_by_a_few_calls(plant: Any) -> No
             formats |= {format_key(format_of(one.case)) for one in runs}
     assert len(formats) == 2
     assert met == {words.partition("=")[0] for words in words.values()}
+
+
+def test_other_calls_leave_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right kernel would outgrow the memory of its process while it is called on many others, and be accused."""
+    seen: list[weakref.ref[Any]] = []
+
+    def noted(*args: Any, **how: Any) -> Any:
+        found = observe(*args, **how)
+        seen.append(weakref.ref(found.allocated))
+        return found
+
+    monkeypatch.setattr("attnfuzz.trials.trial.observe", noted)
+    (kernel,) = load_kernels("dense_eager")
+    trial = trials.Trial(kernel, CASE, device="cpu", tolerance="bound")
+    assert CALL_SEQUENCE.check(trial) is None
+    gc.collect()
+    kept = [one for one in seen if one() is not None]
+    assert (len(seen) > 3, len(kept)) == (True, 1)  # that of the trial's own call
