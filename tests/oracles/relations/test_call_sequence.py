@@ -30,8 +30,8 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.trials import trial as trials
 from attnfuzz.trials.observation import observe
+from attnfuzz.trials.trial import Trial
 from attnfuzz.verdict import Failure
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
@@ -260,7 +260,7 @@ def test_other_calls_leave_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("attnfuzz.trials.trial.observe", noted)
     (kernel,) = load_kernels("dense_eager")
-    trial = trials.Trial(kernel, CASE, device="cpu", tolerance="bound")
+    trial = Trial(kernel, CASE, device="cpu", tolerance="bound")
     assert CALL_SEQUENCE.check(trial) is None
     gc.collect()
     kept = [one for one in seen if one() is not None]
