@@ -36,8 +36,8 @@ PAGED: dict[str, Any] = {**DENSE, "block_size": 4}
         ("dense_decode", {**DENSE, "seq_lens": [1] * 9}, "seq_lens 1, 1, 1, 1, 1, 1, 1, 1, ..."),
         (
             "paged_decode",
-            {**PAGED, "variant": {"sinks": "high"}, "options": {"num_splits": 2}},
-            "pages of 4 tokens, seq_lens 3, 0, num_splits=2, sinks",
+            {**PAGED, "variant": {"window": 3, "sinks": "high"}, "options": {"num_splits": 2}},
+            "pages of 4 tokens, seq_lens 3, 0, num_splits=2, window 3, sinks high",
         ),
         ("split_decode", {**PAGED, "num_splits": 3}, "seq_lens 3, 0, num_splits=3"),
         ("paged_attention", {**PAGED, "query_lens": [2, 0]}, "seq_lens 3, 0, query_lens 2, 0"),

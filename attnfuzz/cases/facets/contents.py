@@ -175,7 +175,9 @@ class VariantFacet(Facet[AttentionCase]):
     jumps_with = "variant"
 
     def told(self, case: AttentionCase) -> Iterator[str]:
-        yield from case.variant.names
+        for name in case.variant.names:
+            value = getattr(case.variant, name)
+            yield f"{name} {value if isinstance(value, str) else f'{value:g}'}"
 
     def features(self, case: AttentionCase) -> Iterator[Feature]:
         yield from map(Feature, case.variant.names)
