@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import gc
 import importlib
+import importlib.util
 import os
 import selectors
 import signal
@@ -248,7 +249,7 @@ def prepare_environment(device: str) -> None:
 def _preload(modules: Sequence[str]) -> None:
     """Import `modules`, as far as they are installed: Triton is not, on some systems."""
     for name in modules:
-        with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
         if name == "torch":
             _use_one_thread()
