@@ -125,7 +125,8 @@ class FlashInferBuilds:
 
     def _modules_of(self, call: Callable[[], object]) -> list[Any]:
         noted: list[Any] = []
-        with self._noting(noted), contextlib.suppress(Exception):  # what a call makes of nothing is its own affair
+        # The call is given modules that do nothing, and may raise whatever that leads to; a real one tells what fails.
+        with self._noting(noted), contextlib.suppress(Exception):
             call()
         return list({spec.name: spec for spec in noted}.values())
 

@@ -213,7 +213,7 @@ class _Bench:
             for some in alike.values()
             for end in (min, max)
         ]
-        self._process.check([self._request(one, shape) for shape in ends for one in tried], seconds)
+        self._process.compile_ahead([self._request(one, shape) for shape in ends for one in tried], seconds)
 
     def time(self, configuration: Configuration, shape: Shape) -> float:
         """Microseconds under a CUDA graph if that can be, eager otherwise; infinite if it does not run."""

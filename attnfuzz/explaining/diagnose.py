@@ -600,10 +600,11 @@ def _as_long_as_another(rows: _Rows, row: AttentionRow, poison: Fill, nearby: Ne
     if "another_length" not in mistakes or mistakes - {"another_length"} - _NOTHING or not found.is_borne_out:
         return None
     counts = [{one.way for one in _lengths_of_others(empty)} for run in (rows, *runs) for empty in run.wrong_and_empty]
-    if len(counts) < _FEWEST_EMPTY or not set.intersection(*counts) & {one.way for one in of_this}:
+    if len(counts) < _FEWEST_EMPTY:
         return None
-    cause = next(one for one in of_this if one.way in set.intersection(*counts))
-    return Diagnosis(cause.words, (cause,))
+    everywhere = set.intersection(*counts)
+    cause = next((one for one in of_this if one.way in everywhere), None)
+    return None if cause is None else Diagnosis(cause.words, (cause,))
 
 
 def _lengths_of_others(row: AttentionRow) -> list[Cause]:

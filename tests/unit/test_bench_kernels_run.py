@@ -143,10 +143,10 @@ def test_all_is_compiled_before_the_first_time_is_taken() -> None:
     """Kernels would be compiled one after the other, between times, and a run take minutes of a GPU."""
     process = Pretended(answer)
     run(process, "split", num_splits=(2, 4))
-    checked, asked = (
-        [replace(one, shape=replace(one.shape, label="")) for one in some] for some in (process.checked, process.asked)
+    compiled, asked = (
+        [replace(one, shape=replace(one.shape, label="")) for one in some] for some in (process.compiled, process.asked)
     )
-    assert checked == asked != []
+    assert compiled == asked != []
 
 
 def test_bytes_of_a_merge_are_three_states() -> None:
@@ -195,7 +195,7 @@ def test_a_kernel_that_dies_costs_only_its_own_times() -> None:
             MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, options=options, l2=("warm",))
             for name, options in choices
         )
-        process.check([deadly, right, deadly], seconds=60)
+        process.compile_ahead([deadly, right, deadly], seconds=60)
         with pytest.raises(Crashed, match="7"):
             process.measure(deadly)
         assert process.measure(right).status == "ok"

@@ -121,10 +121,10 @@ def test_all_that_is_measured_is_compiled_before() -> None:
     """One core would compile for minutes while a GPU waits."""
     process = Pretended(answer)
     record = measured(process)
-    checked = {(one.shape.num_q_heads, one.shape.head_size, *one.options.items()) for one in process.checked}
+    compiled = {(one.shape.num_q_heads, one.shape.head_size, *one.options.items()) for one in process.compiled}
     asked = {(one.shape.num_q_heads, one.shape.head_size, *one.options.items()) for one in process.asked}
-    assert asked <= checked
-    assert len(process.checked) < len(process.asked)
+    assert asked <= compiled
+    assert len(process.compiled) < len(process.asked)
     assert record.default == {"num_splits": 1, "tile": 16}
 
 

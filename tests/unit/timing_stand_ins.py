@@ -23,7 +23,7 @@ class Pretended:
     def __init__(self, answer: Callable[[MeasureRequest], MeasureReply]) -> None:
         self.machine = MachineReply(device="cuda", name="GPU <1>", l2_bytes=50 << 20, processors=132, capability=(9, 0))
         self.asked: list[MeasureRequest] = []
-        self.checked: list[MeasureRequest] = []
+        self.compiled: list[MeasureRequest] = []
         self._answer = answer
 
     def copy(self, nbytes: int, seconds: float) -> Timed:
@@ -34,9 +34,9 @@ class Pretended:
         self.asked.append(request)
         return self._answer(request)
 
-    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
+    def compile_ahead(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
         del seconds
-        self.checked += requests
+        self.compiled += requests
 
 
 def times(request: MeasureRequest, factor: float) -> MeasureReply:

@@ -58,7 +58,7 @@ class Measures(Protocol):
 
     def measure(self, request: MeasureRequest) -> MeasureReply: ...
 
-    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None: ...
+    def compile_ahead(self, requests: Sequence[MeasureRequest], seconds: float) -> None: ...
 
 
 def measure_kernels(
@@ -86,7 +86,7 @@ def measure_kernels(
     entries = list(_entries(bench, kernels, references))
     if process.machine.device == "cuda":  # several processes compile what one would compile in turn between times
         asked = {_key(one): one for entry in entries for one in entry.requests(bench.seconds)}
-        process.check([*asked.values()], bench.budget_s / 3)
+        process.compile_ahead([*asked.values()], bench.budget_s / 3)
     for entry in entries:
         if clock() - started > bench.budget_s and not run.knows(entry):
             report.unreached += 1
@@ -341,10 +341,10 @@ class TimingProcess:
         """Raises Crashed."""
         return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
 
-    def check(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
-        """Have each run once, in several processes at a time: what Triton compiles for it is in its cache from then on.
+    def compile_ahead(self, requests: Sequence[MeasureRequest], seconds: float) -> None:
+        """Have each called once, in several processes at a time: what Triton compiles is in its cache from then on.
 
-        None is begun after so many ``seconds``. What is wrong, or dies, ``measure`` will find as well.
+        None is begun after so many ``seconds``, and no result is looked at: ``measure`` finds what is wrong, or dies.
         """
         until = time.monotonic() + seconds
         untimed = iter([replace(one, l2=("warm",), modes=()) for one in requests])
