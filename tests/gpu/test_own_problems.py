@@ -41,7 +41,7 @@ def test_cases_are_judged_together_as_alone(name: str, runner: Runner) -> None:
 def test_bugs_show_in_a_batch_as_alone(bug: str, runner: Runner) -> None:
     """A batch on a GPU would hide what a case by itself shows."""
     (declaration,) = runner.declarations([f"{cache_write_kernels.__file__}:{bug}"])
-    drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=20)
+    drawn = drawn_from(cases(declaration.problem, supports=declaration.supports), draws=60)
     together = [one.failure for one in judge_each(runner, declaration, drawn, timeout_s=200)]
     alone = [runner.judge(declaration, case, relations=()).failure for case in drawn]
     pairs = [(one, other) for one, other in zip(together, alone, strict=True) if other is not None]
