@@ -54,6 +54,12 @@ class Shared:
     def store(self, value: Tensor) -> None:
         self.tensor.copy_(value)
 
+    def load(self, _: Any) -> Tensor:
+        return self.tensor
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _: Any) -> Shared:
+        return Shared(self.tensor.view(dtype).view(*shape))
+
 
 def run(module: str, kernel: str, grid: tuple[int, int], *args: Any, **named: Any) -> None:
     """Run ``kernel`` of the module of that name on tensors and numbers."""
@@ -68,6 +74,7 @@ def run(module: str, kernel: str, grid: tuple[int, int], *args: Any, **named: An
             wait_group=lambda _: None,
         ),
         fence_async_shared=lambda: None,
+        mma_v2=lambda a, b, acc: a.float() @ b.float() + acc,
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=lambda _, deps: deps[0],
     )
@@ -89,31 +96,57 @@ def run(module: str, kernel: str, grid: tuple[int, int], *args: Any, **named: An
 
 def _language() -> ModuleType:
     nothing = dict.fromkeys(
-        ("BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout", "barrier"),
+        (
+            "BlockedLayout",
+            "DotOperandLayout",
+            "NVMMADistributedLayout",
+            "NVMMASharedLayout",
+            "SliceLayout",
+            "SwizzledSharedLayout",
+            "barrier",
+        ),
         lambda *_, **__: None,
     )
     language = ModuleType("language")
     vars(language).update(
         **nothing,
-        **{name: getattr(torch, name) for name in ("exp2", "float32", "int32", "int64", "log2")},
+        **{name: getattr(torch, name) for name in ("exp2", "float16", "float32", "int16", "int32", "int64", "log2")},
+        float8e5=torch.float8_e5m2,
         allocate_shared_memory=lambda dtype, shape, _: Shared(torch.full(shape, float("nan"), dtype=dtype)),
         arange=lambda first, end, **_: torch.arange(first, end),
         associative_scan=lambda x, axis, _: x.cumsum(axis),
-        constexpr=int,
+        constexpr=lambda value: value,
         convert_layout=lambda x, _: x,
         expand_dims=lambda x, axis: x.unsqueeze(axis),
         full=lambda shape, value, dtype, **_: torch.full(shape, value, dtype=dtype),
-        inline_asm_elementwise=lambda *_, **__: None,
+        inline_asm_elementwise=_assembly,
+        join=lambda x, y: torch.stack((x, y), -1),
         load=_load,
         max=lambda x, axis: x.amax(axis),
         maximum=lambda x, y: torch.maximum(_tensor(x), _tensor(y)),
         minimum=lambda x, y: torch.minimum(_tensor(x), _tensor(y)),
+        multiple_of=lambda x, _: x,
         static_range=range,
         store=_store,
         sum=lambda x, axis: x.sum(axis),
         where=lambda mask, x, y: torch.where(_tensor(mask), _tensor(x), _tensor(y)),
     )
     return language
+
+
+def _assembly(text: str, _: str, args: Sequence[Any], **__: Any) -> Any:
+    """What kernels say in instructions of the GPU."""
+    if "mul.wide" in text:
+        return args[0].long() * args[1]
+    if "mad.wide" in text:
+        return args[0].long() * args[1] + args[2]
+    if "cvt" in text:
+        (words,) = args
+        numbers = words.contiguous().view(torch.float8_e5m2 if "e5m2" in text else torch.float8_e4m3fn)
+        pairs = numbers.view(*words.shape, 2).half()
+        return pairs[..., 0], pairs[..., 1]
+    assert "griddepcontrol" in text
+    return None
 
 
 def _jit(function: Any = None, **_: Any) -> Any:
