@@ -94,6 +94,13 @@ def run(module: str, kernel: str, grid: tuple[int, int], *args: Any, **named: An
             getattr(loaded, kernel)(*pointers, **named)
 
 
+def combined(acc: Tensor, row_max: Tensor, exp_sum: Tensor) -> tuple[Tensor, Tensor]:
+    """The result and the LSE of states ``[heads, states]``, as ``combine_partials`` has them."""
+    weights = torch.exp(row_max - row_max.amax(1, keepdim=True))
+    total = (weights * exp_sum).sum(1)
+    return (weights[:, :, None] * acc).sum(1) / total[:, None], row_max.amax(1) + total.log()
+
+
 def _language() -> ModuleType:
     nothing = dict.fromkeys(
         (

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels.common.device import GpuLimits
-from attnfuzz.kernels.common.launch_again import launch_again
 from attnfuzz.kernels.common.prepare import prepare_paged
 from attnfuzz.kernels.grouped import launch, launch_hopper
 from attnfuzz.kernels.grouped.launch import grouped_decode
 from attnfuzz.kernels.grouped.launch_hopper import is_for_hopper
 from tests.kernels import gluon_stand_in
+from tests.kernels.gluon_stand_in import combined
 
 H200 = GpuLimits(132, 227 << 10, False, True, "NVIDIA H200", (9, 0))
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -56,14 +56,17 @@ def _batch(
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hopper that the stand-in plays, with as many processors as there are splits in these tests."""
 
-    def launched(kernel: Any, grid: tuple[int, int, int], args: Any, named: Any, options: Any) -> None:
-        if kernel is not launch_hopper._kernel():
-            return of_triton(kernel, grid, args, named | {"PDL": False}, {})
-        return gluon_stand_in.run(
-            "attnfuzz.kernels.grouped.grouped_hopper", "grouped_hopper_kernel", grid[:2], *args, num_warps=2
-        )
+    def launched(kernel: Any, grid: tuple[int, int, int], args: Any, *_: Any) -> None:
+        if kernel is launch_hopper._kernel():
+            module = "attnfuzz.kernels.grouped.grouped_hopper"
+            gluon_stand_in.run(module, "grouped_hopper_kernel", grid[:2], *args, num_warps=2)
+            return
+        *_, acc, row_max, exp_sum, shares, out, _, _, _, lse, _, _ = args
+        for i, (first, count) in enumerate(shares.tolist()):
+            if count > 1:
+                states = (one[:, first : first + count] for one in (acc, row_max, exp_sum))
+                out[i], lse[i] = combined(*states)
 
-    of_triton = launch_again
     monkeypatch.setattr(launch, "gpu_at", lambda _: H200)
     monkeypatch.setattr(launch_hopper, "launch_again", launched)
     monkeypatch.setattr(launch_hopper, "count_sms", lambda _: 2)
