@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.device import GpuLimits, gpu_at, on_device_of
+from attnfuzz.kernels.common.device import GpuLimits, on_device_of
 from attnfuzz.kernels.common.prepare import PagedCall
 from attnfuzz.kernels.common.variants import Variant
 from attnfuzz.kernels.grouped.launch import grouped_decode
@@ -47,7 +47,7 @@ def _kernel() -> Any | None:
 
 
 def is_for_hopper(
-    gpu: GpuLimits | None,
+    gpu: GpuLimits,
     call: PagedCall,
     inputs: tuple[Tensor, ...],
     scale: float,
@@ -60,7 +60,7 @@ def is_for_hopper(
     them run in parallel, which this kernel does not know.
     """
     sizes, group = call.sizes, call.sizes["group_size"]
-    if gpu is None or gpu.capability != _HOPPER or call.variant != Variant() or not 0 < scale < math.inf:
+    if gpu.capability != _HOPPER or call.variant != Variant() or not 0 < scale < math.inf:
         return False
     q, k_cache, v_cache, *lists = inputs
     is_sized = (
@@ -96,7 +96,13 @@ def is_for_hopper(
 
 
 def launch_on_hopper(
-    call: PagedCall, inputs: tuple[Tensor, ...], scale: float, layout: str, max_query_len: int, **options: int
+    call: PagedCall,
+    inputs: tuple[Tensor, ...],
+    scale: float,
+    layout: str,
+    max_query_len: int,
+    processors: int,
+    **options: int,
 ) -> None:
     """Write ``out`` and ``lse``. A program for each multiprocessor, whose shared memory it fills."""
     kernel: Any = _kernel()
@@ -104,8 +110,6 @@ def launch_on_hopper(
     sizes, strides = call.sizes, call.strides
     num_seqs, num_kv_heads, group = sizes["num_seqs"], sizes["num_kv_heads"], sizes["group_size"]
     block_size = sizes["block_size"]
-    gpu = gpu_at(q.device)
-    assert gpu is not None
     num_blocks = sizes["num_tokens"] // (_BLOCK_M // group) + num_seqs
     is_power_of_two = block_size & (block_size - 1) == 0
     in_chunks = is_power_of_two and block_size >= _CHUNK
@@ -113,7 +117,7 @@ def launch_on_hopper(
     are_mixed = sizes["num_tokens"] < num_seqs * max_query_len
     chosen = {"TILE": _TILE, "STAGES": 2, "CONSUMERS": 2, "REGISTERS": 216, "REGISTERS_P": 72, "PINGPONG": 1} | options
     with on_device_of(q):
-        kernel[(min(gpu.processors, num_blocks * num_kv_heads),)](
+        kernel[(min(processors, num_blocks * num_kv_heads),)](
             q, *q.stride()[:2], k_cache, *strides.k[:3], v_cache, *strides.v[:3],
             block_table, block_table.stride(0), seq_lens, cu_seqlens_q,
             call.out, *call.out.stride()[:2], call.lse, *call.lse.stride(),

@@ -109,7 +109,7 @@ def _batch(**other: Any) -> dict[str, Any]:
     } | other
 
 
-def _is_taken(gpu: GpuLimits | None, *, window: int | None = None, **other: Any) -> bool:
+def _is_taken(gpu: GpuLimits, *, window: int | None = None, **other: Any) -> bool:
     batch = _batch(**other)
     scale, longest = batch.pop("scale"), (batch.pop("max_query_len"), batch.pop("max_seq_len"))
     call = prepare_paged(**batch, out=None, lse=None, variants={"window": window})
@@ -119,7 +119,6 @@ def _is_taken(gpu: GpuLimits | None, *, window: int | None = None, **other: Any)
 def test_what_it_is_launched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU without warp groups would refuse it, rows not of 16 bytes be read astray, a window be ignored."""
     assert _is_taken(H200)
-    assert not _is_taken(None)
     assert not _is_taken(H200._replace(capability=(10, 0)))
     assert not _is_taken(H200, window=7)
     for scale in (0.0, -0.1, math.inf, math.nan):
@@ -152,7 +151,6 @@ def _launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
             return lambda *_, **named: launched.append(("prompts", named))
 
     monkeypatch.setattr(launch_hopper, "_kernel", Kernel)
-    monkeypatch.setattr(launch_hopper, "gpu_at", lambda _: H200)
     monkeypatch.setattr(launch, "gpu_at", lambda _: H200)
     monkeypatch.setattr(launch_hopper, "grouped_decode", lambda *_, **named: launched.append(("decodes", named)))
     monkeypatch.setattr(launch, "_attend", lambda *_: launched.append(("q_block", {})))
@@ -188,12 +186,10 @@ import sys
 
 import attnfuzz.kernels.q_block.launch_hopper as launch
 import torch
-from attnfuzz.kernels.common.device import GpuLimits
 from attnfuzz.kernels.common.prepare import prepare_paged
 from tests.quality.compiled import Call, Compiler
 
 compiler = Compiler("sm_90")
-launch.gpu_at = lambda _: GpuLimits(132, 227 << 10, False, True, "NVIDIA H200", (9, 0))
 launch.on_device_of = lambda _: contextlib.nullcontext()
 launch.grouped_decode = lambda *_, **__: None
 for group, head_size, block_size, layout in ((4, 128, 16, "NHD"), (7, 128, 24, "HND"), (1, 64, 256, "NHD")):
@@ -204,8 +200,8 @@ for group, head_size, block_size, layout in ((4, 128, 16, "NHD"), (7, 128, 24, "
         torch.zeros(2, 50, dtype=torch.int32), *(torch.zeros(n, dtype=torch.int32) for n in (2, 3)),
     )
     made = prepare_paged(*inputs[:5], block_size, layout, None, None, {}, inputs[5])
-    call = Call("paged_attention_auto", "", head_size, lambda: launch.launch_on_hopper(made, inputs, 0.1, layout, 600))
-    for one in compiler.of(call):
+    run = lambda: launch.launch_on_hopper(made, inputs, 0.1, layout, 600, 132)
+    for one in compiler.of(Call("paged_attention_auto", "", head_size, run)):
         print(one.kernel, one.shared)
 """
 
