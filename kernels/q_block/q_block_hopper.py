@@ -1,4 +1,30 @@
-"""``q_block_attention`` for prompts on Hopper in Gluon: products and exponentials at the same time."""
+"""``q_block_attention`` for prompts on Hopper in Gluon: products and exponentials at the same time.
+
+A block has 128 rows, query tokens times heads as in ``q_block``, so that a tile of K and V is brought from the second-
+level cache for twice the work of 64 rows: at 64 that cache is at its limit before the matrix units are. Triton compiles
+it to warp groups that wait for each product, then make weights while no product runs. Here each group has 64 rows to
+itself and its own way through the program:
+
+    ask for S of tile j = Q K_jᵀ        ask for acc += P V of tile j - 1
+    wait for S        P = exp2(S - max), while the other product runs        wait for acc        acc *= alpha
+
+(FlashAttention-3, arXiv 2407.08608, §3.2). Groups take turns with asking (§3.1), so that while one makes weights the
+other's products run. Weights go from registers to the second product and never through memory.
+
+A third group of warps copies: it waits for a buffer that both others have read, fills it with a tile through the block
+table, and is ahead of them by as many tiles as there are buffers, across blocks too. That is what the barriers in
+shared memory are for: ``k_full`` counts the copying threads whose copies have arrived, ``k_empty`` the groups that have
+read. A barrier is in its phases by turns, so a wait names the parity of the one it waits for.
+
+Tiles are taken from the last to the first: one that is not seen whole by all rows comes first, and has masks, then come
+those without. Programs are as many as multiprocessors and take blocks in turns, the heads of the last block first.
+
+Scores are compared as they are and multiplied by the scale as differences, which are never above 0: see
+``q_block_walk`` for what a product that is fused with the subtraction of the maximum may do.
+
+No interpreter runs Gluon; tests/kernels/gluon_stand_in.py does, in torch. What is not launched here (``launch_hopper``)
+is launched as on other GPUs.
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # Device code has no Python types.
 
@@ -23,7 +49,7 @@ def _find_block(
     p_cu_seqlens, p_seq_lens, i_block, num_seqs,
     BLOCK_Q: gl.constexpr, TILE: gl.constexpr, BLOCK_S: gl.constexpr, FEWEST: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Of the sequence i with ``start(i) <= i_block < start(i + 1)`` (see ``q_block``)."""
+    """Finds the sequence i with ``start(i) <= i_block < start(i + 1)`` (see ``q_block``)."""
     # Each warp has all sequences, so that none waits for another.
     OF_SEQS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([BLOCK_S // 32, 1], [32, 1], [1, num_warps], [0, 1]))
     o_s = gl.arange(0, BLOCK_S, layout=OF_SEQS)
